@@ -1,0 +1,1 @@
+"""Reads: rotary phases, attention over segments, and what one block may see."""

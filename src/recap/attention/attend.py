@@ -1,0 +1,106 @@
+"""Attention over segments, each with a log-bias: eq. (sink) of the paper.
+
+    alpha_j = softmax_j(q.k_j / sqrt(d) + beta_j),   beta_j = ln(lambda) for the sink, 0 elsewhere
+
+A bias that is constant over a group of keys factors out of the softmax. So the fused path runs one ordinary
+kernel per group, adds the bias to the group's log-sum-exp and merges. The merge weights are the share of
+attention mass each group receives: the lambda figure costs no extra pass.
+
+`reference` states the meaning in one softmax; `attend` is the fast twin. Keys and queries come rotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recap.types import Role
+
+
+class Readable(NamedTuple):
+    """A segment as the kernels read it: keys already rotated."""
+
+    role: Role
+    keys: Tensor  # B N H D
+    values: Tensor  # B N H D
+    log_bias: float
+
+
+class Attended(NamedTuple):
+    output: Tensor  # B N H D, in the query's dtype
+    shares: dict[Role, Tensor]  # role -> B: mean over heads and queries; sums to one over roles
+
+
+def reference(query: Tensor, segments: Sequence[Readable]) -> Attended:
+    """One softmax over all keys, in the query's own precision (hand it fp64 to check others against)."""
+    keys = torch.cat([s.keys for s in segments], dim=1)
+    values = torch.cat([s.values for s in segments], dim=1)
+    bias = torch.cat([s.keys.new_full((s.keys.shape[1],), s.log_bias) for s in segments])
+    logits = torch.einsum("bqhd,bkhd->bhqk", query, keys) * query.shape[-1] ** -0.5 + bias
+    weights = logits.softmax(dim=-1)
+    shares: dict[Role, Tensor] = {}
+    for segment, part in zip(
+        segments, weights.split([s.keys.shape[1] for s in segments], dim=-1), strict=True
+    ):
+        mass = part.sum(dim=-1).mean(dim=(1, 2))
+        shares[segment.role] = shares.get(segment.role, torch.zeros_like(mass)) + mass
+    return Attended(torch.einsum("bhqk,bkhd->bqhd", weights, values), shares)
+
+
+def attend(query: Tensor, segments: Sequence[Readable]) -> Attended:
+    """The same by one kernel per group of equal role and bias, merged by log-sum-exp."""
+    groups = _grouped(segments)
+    q = query.transpose(1, 2)
+    parts = [_kernel(q, g.keys.transpose(1, 2), g.values.transpose(1, 2)) for g in groups]
+    if len(parts) == 1:
+        return Attended(parts[0][0].transpose(1, 2), {groups[0].role: query.new_ones(query.shape[0])})
+    biased = [mass + g.log_bias if g.log_bias else mass for g, (_, mass) in zip(groups, parts, strict=True)]
+    stacked = torch.stack(biased)
+    weights = (stacked - stacked.logsumexp(dim=0)).exp()
+    merged = weights[0].unsqueeze(-1) * parts[0][0]
+    for weight, (output, _) in zip(weights[1:], parts[1:], strict=True):
+        merged.addcmul_(weight.unsqueeze(-1), output.to(merged.dtype))
+    shares: dict[Role, Tensor] = {}
+    for group, mass in zip(groups, weights.mean(dim=(2, 3)), strict=True):
+        shares[group.role] = shares[group.role] + mass if group.role in shares else mass
+    return Attended(merged.to(query.dtype).transpose(1, 2), shares)
+
+
+def _grouped(segments: Sequence[Readable]) -> list[Readable]:
+    """Join segments that share role and bias, drop empty ones (kernels do not take zero keys)."""
+    groups: dict[tuple[Role, float], list[Readable]] = {}
+    for segment in segments:
+        if segment.keys.shape[1]:
+            groups.setdefault((segment.role, segment.log_bias), []).append(segment)
+    if not groups:
+        raise ValueError("segments hold 0 keys: attention needs at least 1; pass the block's own segment")
+    return [
+        group[0]
+        if len(group) == 1
+        else Readable(
+            role, torch.cat([g.keys for g in group], dim=1), torch.cat([g.values for g in group], dim=1), bias
+        )
+        for (role, bias), group in groups.items()
+    ]
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention B H N D and its log-sum-exp B H N, by whatever fused kernel the device has.
+
+    The public call does not hand out the log-sum-exp, so the operators under it are called directly.
+    """
+    if q.device.type == "cpu":
+        output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    elif q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16):
+        output, mass = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+    elif q.device.type == "cuda" and q.dtype == torch.float32:
+        output, mass = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
+        # This kernel pads its log-sum-exp to a multiple of 32 queries.
+        mass = mass[..., : q.shape[2]]
+    else:
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        output, mass = logits.softmax(dim=-1) @ v, logits.logsumexp(dim=-1)
+    return output, mass

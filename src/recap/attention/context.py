@@ -1,0 +1,76 @@
+"""BlockContext: what one block may attend to, frozen from `begin` to `commit`.
+
+Memory costs a backbone one line, `context.attend(layer, query, own)`. The policy returns the same kept
+segments all block long, so each is rotated on its first read and the result is read by all later steps.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recap.attention.attend import Readable, attend
+from recap.attention.rope import Rotation, rotate, rotation
+from recap.contracts import MemoryPolicy
+from recap.types import Role, Segment, Tokens
+
+
+class BlockContext:
+    def __init__(self, policy: MemoryPolicy, phases: Tensor):
+        self._policy = policy
+        self._phases = phases
+        # By identity; the value keeps the key's tensor alive, so an id cannot be reused within the block.
+        self._turns: dict[int, tuple[Tensor, Rotation]] = {}
+        self._kept: dict[int, tuple[Segment, Readable]] = {}
+        self._mass: dict[Role, Tensor] = {}
+        self._reads = 0
+        self._settling = False
+
+    @property
+    def phases(self) -> Tensor:
+        """Temporal phases, F, of the block's own frames."""
+        return self._phases
+
+    def settling(self) -> BlockContext:
+        """From here on the block is finished: every read hands the layer's own tokens to the memory."""
+        self._settling = True
+        return self
+
+    def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
+        """Queries B N H D, unrotated, at the positions of the CURRENT segment among `own`."""
+        current = next(s for s in own if s.role is Role.CURRENT)
+        mine = {id(s) for s in own}
+        segments = [
+            self._fresh(s) if id(s) in mine else self._once(s) for s in self._policy.arrange(layer, own)
+        ]
+        if self._settling:
+            self._policy.write(layer, Tokens(query, current.keys, current.values, current.positions))
+        output, shares = attend(rotate(query, self._turn(current.positions, query)), segments)
+        self._reads += 1
+        for role, share in shares.items():
+            self._mass[role] = self._mass[role] + share if role in self._mass else share
+        return output
+
+    def shares(self) -> dict[Role, Tensor]:
+        """Role -> B: share of attention mass so far, mean over steps, layers, heads and queries."""
+        return {role: mass.float() / self._reads for role, mass in self._mass.items()}
+
+    def _fresh(self, segment: Segment) -> Readable:
+        turned = rotate(segment.keys, self._turn(segment.positions, segment.keys))
+        return Readable(segment.role, turned, segment.values, segment.log_bias)
+
+    def _once(self, segment: Segment) -> Readable:
+        known = self._kept.get(id(segment))
+        if known is None:
+            known = self._kept[id(segment)] = (segment, self._fresh(segment))
+        return known[1]
+
+    def _turn(self, positions: Tensor, like: Tensor) -> Rotation:
+        known = self._turns.get(id(positions))
+        if known is None:
+            # fp64 stays exact end to end; lower precisions rotate in fp32.
+            dtype = like.dtype if like.dtype.itemsize == 8 else None
+            turn = (
+                rotation(positions, like.shape[-1], dtype) if dtype else rotation(positions, like.shape[-1])
+            )
+            known = self._turns[id(positions)] = (positions, turn)
+        return known[1]

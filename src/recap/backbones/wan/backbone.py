@@ -1,0 +1,107 @@
+"""Wan as a `Backbone`: text encoder, transformer, sampler and decoder under one roof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recap.backbones.wan.decoder import UpsampleDecoder
+from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
+from recap.backbones.wan.spec import UNTRAINED
+from recap.backbones.wan.text import HashedWords
+from recap.contracts import Context, Decoder, Noise
+from recap.errors import refuse
+from recap.types import BackboneSpec
+
+EncodeText = Callable[[str], Tensor]
+"""A prompt -> 1 text_len text_dim."""
+
+CLEAN_TIME = 0.0
+
+
+class WanBackbone:
+    """A causal Wan model that keeps nothing between calls.
+
+    Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors made in here and may change them
+    in place later, which inference tensors forbid.
+    """
+
+    def __init__(self, model: CausalWan, encode: EncodeText, open_decoder: Callable[[], Decoder]) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.spec: BackboneSpec = model.spec.backbone_spec()
+        self._encode = encode
+        self._open_decoder = open_decoder
+        self._sigmas = warp(model.spec.steps, model.spec.shift)
+
+    @torch.no_grad()
+    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
+        """One prompt per row."""
+        if not prompts:
+            raise refuse("prompts", prompts, "a batch has at least one row", "pass one prompt per row")
+        return self.model.condition(torch.cat([self._encode(prompt) for prompt in prompts]))
+
+    @torch.no_grad()
+    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
+        """Draw one block, B F C rows columns; calls `noise` once to start and once before each later step."""
+        first, *later = self._sigmas
+        clean = self._estimate(self._draw(noise), first, given, context)
+        for sigma in later:
+            noisy = renoise(clean, self._draw(noise), sigma)
+            clean = self._estimate(noisy, sigma, given, context)
+        return clean
+
+    @torch.no_grad()
+    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
+        """One forward at the clean time, for what the context does with the keys and values in it."""
+        self.model(self._take(latents), CLEAN_TIME, given, context)
+
+    def decoder(self) -> Decoder:
+        """A fresh decoding stream."""
+        return self._open_decoder()
+
+    def _estimate(self, noisy: Tensor, sigma: float, given: Conditioning, context: Context) -> Tensor:
+        flow = self.model(noisy, model_time(sigma), given, context)
+        return clean_estimate(noisy, flow, sigma)
+
+    def _draw(self, noise: Noise) -> Tensor:
+        return self._take(noise())
+
+    def _take(self, latents: Tensor) -> Tensor:
+        return latents.to(self.model.device, self.model.dtype)
+
+
+def build_untrained(
+    seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> WanBackbone:
+    """The `untrained` row: weights drawn from the seed alone, words by checksum, a decoder of mixtures."""
+    with torch.device("meta"):  # without storage there is nothing to draw, so the global generator stays put
+        model = CausalWan(UNTRAINED)
+    model = model.to_empty(device="cpu")
+    draw_weights(model, seed)
+    text = HashedWords(UNTRAINED.text_len, UNTRAINED.text_dim)
+    spec = UNTRAINED.backbone_spec()
+    return WanBackbone(model.to(device=device, dtype=dtype), text, lambda: UpsampleDecoder(spec))
+
+
+@torch.no_grad()
+def draw_weights(model: CausalWan, seed: int) -> None:
+    """Fill every parameter, in fp32 on the CPU in the order of their names, so that all devices get the same.
+
+    Matrices keep the size of what passes through them; modulation tables are Gaussian / sqrt(dim), norms one.
+    The head is halved: a wrong flow then stays below the noise it is subtracted from.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        if name.endswith("modulation"):
+            scale, centre = model.spec.dim**-0.5, 0.0
+        elif "norm" in name:
+            scale, centre = 0.0, float(name.endswith("weight"))
+        elif parameter.dim() == 1:
+            scale, centre = 0.02, 0.0
+        else:
+            gain = 0.5 if name == "head.head.weight" else 1.0
+            scale, centre = gain * parameter[0].numel() ** -0.5, 0.0
+        parameter.copy_(centre + scale * torch.randn(parameter.shape, generator=generator))

@@ -1,0 +1,123 @@
+"""The causal Wan transformer: noisy latents, their time and a prompt in, flow prediction out.
+
+It predicts v = noise - clean. The past enters through the context alone; nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from recap.backbones.wan.layers import Block, Head, sinusoid
+from recap.backbones.wan.spec import WanSpec
+from recap.contracts import Context
+from recap.errors import refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """What the cross attention of each layer reads of the prompts, made once per prompt."""
+
+    keys: tuple[Tensor, ...]  # per layer B L H D
+    values: tuple[Tensor, ...]  # per layer B L H D
+
+    @property
+    def rows(self) -> int:
+        return self.keys[0].shape[0]
+
+
+def token_positions(phases: Tensor, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """(t, h, w) of every token, 1 N 3: frame by frame, row-major, from the temporal phases of the frames."""
+    time = phases.to(device=device, dtype=torch.float32)
+    rows, columns = (torch.arange(n, dtype=time.dtype, device=device) for n in grid)
+    return torch.cartesian_prod(time, rows, columns).unsqueeze(0)
+
+
+class CausalWan(nn.Module):
+    """Wan's diffusion transformer with attention handed to a context."""
+
+    def __init__(self, spec: WanSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = nn.Conv3d(spec.in_channels, spec.dim, spec.patch, stride=spec.patch)
+        self.text_embedding = nn.Sequential(
+            nn.Linear(spec.text_dim, spec.dim), nn.GELU(approximate="tanh"), nn.Linear(spec.dim, spec.dim)
+        )
+        self.time_embedding = nn.Sequential(
+            nn.Linear(spec.freq_dim, spec.dim), nn.SiLU(), nn.Linear(spec.dim, spec.dim)
+        )
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(spec.dim, 6 * spec.dim))
+        self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
+        self.head = Head(spec)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.modulation.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.modulation.dtype
+
+    def condition(self, embeddings: Tensor) -> Conditioning:
+        """Text embeddings B L text_dim -> the keys and values of every layer."""
+        slots = (self.spec.text_len, self.spec.text_dim)
+        if embeddings.dim() != 3 or embeddings.shape[1:] != slots:
+            limit = f"this model reads rows of {slots[0]} slots of {slots[1]} channels"
+            raise refuse("embeddings.shape", tuple(embeddings.shape), limit, "pad or cut the text to that")
+        text = self.text_embedding(embeddings.to(self.device, self.dtype))
+        pairs = [block.cross_attn.keys_values(text) for block in self._blocks()]
+        return Conditioning(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
+
+    def forward(
+        self, latents: Tensor, timestep: float | Tensor, conditioning: Conditioning, context: Context
+    ) -> Tensor:
+        """Flow B F C rows columns of latents of that shape; `timestep` one time for all, or B F."""
+        self._check(latents, timestep, conditioning, context)
+        embedded, projected = self._embed_time(timestep)
+        # One tensor for all layers: the context keeps rotary tables by the identity of their positions.
+        positions = token_positions(context.phases, self.spec.grid, latents.device)
+        x = self.patch_embedding(latents.transpose(1, 2)).flatten(3).permute(0, 2, 3, 1).contiguous()
+        for block, *text in zip(self._blocks(), conditioning.keys, conditioning.values, strict=True):
+            x = block(x, projected, text, positions, context)
+        return self.unpatchify(self.head(x, embedded))
+
+    def unpatchify(self, patches: Tensor) -> Tensor:
+        """B F S (rows columns channels of a patch, channels fastest) -> B F C rows columns."""
+        _, rows, columns = self.spec.patch
+        split = patches.reshape(*patches.shape[:2], *self.spec.grid, rows, columns, self.spec.out_channels)
+        return split.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
+
+    def _blocks(self) -> Iterator[Block]:
+        return cast(Iterator[Block], iter(self.blocks))
+
+    def _embed_time(self, timestep: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The time as the head reads it, B F M, and as the blocks do, B F 6 M; B and F are 1 for a scalar."""
+        if isinstance(timestep, Tensor):
+            time = timestep.to(self.device)
+        else:
+            time = torch.full((1, 1), timestep, dtype=torch.float64, device=self.device)
+        embedded: Tensor = self.time_embedding(sinusoid(time, self.spec.freq_dim).to(self.dtype))
+        projected: Tensor = self.time_projection(embedded)
+        return embedded, projected.reshape(*time.shape, 6, self.spec.dim)
+
+    def _check(
+        self, latents: Tensor, timestep: float | Tensor, conditioning: Conditioning, context: Context
+    ) -> None:
+        frame = (self.spec.in_channels, *self.spec.latent_size)
+        if latents.dim() != 5 or latents.shape[2:] != frame:
+            limit = f"this model draws frames of shape {frame}"
+            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns of that")
+        rows, frames = latents.shape[:2]
+        if tuple(context.phases.shape) != (frames,):
+            limit = f"the latents have {frames} frames"
+            raise refuse("context.phases.shape", tuple(context.phases.shape), limit, "give each one phase")
+        if conditioning.rows != rows:
+            limit = f"the latents have {rows} rows"
+            raise refuse("conditioning.rows", conditioning.rows, limit, "condition on one prompt per row")
+        if isinstance(timestep, Tensor) and timestep.shape != (rows, frames):
+            limit = f"the latents have {rows} rows of {frames} frames"
+            raise refuse("timestep.shape", tuple(timestep.shape), limit, "give each frame a time, or a float")

@@ -1,0 +1,142 @@
+"""Sizes of the Wan family: one row states one model in full, so nothing has a default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recap.errors import refuse
+from recap.types import BackboneSpec
+
+NUM_TRAIN_STEPS = 1000
+"""Points of the schedule the family was trained on; model time runs from 0 (clean) to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class WanSpec:
+    """Architecture, geometry and sampler of one Wan model."""
+
+    name: str
+    dim: int
+    ffn_dim: int
+    heads: int
+    layers: int
+    freq_dim: int  # size of the sinusoid of the time
+    text_dim: int
+    text_len: int
+    in_channels: int
+    out_channels: int
+    patch: tuple[int, int, int]  # frames, rows, columns of latents in one token
+    eps: float
+    latent_size: tuple[int, int]  # rows, columns of one latent frame
+    token_pixels: int  # side of one token's square of pixels
+    frames_per_block: int
+    window_frames: int
+    pictures_per_frame: int
+    pictures_per_second: int
+    shift: float
+    steps: tuple[int, ...]  # places on the unshifted schedule at which the sampler stops
+    phases: Literal["window", "absolute"]
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.dim % self.heads or self.head_dim % 2:
+            limit = f"{self.heads} heads need an even, whole number of channels each"
+            raise refuse("WanSpec.dim", self.dim, limit, "use an even multiple of heads")
+        if self.freq_dim % 2:
+            raise refuse("WanSpec.freq_dim", self.freq_dim, "half is cosines, half sines", "make it even")
+        frames, rows, columns = self.patch
+        if frames != 1 or rows != columns:
+            raise refuse("WanSpec.patch", self.patch, "a token is a square of one frame", "use (1, n, n)")
+        if self.latent_size[0] % rows or self.latent_size[1] % columns:
+            limit = f"a frame must split into patches of {rows} x {columns}"
+            raise refuse("WanSpec.latent_size", self.latent_size, limit, "use multiples of the patch")
+        if self.token_pixels % rows:
+            limit = f"each of the {rows} latents along a token's side covers a whole number of pixels"
+            raise refuse("WanSpec.token_pixels", self.token_pixels, limit, "use a multiple of the patch")
+        if self.in_channels != self.out_channels:
+            limit = f"the predicted flow is subtracted from latents of {self.in_channels} channels"
+            raise refuse("WanSpec.out_channels", self.out_channels, limit, "use in_channels")
+        falling = all(a > b for a, b in zip(self.steps, self.steps[1:], strict=False))
+        if not falling or self.steps[:1] != (NUM_TRAIN_STEPS,) or self.steps[-1] < 1:
+            limit = f"steps start at {NUM_TRAIN_STEPS}, where a block is pure noise, and fall to 1 at least"
+            raise refuse("WanSpec.steps", self.steps, limit, "use for instance (1000, 750, 500, 250)")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tokens per frame: rows, columns."""
+        return self.latent_size[0] // self.patch[1], self.latent_size[1] // self.patch[2]
+
+    def backbone_spec(self) -> BackboneSpec:
+        """What the other rooms need to know."""
+        return BackboneSpec(
+            name=self.name,
+            layers=self.layers,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            grid=self.grid,
+            token_pixels=self.token_pixels,
+            latent_channels=self.in_channels,
+            latent_size=self.latent_size,
+            frames_per_block=self.frames_per_block,
+            window_frames=self.window_frames,
+            pictures_per_frame=self.pictures_per_frame,
+            pictures_per_second=self.pictures_per_second,
+            phases=self.phases,
+        )
+
+
+WAN_1_3B = WanSpec(
+    name="wan-1.3b",
+    dim=1536,
+    ffn_dim=8960,
+    heads=12,
+    layers=30,
+    freq_dim=256,
+    text_dim=4096,
+    text_len=512,
+    in_channels=16,
+    out_channels=16,
+    patch=(1, 2, 2),
+    eps=1e-6,
+    latent_size=(60, 104),
+    token_pixels=16,
+    frames_per_block=3,
+    window_frames=6,
+    pictures_per_frame=4,
+    pictures_per_second=16,
+    shift=5.0,
+    steps=(1000, 750, 500, 250),
+    phases="window",
+)
+"""Wan2.1 1.3B under the paper's shared window. Checkpoint rows are `replace`d from it; it is none itself."""
+
+UNTRAINED = WanSpec(
+    name="untrained",
+    dim=96,
+    ffn_dim=192,
+    heads=4,
+    layers=3,
+    freq_dim=64,
+    text_dim=32,
+    text_len=16,
+    in_channels=16,
+    out_channels=16,
+    patch=(1, 2, 2),
+    eps=1e-6,
+    latent_size=(8, 12),
+    token_pixels=16,
+    frames_per_block=3,
+    window_frames=6,
+    pictures_per_frame=4,
+    pictures_per_second=16,
+    shift=5.0,
+    steps=(1000, 750, 500, 250),
+    phases="window",
+)
+"""The same architecture at a size a laptop runs in milliseconds, with random weights: it means nothing."""
+
+ROWS: dict[str, WanSpec] = {UNTRAINED.name: UNTRAINED}

@@ -1,0 +1,44 @@
+"""What the commands print: notices, errors and a progress bar, all on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+_console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def show_notice(text: str) -> None:
+    _console.print(Text(text, style="dim"))
+
+
+def show_error(text: str) -> None:
+    _console.print(Text("error: ", style="bold red") + Text(" ".join(text.split()), style=""))
+
+
+Report = Callable[[int, int | None, float], None]
+"""Called with (done, total, pictures per second)."""
+
+
+@contextmanager
+def progress_bar(what: str, unit: str) -> Iterator[Report]:
+    """A bar with counts, pictures per second and the time left; plain lines stay readable in a log."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TextColumn("{task.fields[rate]:.1f} pictures/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_console) as bar:
+        task = bar.add_task(what, total=None, rate=0.0)
+
+        def report(done: int, total: int | None, rate: float) -> None:
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        yield report

@@ -1,0 +1,51 @@
+"""`recap`: the commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from recap import __version__
+from recap.cli import generate, inspect, list_names, weights
+from recap.cli.console import show_error
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Appearance memory for long video generation.",
+)
+app.command("generate")(generate.generate_command)
+app.command("inspect")(inspect.inspect_command)
+app.command("list")(list_names.list_command)
+app.command("weights")(weights.weights_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of `recap` itself."""
+
+
+def main() -> None:
+    """Exit 0 on success, 2 on what a user can mend; one line says how."""
+    try:
+        app()
+    except ValueError as error:
+        show_error(str(error))
+        sys.exit(2)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        show_error(f"{error.strerror or error}{where}; choose another --out or make room there")
+        sys.exit(2)

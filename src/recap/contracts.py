@@ -1,0 +1,115 @@
+"""Every promise between rooms, on one page.
+
+novelty notices, memory keeps, attention reads, a backbone draws, the rollout conducts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from recap.types import BackboneSpec, Block, Candidates, GeneratedBlock, MemoryTrace, Segment, Tokens
+
+State = dict[str, Tensor]
+"""Named tensors from which a stateful part can be put back exactly."""
+
+
+class Stateful(Protocol):
+    def state(self) -> State:
+        """All that later blocks depend on. An object that has seen nothing may return an empty dict."""
+
+    def load_state(self, state: State) -> None:
+        """Take the state of an equal object back; continuing then is bit-identical."""
+
+
+class Flow(NamedTuple):
+    """Optical flow of every consecutive pair, in pixels; channel 0 is x (columns), channel 1 is y (rows)."""
+
+    forward: Tensor  # B T-1 2 Y X: from picture i to i + 1
+    backward: Tensor  # B T-1 2 Y X: from picture i + 1 to i
+
+
+class FlowEstimator(Protocol):
+    """Both directions of all consecutive pairs in one call, so that each picture is encoded once."""
+
+    def __call__(self, pictures: Tensor) -> Flow:
+        """Pictures B T 3 Y X, 0..1, T >= 2."""
+
+
+class Admission(Stateful, Protocol):
+    """Decides what a bank is offered and what stays in it."""
+
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        """Score every token of a finished block, frame by frame, row-major; pixels B T 3 Y X, 0..1."""
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        """Indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
+
+
+class MemoryPolicy(Stateful, Protocol):
+    """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch."""
+
+    def begin(self, block: Block) -> Tensor:
+        """Temporal phases, F, of the block's own frames. From here to `commit` the memory is frozen."""
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        """Everything the queries may see. Kept segments are the same objects all block long."""
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        """Clean pass only: take what the layer made of the finished block."""
+
+    def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
+        """Propose, admit, then slide the prior."""
+
+    def clear_prior(self) -> None:
+        """Shot boundary: forget the prior, keep sink and bank."""
+
+
+class Context(Protocol):
+    """What one block may attend to, as a backbone sees it."""
+
+    @property
+    def phases(self) -> Tensor:
+        """Temporal phases, F, of the block's own frames."""
+
+    def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
+        """Self-attention of queries B N H D (at the positions of the CURRENT segment) over memory and `own`."""
+
+
+class Conditioning(Protocol):
+    """Whatever a backbone makes of its prompts; opaque to everyone else."""
+
+
+Noise = Callable[[], Tensor]
+"""Each call draws fresh unit Gaussian noise, B F C rows columns, for the block at hand."""
+
+
+class Decoder(Stateful, Protocol):
+    """A decoding stream: consecutive blocks of latents in, pixels out."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """B F C rows columns -> B T 3 Y X in 0..1; the first frame of the stream is one picture."""
+
+
+class Backbone(Protocol):
+    """A causal video model. It keeps nothing between calls, so one model serves many rollouts."""
+
+    @property
+    def spec(self) -> BackboneSpec: ...
+
+    def condition(self, prompts: tuple[str, ...]) -> Any:
+        """One prompt per row."""
+
+    def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
+        """Draw one block: B F C rows columns."""
+
+    def settle(self, latents: Tensor, given: Any, context: Context) -> None:
+        """The clean pass: one forward at the clean time, in which the context hands tokens to the memory."""
+
+    def decoder(self) -> Decoder:
+        """A fresh decoding stream."""
+
+
+Recorder = Callable[[GeneratedBlock], None]

@@ -1,0 +1,19 @@
+"""How the package refuses: one line that names the field, the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def refuse(field: str, value: object, limit: str, remedy: str) -> ValueError:
+    """The error to raise when a user's value cannot be used."""
+    return ValueError(f"{field} is {value!r}: {limit}; {remedy}")
+
+
+def unknown_name(field: str, value: str, known: Iterable[str]) -> ValueError:
+    """An unknown name, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return refuse(field, value, "no such name", f"{guess}known: {', '.join(names)}")

@@ -1,0 +1,104 @@
+"""Files that are there whole or not at all.
+
+Everything is written under a hidden name beside its goal and renamed when it is finished, so a reader or a
+second run never meets half a result. `OSError` (no permission, no space) passes through untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recap.errors import refuse
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` on success and vanishes on failure."""
+    path = _goal(path)
+    if path.is_dir():
+        raise refuse("output file", str(path), "it is a folder", "name a file in it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = _beside(path)
+    try:
+        yield staged
+        _flush(staged)
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file in one step: readers see the old content or the new, never a part."""
+    with staged_file(path) as staged:
+        staged.write_bytes(data)
+
+
+@contextmanager
+def staged_folder(out: Path, marker: str) -> Iterator[Path]:
+    """A temporary folder that takes the place of `out` on success; on failure `out` stays as it was.
+
+    An old `out` is replaced only if it is empty or holds `marker`, the file by which our results are known.
+    """
+    out = _goal(out)
+    _check_replaceable(out, marker)  # before the work, so that nobody waits for a refusal
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = _beside(out)
+    staged.mkdir()
+    try:
+        yield staged
+        _check_replaceable(out, marker)
+        _swap(staged, out)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+
+
+def _goal(path: Path) -> Path:
+    # Through links, so that a linked result is renewed where it really lies and the link survives.
+    return Path(path).expanduser().resolve()
+
+
+def _beside(path: Path) -> Path:
+    # The suffix stays, because some writers choose their format by it; the name does not, as it may be at the
+    # file system's limit already.
+    return path.parent / f".recap-{secrets.token_hex(8)}{path.suffix[:16]}"
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _check_replaceable(out: Path, marker: str) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise refuse("--out", str(out), "it is a file, and results are a folder", "choose another --out")
+    if (out / marker).is_file() or not any(out.iterdir()):
+        return
+    limit = f"the folder is not empty and holds no {marker}, so it is not an earlier result"
+    raise refuse("--out", str(out), limit, "choose another --out, or empty the folder")
+
+
+def _swap(staged: Path, out: Path) -> None:
+    for file in staged.rglob("*"):
+        if file.is_file():
+            _flush(file)
+    if not out.exists():
+        staged.rename(out)
+        return
+    # A folder cannot be renamed over a full one: the old result steps aside, and back if the new one fails.
+    old = _beside(out)
+    out.rename(old)
+    try:
+        staged.rename(out)
+    except BaseException:
+        old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

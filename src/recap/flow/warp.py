@@ -1,0 +1,53 @@
+"""Following a flow field: where each pixel points, what lies there, and whether that is inside the picture.
+
+Positions are pixel coordinates: channel 0 is x (column), channel 1 is y (row), and the centre of the first
+pixel is (0, 0). A picture therefore covers [-0.5, X - 0.5] x [-0.5, Y - 0.5].
+Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def pixel_grid(size: tuple[int, int], like: Tensor) -> Tensor:
+    """Positions 2 Y X of the pixels of a picture themselves, on the device of `like`."""
+    height, width = size
+    # Half precision cannot name columns past 2048, nor fractions of much smaller ones.
+    kind = torch.promote_types(like.dtype, torch.float32)
+    rows = torch.arange(height, device=like.device, dtype=kind)
+    columns = torch.arange(width, device=like.device, dtype=kind)
+    return torch.stack((columns.expand(height, width), rows[:, None].expand(height, width)))
+
+
+def backtrace(flow: Tensor) -> Tensor:
+    """Positions u' = u + F(u) that every pixel points to; flow and result `... 2 Y X`."""
+    return flow + pixel_grid((flow.shape[-2], flow.shape[-1]), flow)
+
+
+def sample(image: Tensor, positions: Tensor) -> Tensor:
+    """Bilinear reading of an image at positions; beyond its border the nearest border pixel counts.
+
+    image `... C Y X`, positions `... 2 R S` with equal leading dimensions -> `... C R S`, the image's type.
+    """
+    height, width = image.shape[-2:]
+    leading = image.shape[:-3]
+    kind = torch.promote_types(image.dtype, torch.float32)
+    # grid_sample counts from -1 to 1 between the centres of the outermost pixels (align_corners); a single
+    # row or column has no such distance, and then every coordinate means that one pixel.
+    x, y = positions.to(kind).unbind(-3)
+    grid = torch.stack((x * (2 / max(width - 1, 1)) - 1, y * (2 / max(height - 1, 1)) - 1), dim=-1)
+    source = image.to(kind).reshape(-1, *image.shape[-3:])
+    read = F.grid_sample(
+        source, grid.reshape(-1, *grid.shape[-3:]), mode="bilinear", padding_mode="border", align_corners=True
+    )
+    return read.reshape(*leading, *read.shape[-3:]).to(image.dtype)
+
+
+def inside(positions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Whether positions `... 2 R S` fall on a picture of (rows, columns) `size`: bool `... R S`."""
+    height, width = size
+    x, y = positions.unbind(-3)
+    return (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)

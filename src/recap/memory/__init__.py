@@ -1,0 +1,1 @@
+"""Keeps: one file per memory policy, and the storage they share."""

@@ -1,0 +1,121 @@
+"""NoveltyBank: K fixed slots of keys and values, kept by frozen score.
+
+After every block the bank holds the top-K of all candidates ever seen. Scores never change and a newcomer
+must beat what is inside, so what is evicted could never return and no history needs keeping. Attention
+ignores order, so a newcomer simply overwrites the slot of whom it replaces, alike in all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recap.contracts import State
+from recap.errors import refuse
+from recap.memory.store import Store
+from recap.types import Candidates
+
+Retain = Callable[[Candidates, int], Tensor]
+
+
+class NoveltyBank:
+    def __init__(self, capacity: int, num_layers: int):
+        if capacity < 0:
+            raise refuse("capacity", capacity, "must be 0 or more tokens", "0 switches the bank off")
+        self.capacity = capacity
+        self.count = (
+            0  # slots in use; equal in all rows, since every block offers all rows equally many tokens
+        )
+        self._store = Store(num_layers, capacity)
+        self._source: Tensor | None = None  # B K 3
+        self._score: Tensor | None = None  # B K
+
+    @property
+    def keys(self) -> Tensor:
+        """L B count H D, unrotated."""
+        return self._store.keys[:, :, : self.count]
+
+    @property
+    def values(self) -> Tensor:
+        """L B count H D."""
+        return self._store.values[:, :, : self.count]
+
+    @property
+    def held(self) -> Candidates:
+        """Source and frozen score of every slot in use."""
+        assert self._source is not None and self._score is not None, "read before the first admission"
+        return Candidates(self._source[:, : self.count], self._score[:, : self.count])
+
+    def admit(
+        self, offered: Candidates, keys: Tensor, values: Tensor, retain: Retain
+    ) -> tuple[Candidates, Candidates]:
+        """Offer a block's tokens (keys and values L B M H D); returns what entered and what left, slot by slot.
+
+        Both results have one entry per slot, B K; score -1 marks a slot where nothing happened. All shapes
+        are known beforehand, so nothing here waits for the device.
+        """
+        self._allocate(offered, keys)
+        assert self._source is not None and self._score is not None
+        pool = Candidates(
+            torch.cat([self._source[:, : self.count], offered.source], dim=1),
+            torch.cat([self._score[:, : self.count], offered.score], dim=1),
+        )
+        stays = torch.zeros_like(pool.score, dtype=torch.bool).scatter_(1, retain(pool, self.capacity), True)
+        slots = min(self.capacity, pool.count)
+        # A slot takes a newcomer if it was empty or its holder does not stay; there are exactly as many such
+        # slots as newcomers that stay, so the i-th free slot takes the i-th newcomer.
+        free = torch.zeros_like(self._score, dtype=torch.bool)
+        free[:, :slots] = True
+        free[:, : self.count] = ~stays[:, : self.count]
+        order = (~stays[:, self.count :]).to(torch.int8).argsort(dim=1, stable=True)
+        newcomer = order.gather(1, (free.cumsum(dim=1) - 1).clamp_(0, order.shape[1] - 1))
+        entering = Candidates(
+            offered.source.gather(1, newcomer[..., None].expand(-1, -1, 3)), offered.score.gather(1, newcomer)
+        )
+        occupied = torch.arange(self.capacity, device=free.device) < self.count
+        leaving = _marked(Candidates(self._source, self._score), free & occupied)
+        self._overwrite(free, newcomer, keys, values)
+        self._source = torch.where(free[..., None], entering.source, self._source)
+        self._score = torch.where(free, entering.score, self._score)
+        self.count = slots
+        return _marked(entering, free), leaving
+
+    def _allocate(self, offered: Candidates, keys: Tensor) -> None:
+        self._store.allocate(keys)
+        if self._score is None:
+            batch = offered.score.shape[0]
+            self._source = offered.source.new_zeros((batch, self.capacity, 3))
+            self._score = offered.score.new_zeros((batch, self.capacity))
+
+    def _overwrite(self, free: Tensor, newcomer: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Copy newcomers over the free slots of all layers, leaving the others' bits alone."""
+        index = newcomer[None, :, :, None, None].expand(*keys.shape[:2], -1, *keys.shape[3:])
+        mask = free[None, :, :, None, None]
+        for store, fresh in ((self._store.keys, keys), (self._store.values, values)):
+            torch.where(mask, fresh.gather(2, index), store, out=store)
+
+    def state(self) -> State:
+        if self._source is None or self._score is None:
+            return {}
+        return {
+            **self._store.state("bank"),
+            "bank.source": self._source.clone(),
+            "bank.score": self._score.clone(),
+            "bank.count": torch.tensor(self.count),
+        }
+
+    def load_state(self, state: State) -> None:
+        self._store.load_state("bank", state)
+        self._source, self._score, self.count = None, None, 0
+        if "bank.score" in state:
+            self._source, self._score = state["bank.source"].clone(), state["bank.score"].clone()
+            self.count = int(state["bank.count"])
+
+
+def _marked(entries: Candidates, happened: Tensor) -> Candidates:
+    """The entries where something happened, -1 elsewhere."""
+    return Candidates(
+        torch.where(happened[..., None], entries.source, -1), torch.where(happened, entries.score, -1.0)
+    )

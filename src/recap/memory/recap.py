@@ -1,0 +1,108 @@
+"""`recap`: the paper's memory, eq. (layout_bank): [ reinforced sink | bank K | prior | current ].
+
+Bank keys are read at temporal phase 0 with their own row and column, beside the sink: a time-neutral memory
+of how things looked when they first appeared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recap.contracts import Admission, State
+from recap.errors import refuse
+from recap.memory.bank import NoveltyBank
+from recap.memory.window import Window
+from recap.types import BackboneSpec, Block, Candidates, MemoryTrace, Role, Segment, Tokens
+
+
+class RecapMemory:
+    def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
+        self._window = window
+        self._bank = bank
+        self._admission = admission
+        self._remembered: list[Segment] = []  # the bank, one segment per layer, while a block is under way
+
+    @property
+    def bank(self) -> NoveltyBank:
+        return self._bank
+
+    def begin(self, block: Block) -> Tensor:
+        phases = self._window.begin(block)
+        self._remembered = []
+        if self._bank.count:
+            source = self._bank.held.source.to(torch.float64)
+            positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
+            self._remembered = [
+                Segment(Role.BANK, keys, values, positions)
+                for keys, values in zip(self._bank.keys, self._bank.values, strict=True)
+            ]
+        return phases
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        bank = [self._remembered[layer]] if self._remembered else []
+        return [*bank, *self._window.segments(layer), *own]
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        self._window.write(layer, tokens)
+
+    def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
+        counts = self._window.num_tokens(block)
+        if self._bank.capacity == 0:  # without a bank nothing needs noticing
+            trace = MemoryTrace(counts)
+        else:
+            if self._bank.count:
+                counts[Role.BANK] = self._bank.count
+            trace = self._admit(block, pixels, counts)
+        self._window.slide(block)
+        return trace
+
+    def _admit(self, block: Block, pixels: Tensor, counts: dict[Role, int]) -> MemoryTrace:
+        proposed = self._admission.propose(block, pixels)
+        # The sink holds its frames already; offering them would only double them at the same phase.
+        skip = self._window.owned(block) * self._window.spec.frame_tokens
+        offered = Candidates(proposed.source[:, skip:], proposed.score[:, skip:])
+        admitted = evicted = None
+        if offered.count:
+            current = self._window.current
+            admitted, evicted = self._bank.admit(
+                offered, current.keys[:, :, skip:], current.values[:, :, skip:], self._admission.retain
+            )
+        fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
+        return MemoryTrace(counts, admitted, evicted, fired)
+
+    def clear_prior(self) -> None:
+        self._window.clear_prior()
+
+    def state(self) -> State:
+        admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
+        return {**self._window.state(), **self._bank.state(), **admission}
+
+    def load_state(self, state: State) -> None:
+        self._window.load_state(state)
+        self._bank.load_state(state)
+        prefix = "admission."
+        self._admission.load_state(
+            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecapConfig:
+    """Defaults are the paper's table: sink 1, lambda 5, a bank of one frame's tokens."""
+
+    sink_frames: int = 1
+    reinforcement: float = 5.0
+    capacity_frames: float = 1.0
+
+    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
+        if not (self.capacity_frames >= 0 and math.isfinite(self.capacity_frames)):
+            limit = "must be 0 or more, in frames' worth of tokens"
+            raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
+        capacity = round(self.capacity_frames * spec.frame_tokens)
+        window = Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
+        return RecapMemory(window, NoveltyBank(capacity, spec.layers), admission())

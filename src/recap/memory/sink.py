@@ -1,0 +1,65 @@
+"""`none` and `sink`: the plain window, without and with a permanent first frame.
+
+The sink is the memory of the opening scene: its tokens stay cached, their phase is re-applied at retrieval,
+and eq. (sink) multiplies their unnormalised weight by lambda (`reinforcement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from recap.contracts import Admission, State
+from recap.memory.window import Window
+from recap.types import BackboneSpec, Block, MemoryTrace, Segment, Tokens
+
+
+class WindowMemory:
+    """Sink, prior and current, nothing else; `none` is the case of a sink of no frames."""
+
+    def __init__(self, window: Window):
+        self._window = window
+
+    def begin(self, block: Block) -> Tensor:
+        return self._window.begin(block)
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        return [*self._window.segments(layer), *own]
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        self._window.write(layer, tokens)
+
+    def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
+        trace = MemoryTrace(self._window.num_tokens(block))
+        self._window.slide(block)
+        return trace
+
+    def clear_prior(self) -> None:
+        self._window.clear_prior()
+
+    def state(self) -> State:
+        return self._window.state()
+
+    def load_state(self, state: State) -> None:
+        self._window.load_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class NoMemoryConfig:
+    """The sliding window as the backbone has it, no sink."""
+
+    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
+        return WindowMemory(Window(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """The first `sink_frames` frames stay for good; lambda 1 is the plain sink."""
+
+    sink_frames: int = 1
+    reinforcement: float = 1.0
+
+    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
+        return WindowMemory(Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement))

@@ -1,0 +1,60 @@
+"""Fixed storage for the keys and values of all layers.
+
+One tensor for all layers, so that a bank indexes them alike in one operation and a state is a few named
+tensors. Allocated at the first write, when batch size, dtype and device are known, and never again.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recap.contracts import State
+
+
+class Store:
+    def __init__(self, num_layers: int, num_tokens: int):
+        self.num_layers = num_layers
+        self.num_tokens = num_tokens
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """L B N H D."""
+        assert self._keys is not None, "read before the first write"
+        return self._keys
+
+    @property
+    def values(self) -> Tensor:
+        """L B N H D."""
+        assert self._values is not None, "read before the first write"
+        return self._values
+
+    @property
+    def empty(self) -> bool:
+        return self._keys is None
+
+    def allocate(self, like: Tensor) -> None:
+        """Room for the tokens of tensors shaped (..., B, any, H, D)."""
+        if self._keys is None:
+            batch, _, heads, channels = like.shape[-4:]
+            shape = (self.num_layers, batch, self.num_tokens, heads, channels)
+            self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
+
+    def state(self, name: str) -> State:
+        if self._keys is None or self._values is None:
+            return {}
+        # A copy: a state handed out must not change when the run goes on.
+        return {f"{name}.keys": self._keys.clone(), f"{name}.values": self._values.clone()}
+
+    def load_state(self, name: str, state: State) -> None:
+        if f"{name}.keys" not in state:
+            self._keys = self._values = None
+            return
+        keys, values = state[f"{name}.keys"], state[f"{name}.values"]
+        if keys.shape[0] != self.num_layers or keys.shape[2] != self.num_tokens or keys.shape != values.shape:
+            raise ValueError(
+                f"state of {name} has shape {tuple(keys.shape)}: this memory keeps {self.num_layers} layers of "
+                f"{self.num_tokens} tokens; resume with the settings of the run that wrote it"
+            )
+        self._keys, self._values = keys.clone(), values.clone()

@@ -1,0 +1,130 @@
+"""The window every policy shares: a permanent sink and a prior that slides, around the current block.
+
+Layout of the paper, eq. (layout_base): [ sink s | prior L-s-b | current b ]. Keys are stored unrotated and
+given their phases at retrieval: sink 0..s-1, the current block right behind a full window, the prior
+just before it. The layout fills up over the first blocks and is then the same for good.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from recap.contracts import State
+from recap.errors import refuse
+from recap.memory.store import Store
+from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions
+
+
+class Window:
+    def __init__(self, spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0):
+        prior_frames = spec.window_frames - spec.frames_per_block - sink_frames
+        if sink_frames < 0 or prior_frames < 0:
+            limit = f"0 to {spec.window_frames - spec.frames_per_block} fit beside a block in {spec.name}'s window"
+            raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
+        if not (reinforcement > 0 and math.isfinite(reinforcement)):
+            raise refuse(
+                "reinforcement", reinforcement, "must be above 0 and finite", "1 leaves the sink as it is"
+            )
+        self.spec = spec
+        self.sink_frames = sink_frames
+        self.prior_frames = prior_frames
+        self._log_bias = math.log(reinforcement)
+        self.current = Store(spec.layers, spec.block_tokens)
+        self._sink = Store(spec.layers, sink_frames * spec.frame_tokens)
+        self._prior = Store(spec.layers, prior_frames * spec.frame_tokens)
+        self._num_sink = 0  # frames held; host integers, so no step ever waits for the device
+        self._num_prior = 0
+        self._segments: list[list[Segment]] = []
+
+    def begin(self, block: Block) -> Tensor:
+        """Lay the window out for a block; returns the temporal phases, F, of its own frames."""
+        spec = self.spec
+        held = spec.window_frames - spec.frames_per_block
+        start = block.first_frame if spec.phases == "absolute" else min(block.first_frame, held)
+        parts = [
+            (Role.SINK, self._sink, slice(0, self._num_sink), 0, self._log_bias),
+            # The prior ends at its store's end, so that sliding is the same copy at every fill.
+            (Role.PRIOR, self._prior, slice(self.prior_frames - self._num_prior, self.prior_frames),
+             start - self._num_prior, 0.0),
+        ]  # fmt: skip
+        self._segments = [[] for _ in range(spec.layers)]
+        for role, store, frames, phase, bias in parts:
+            if frames.stop == frames.start:
+                continue
+            tokens = slice(frames.start * spec.frame_tokens, frames.stop * spec.frame_tokens)
+            times = torch.arange(phase, phase + frames.stop - frames.start, device=store.keys.device)
+            positions = frame_positions(times, spec.grid)
+            for layer, kept in enumerate(self._segments):
+                keys, values = store.keys[layer][:, tokens], store.values[layer][:, tokens]
+                kept.append(Segment(role, keys, values, positions, bias))
+        return torch.arange(start, start + block.num_frames, dtype=torch.float64)
+
+    def segments(self, layer: int) -> list[Segment]:
+        """What is kept for this layer: the same objects from `begin` to `slide`."""
+        return self._segments[layer]
+
+    def num_tokens(self, block: Block) -> dict[Role, int]:
+        """Keys by role that every query of the block could see."""
+        counts = {s.role: s.keys.shape[1] for s in self._segments[0]}
+        return {**counts, Role.CURRENT: block.num_frames * self.spec.frame_tokens}
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        """Take the clean keys and values of the current block."""
+        self.current.allocate(tokens.keys)
+        self.current.keys[layer].copy_(tokens.keys)
+        self.current.values[layer].copy_(tokens.values)
+
+    def owned(self, block: Block) -> int:
+        """How many leading frames of the block belong to the sink."""
+        return min(max(self.sink_frames - block.first_frame, 0), block.num_frames)
+
+    def slide(self, block: Block) -> None:
+        """Move the finished block into sink and prior."""
+        owned = self.owned(block)
+        if owned:
+            self._fill_sink(block.first_frame, owned)
+        if self.prior_frames:
+            self._slide_prior(owned, block.num_frames - owned)
+        self._segments = []
+
+    def clear_prior(self) -> None:
+        self._num_prior = 0
+
+    def _fill_sink(self, first: int, frames: int) -> None:
+        size = self.spec.frame_tokens
+        self._sink.allocate(self.current.keys)
+        to, since = slice(first * size, (first + frames) * size), slice(0, frames * size)
+        self._sink.keys[:, :, to].copy_(self.current.keys[:, :, since])
+        self._sink.values[:, :, to].copy_(self.current.values[:, :, since])
+        self._num_sink = first + frames
+
+    def _slide_prior(self, owned: int, arriving: int) -> None:
+        size, room = self.spec.frame_tokens, self.prior_frames
+        taken = min(arriving, room)
+        stay = min(self._num_prior, room - taken)
+        self._prior.allocate(self.current.keys)
+        for store, fresh in (
+            (self._prior.keys, self.current.keys),
+            (self._prior.values, self.current.values),
+        ):
+            if stay:
+                moved = store[:, :, (room - stay) * size :].clone()  # source and target overlap
+                store[:, :, (room - taken - stay) * size : (room - taken) * size].copy_(moved)
+            end = (owned + arriving) * size
+            store[:, :, (room - taken) * size :].copy_(fresh[:, :, end - taken * size : end])
+        self._num_prior = stay + taken
+
+    def state(self) -> State:
+        return {
+            **self._sink.state("sink"),
+            **self._prior.state("prior"),
+            "window.frames": torch.tensor([self._num_sink, self._num_prior]),
+        }
+
+    def load_state(self, state: State) -> None:
+        self._sink.load_state("sink", state)
+        self._prior.load_state("prior", state)
+        self._num_sink, self._num_prior = state["window.frames"].tolist()

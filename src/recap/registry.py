@@ -1,0 +1,57 @@
+"""Explicit tables of what can be chosen by name. "package.module:Name" works wherever a name does."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from recap.backbones.wan.backbone import build_untrained
+from recap.contracts import Admission, Backbone, FlowEstimator, MemoryPolicy
+from recap.errors import refuse, unknown_name
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.novelty.flow_novelty import FlowNoveltyConfig
+from recap.types import BackboneSpec
+
+
+class MemoryConfig(Protocol):
+    """A frozen dataclass beside its policy; `admission` makes the run's admission rule if one is wanted."""
+
+    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy: ...
+
+
+class AdmissionConfig(Protocol):
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> Admission: ...
+
+
+class BackboneBuilder(Protocol):
+    def __call__(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
+
+
+BACKBONES: dict[str, BackboneBuilder] = {"untrained": build_untrained}
+MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
+ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
+
+
+def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
+    """The table's entry, or the object a "package.module:Name" points at."""
+    if name in table:
+        return table[name]
+    if ":" not in name:
+        raise unknown_name(field, name, table)
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise refuse(
+            field, name, f"cannot be imported ({error})", "write it as package.module:Name"
+        ) from error
+
+
+def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
+    """A backbone by name, ready to draw."""
+    builder: BackboneBuilder = look_up("backbone", name, BACKBONES)
+    return builder(device=device, dtype=dtype)

@@ -1,0 +1,227 @@
+"""The only composition root: RunConfig -> parts -> rollout -> files.
+
+A run is a folder. While it is under way `work/` holds one clip and one file of latents per block, and
+`state.safetensors` all that later blocks depend on; each is there whole or not at all, the state last. So a
+killed run continues from its last whole block and ends in the same bytes as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from recap import __version__
+from recap.config import DTYPES, RunConfig, read_json
+from recap.contracts import Admission, Backbone, Decoder, MemoryPolicy, State
+from recap.errors import refuse
+from recap.files import write_whole
+from recap.flow import build_flow
+from recap.plan import Plan, make_plan
+from recap.registry import load_backbone
+from recap.rollout import rollout
+from recap.trace import append_line, block_record, read_lines
+from recap.types import BackboneSpec, GeneratedBlock
+from recap.video import ClipWriter, join_clips
+
+Notice = Callable[[str], None]
+Progress = Callable[[int, int, float], None]
+"""Called with (blocks finished, blocks in all, pictures per second of the last one)."""
+
+
+def no_progress(done: int, total: int, rate: float) -> None:
+    """The progress that shows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A finished run on disk."""
+
+    folder: Path
+    videos: tuple[Path, ...]  # one per row
+    num_blocks: int
+    num_pictures: int
+
+
+def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
+    """The run's memory, fresh; its admission and flow are made only if it wants them."""
+
+    def admission() -> Admission:
+        flow = build_flow(config.flow, device=config.device, notice=notice)
+        made: Admission = config.admission.settings.build(spec, flow)
+        return made
+
+    policy: MemoryPolicy = config.memory.settings.build(spec, admission)
+    return policy
+
+
+def generate(
+    config: RunConfig, folder: Path, *, progress: Progress = no_progress, notice: Notice = print
+) -> RunRecord:
+    """Start a run in a new or empty folder and finish it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        limit = "already exists and is not empty"
+        raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
+    run = _Run(config, folder, notice)  # everything that can be refused is refused before a file is made
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"config": config.to_dict(), "versions": versions()}
+    write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
+    with _locked(folder):
+        return run.finish(progress)
+
+
+def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = print) -> RunRecord:
+    """Continue a stopped run from its last whole block; a finished one is left as it is."""
+    if not (folder / "run.json").is_file():
+        raise refuse("--resume", str(folder), "holds no run.json", "name the folder of an earlier run")
+    about = read_json(folder / "run.json")
+    if not isinstance(about, dict) or "config" not in about:
+        raise refuse("--resume", str(folder), "its run.json holds no config", "start the run anew")
+    if about.get("versions") != versions():
+        notice("resuming under other versions than the run began with: bits may differ from here on")
+    run = _Run(RunConfig.from_dict(about["config"]), folder, notice)
+    with _locked(folder):
+        return run.finish(progress)
+
+
+def versions() -> dict[str, Any]:
+    return {
+        "recap": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class _Run:
+    """One run's parts and its folder."""
+
+    def __init__(self, config: RunConfig, folder: Path, notice: Notice):
+        self.config = config
+        self.folder = folder
+        self.backbone: Backbone = load_backbone(
+            config.backbone, device=config.device, dtype=DTYPES[config.dtype]
+        )
+        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec)
+        self.policy: MemoryPolicy = build_memory(config, self.backbone.spec, notice)
+        self.decoder: Decoder = self.backbone.decoder()
+
+    def finish(self, progress: Progress) -> RunRecord:
+        """Draw what is missing, then join the parts."""
+        if not (self.folder / "summary.json").exists():
+            start = self._restore()
+            progress(start, len(self.plan.blocks), 0.0)
+            self._draw(start, progress)
+            self._join()
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        spec, blocks = self.backbone.spec, len(self.plan.blocks)
+        videos = tuple(self.folder / name for name in self._video_names())
+        return RunRecord(self.folder, videos, blocks, spec.num_pictures(blocks * spec.frames_per_block))
+
+    def _draw(self, start: int, progress: Progress) -> None:
+        (self.folder / "work").mkdir(exist_ok=True)
+        total = len(self.plan.blocks)
+        blocks = rollout(
+            self.backbone, self.policy, self.plan, seeds=self.config.seeds, decoder=self.decoder, start=start
+        )
+        began = time.perf_counter()
+        for made in blocks:
+            done = made.block.index + 1
+            drawn = time.perf_counter()
+            self._save(made)
+            if done % self.config.checkpoint_every == 0 or done == total:
+                self._checkpoint(done)
+            seconds = {
+                "block": made.block.index,
+                "draw_s": drawn - began,
+                "save_s": time.perf_counter() - drawn,
+            }
+            append_line(self.folder / "timing.jsonl", seconds)
+            ended = time.perf_counter()
+            progress(done, total, made.pixels.shape[1] / (ended - began))
+            began = ended
+
+    def _save(self, made: GeneratedBlock) -> None:
+        index = made.block.index
+        if not bool(torch.isfinite(made.latents).all()):
+            remedy = "try --dtype float32 or other memory settings"
+            raise refuse("latents", f"block {index}", "holds NaN or infinity", remedy)
+        spec = self.backbone.spec
+        for row, pixels in enumerate(made.pixels):
+            with ClipWriter(self._part(row, index), spec.picture_size, spec.pictures_per_second) as clip:
+                clip.write(pixels)
+        latents = made.latents.detach().cpu().contiguous()
+        write_whole(self._latents(index), save({"latents": latents}))
+        append_line(self.folder / "trace.jsonl", block_record(made))
+
+    def _checkpoint(self, done: int) -> None:
+        state: State = {"next_block": torch.tensor(done)}
+        state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
+        state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
+        plain = {name: value.cpu().contiguous() for name, value in state.items()}
+        write_whole(self.folder / "state.safetensors", save(plain))
+
+    def _restore(self) -> int:
+        """Load the last state; drop what was written after it. Returns the next block."""
+        path, start = self.folder / "state.safetensors", 0
+        if path.exists():
+            try:
+                state = load_file(path, device=self.config.device)
+            except SafetensorError as error:
+                raise refuse("state", str(path), f"cannot be read ({error})", "start the run anew") from error
+            start = int(state["next_block"])
+            for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
+                own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+                part.load_state(own)
+        for name in ("trace.jsonl", "timing.jsonl"):
+            kept = [line for line in read_lines(self.folder / name) if line["block"] < start]
+            write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return start
+
+    def _join(self) -> None:
+        blocks = range(len(self.plan.blocks))
+        for row, name in enumerate(self._video_names()):
+            join_clips([self._part(row, index) for index in blocks], self.folder / name)
+        latents = [load_file(self._latents(index))["latents"] for index in blocks]
+        write_whole(self.folder / "latents.safetensors", save({"latents": torch.cat(latents, dim=1)}))
+        times = [line["draw_s"] for line in read_lines(self.folder / "timing.jsonl")]
+        summary = {"blocks": len(blocks), "draw_s": sum(times), "videos": self._video_names()}
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2).encode())
+
+    def _video_names(self) -> list[str]:
+        rows = len(self.config.seeds)
+        return ["video.mp4"] if rows == 1 else [f"video-{row}.mp4" for row in range(rows)]
+
+    def _part(self, row: int, block: int) -> Path:
+        return self.folder / "work" / f"row{row}-{block:06d}.mp4"
+
+    def _latents(self, block: int) -> Path:
+        return self.folder / "work" / f"{block:06d}.safetensors"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process per run; the system drops the lock with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            limit = "another process is working on this run"
+            raise refuse("--resume", str(folder), limit, "wait for it, or end it first") from error
+        yield

@@ -1,0 +1,86 @@
+"""One page that tells the story of a clip: no server, no request, only the file itself."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from recap.show.png import png_bytes
+from recap.show.sheet import Patches, sprite
+from recap.show.timeline import Timeline, draw_timeline
+
+_SPRITE_COLUMNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that the page shows."""
+
+    title: str
+    subtitle: str
+    video: str  # source of the player: a data URI or a file name
+    remarks: Sequence[str]
+    numbers: Sequence[tuple[str, str]]  # (value, what it is)
+    settings: Mapping[str, object]
+    timeline: Timeline
+    grid: tuple[int, int]
+    patches: Patches
+
+
+def build_page(story: Story) -> str:
+    """The page as HTML."""
+    template = resources.files("recap.show").joinpath("page.html").read_text(encoding="utf-8")
+    holes = {
+        "title": html.escape(story.title),
+        "subtitle": html.escape(story.subtitle),
+        "video": html.escape(story.video),
+        "remarks": "".join(
+            f"<p>{html.escape(remark[0].upper() + remark[1:])}</p>" for remark in story.remarks if remark
+        ),
+        "numbers": "".join(
+            f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
+            for value, name in story.numbers
+        ),
+        "settings": "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in story.settings.items()
+        ),
+        "timeline": draw_timeline(story.timeline),
+        "data": _data(story),
+    }
+    # One pass over the template: a hole's content is never searched for holes.
+    pieces = template.split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, rest = piece.split("}}", 1)
+        filled += [holes[name], rest]
+    return "".join(filled)
+
+
+def _data(story: Story) -> str:
+    patches = story.patches
+    picture = base64.b64encode(png_bytes(sprite(patches, _SPRITE_COLUMNS))).decode() if len(patches) else ""
+    data = {
+        "duration": round(story.timeline.duration, 3),
+        "grid": story.grid,
+        "side": patches.pixels.shape[1],
+        "columns": _SPRITE_COLUMNS,
+        "sprite": f"data:image/png;base64,{picture}",
+        "patches": [
+            [round(second, 3), frame, row, column, round(score, 3)]
+            for second, frame, row, column, score in zip(
+                patches.seconds.tolist(),
+                patches.frames.tolist(),
+                patches.rows.tolist(),
+                patches.columns.tolist(),
+                patches.scores.tolist(),
+                strict=True,
+            )
+        ],
+    }
+    # Inside a script element only "</" could end the data early.
+    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")

@@ -1,0 +1,82 @@
+"""The bank's patches as pictures: one sheet with labels, and one without for the page to cut from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recap.video import Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Tokens of the bank as one sees them, in order of first appearance."""
+
+    pixels: NDArray[np.uint8]  # N side side 3
+    seconds: NDArray[np.float64]  # N: when each scored highest
+    frames: NDArray[np.int64]  # N
+    rows: NDArray[np.int64]  # N
+    columns: NDArray[np.int64]  # N
+    scores: NDArray[np.float32]  # N
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+# Five rows of three dots for every sign; a word of fifteen letters, read line by line.
+_FONT = {
+    "0": "###" "#.#" "#.#" "#.#" "###",
+    "1": ".#." "##." ".#." ".#." "###",
+    "2": "###" "..#" "###" "#.." "###",
+    "3": "###" "..#" ".##" "..#" "###",
+    "4": "#.#" "#.#" "###" "..#" "..#",
+    "5": "###" "#.." "###" "..#" "###",
+    "6": "###" "#.." "###" "#.#" "###",
+    "7": "###" "..#" ".#." ".#." ".#.",
+    "8": "###" "#.#" "###" "#.#" "###",
+    "9": "###" "#.#" "###" "..#" "###",
+    ".": "..." "..." "..." "..." ".#.",
+    "s": "..." ".##" ".#." "..#" "##.",
+}  # fmt: skip
+
+_PAPER, _INK = 18, np.array([176, 184, 192], np.uint8)
+
+
+def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
+    """All patches enlarged, each with its second below, in order of first appearance, row by row."""
+    count, side = len(patches), patches.pixels.shape[1]
+    # Thousands of patches at triple size would make a picture that few programs open gladly.
+    scale = scale or (3 if count <= 2500 else 2)
+    cell, gap, text = side * scale, 4, 10
+    columns = max(8, math.ceil(math.sqrt(count * 1.4)))
+    rows = max(1, math.ceil(count / columns))
+    sheet = np.full((rows * (cell + text + gap) + gap, columns * (cell + gap) + gap, 3), _PAPER, np.uint8)
+    large = patches.pixels.repeat(scale, axis=1).repeat(scale, axis=2)
+    for index in range(count):
+        top = gap + index // columns * (cell + text + gap)
+        left = gap + index % columns * (cell + gap)
+        sheet[top : top + cell, left : left + cell] = large[index]
+        _write(sheet, f"{patches.seconds[index]:.1f}s", top + cell + 2, left, cell)
+    return sheet
+
+
+def sprite(patches: Patches, columns: int = 32) -> Picture:
+    """All patches edge to edge, `columns` to a row, for the page to show pieces of."""
+    count, side = len(patches), patches.pixels.shape[1]
+    rows = max(1, math.ceil(count / columns))
+    tiles = np.zeros((rows * columns, side, side, 3), np.uint8)
+    tiles[:count] = patches.pixels
+    grid = tiles.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
+    return np.ascontiguousarray(grid.reshape(rows * side, columns * side, 3))
+
+
+def _write(sheet: Picture, text: str, top: int, left: int, width: int) -> None:
+    """Write a label of known signs, dropping those that would run into the next patch."""
+    for position, sign in enumerate(text[: (width + 2) // 4]):
+        dots: NDArray[Any] = np.array([mark == "#" for mark in _FONT[sign]]).reshape(5, 3)
+        start = left + 4 * position
+        sheet[top : top + 5, start : start + 3][dots] = _INK

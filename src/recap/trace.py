@@ -1,0 +1,53 @@
+"""What happened in each block, as JSON lines.
+
+A trace holds no times: the same run gives the same bytes, resumed or not. Times go to a file of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from recap.types import Candidates, GeneratedBlock
+
+
+def block_record(made: GeneratedBlock) -> dict[str, Any]:
+    """One line of the trace; reading the tensors is where the device is waited for."""
+    memory = made.memory
+    record: dict[str, Any] = {
+        "block": made.block.index,
+        "first_frame": made.block.first_frame,
+        "prompts": list(made.block.prompts),
+        "clears_prior": made.block.clears_prior,
+        "attended_tokens": {role.value: count for role, count in memory.tokens.items()},
+        "attention_share": {role.value: share.tolist() for role, share in made.shares.items()},
+    }
+    if memory.fired is not None:
+        record["fired_tokens"] = memory.fired.tolist()
+    if memory.admitted is not None:
+        record["admitted"] = _entries(memory.admitted)
+    if memory.evicted is not None:
+        record["evicted"] = _entries(memory.evicted)
+    return record
+
+
+def _entries(candidates: Candidates) -> list[list[list[float]]]:
+    """Per row a list of [frame, row, column, score], without the slots where nothing happened."""
+    return [
+        [[*place, score] for place, score in zip(places, scores, strict=True) if score >= 0]
+        for places, scores in zip(candidates.source.tolist(), candidates.score.tolist(), strict=True)
+    ]
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,0 +1,138 @@
+"""Plain data that travels between the rooms.
+
+Shape letters used all over the package:
+    B rows of a batch     N tokens            H heads           D channels of a head
+    F frames of a block   C latent channels   T pictures        Y, X rows and columns of pixels
+A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch of one frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+class Role(StrEnum):
+    """Why a segment of keys is in the window."""
+
+    SINK = "sink"
+    BANK = "bank"
+    SUMMARY = "summary"
+    PRIOR = "prior"
+    CURRENT = "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Keys and values a query may attend to: the one thing attention understands."""
+
+    role: Role
+    keys: Tensor  # B N H D, never rotated in storage
+    values: Tensor  # B N H D
+    positions: Tensor  # B N 3, or 1 N 3 for all rows: (t, h, w) phases to rotate the keys by when read
+    log_bias: float = 0.0  # ln(lambda) for a reinforced sink
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What one layer made of a finished block in the clean pass; nothing in it is rotated."""
+
+    queries: Tensor  # B N H D
+    keys: Tensor  # B N H D
+    values: Tensor  # B N H D
+    positions: Tensor  # 1 N 3
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneSpec:
+    """Every size of a backbone. A size literal anywhere else is a bug."""
+
+    name: str
+    layers: int
+    heads: int
+    head_dim: int
+    grid: tuple[int, int]  # tokens per frame: rows, columns
+    token_pixels: int  # side of one token's square of pixels
+    latent_channels: int
+    latent_size: tuple[int, int]  # rows, columns of one latent frame
+    frames_per_block: int
+    window_frames: int  # sink + prior + current
+    pictures_per_frame: int  # of every frame but the first, which is one picture
+    pictures_per_second: int
+    phases: Literal["window", "absolute"] = "window"
+
+    @property
+    def frame_tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.frame_tokens * self.frames_per_block
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        return self.grid[0] * self.token_pixels, self.grid[1] * self.token_pixels
+
+    def num_pictures(self, frames: int) -> int:
+        """Pictures that the first `frames` frames of a video decode to."""
+        return 0 if frames == 0 else 1 + (frames - 1) * self.pictures_per_frame
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of a plan: which frames, under which prompts, and whether the prior is dropped first."""
+
+    index: int
+    first_frame: int
+    num_frames: int
+    prompts: tuple[str, ...]  # one per row
+    clears_prior: bool = False
+
+
+def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Positions 1 N 3 of whole frames at the given temporal phases, row-major as the tokens are."""
+    rows, columns = grid
+    axes = torch.meshgrid(
+        phases.to(torch.float64),
+        torch.arange(rows, dtype=torch.float64, device=phases.device),
+        torch.arange(columns, dtype=torch.float64, device=phases.device),
+        indexing="ij",
+    )
+    return torch.stack(axes, dim=-1).reshape(1, -1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens offered to the bank, or held by it, with the score they were frozen at."""
+
+    source: Tensor  # B N 3, int64: (frame, row, column) the token came from
+    score: Tensor  # B N, float32
+
+    @property
+    def count(self) -> int:
+        return self.score.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What a policy did with one block. Tensors stay on their device until somebody writes them down."""
+
+    tokens: dict[Role, int]  # keys every query of the block could see, by role
+    admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry
+    evicted: Candidates | None = None  # likewise of what left it
+    fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedBlock:
+    """What the rollout yields: a finished block, seen."""
+
+    block: Block
+    latents: Tensor  # B F C rows columns
+    pixels: Tensor  # B T 3 Y X, 0..1
+    memory: MemoryTrace
+    shares: dict[Role, Tensor]  # role -> B: share of attention mass, mean over steps, layers, heads, queries

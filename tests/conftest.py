@@ -1,0 +1,57 @@
+"""What tests share: the real data beside the checkout, and a small backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recap.registry import load_backbone
+from recap.types import BackboneSpec
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real weights and clips, never part of the product."""
+    if not SHARED.is_dir():
+        pytest.skip("the folder of real weights and clips is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def backbone():
+    return load_backbone("untrained")
+
+
+@pytest.fixture
+def spec() -> BackboneSpec:
+    """A backbone that exists on paper: 2 layers, 2 heads of 12, 2 x 3 tokens a frame."""
+    return BackboneSpec(
+        name="paper",
+        layers=2,
+        heads=2,
+        head_dim=12,
+        grid=(2, 3),
+        token_pixels=16,
+        latent_channels=4,
+        latent_size=(4, 6),
+        frames_per_block=3,
+        window_frames=6,
+        pictures_per_frame=4,
+        pictures_per_second=16,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

@@ -1,0 +1,216 @@
+"""Every policy on the real layers of the small backbone: the promises of `MemoryPolicy`, and how policies relate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.novelty.retention import retain_top
+from recap.plan import Shot, make_plan
+from recap.registry import MEMORIES
+from recap.rollout import block_noise, rollout
+from recap.trace import block_record
+from recap.types import Candidates, Role
+
+FACTORS = {"recap": RecapConfig(), "sink": SinkConfig(), "none": NoMemoryConfig()}
+
+
+class SeededAdmission:
+    """Scores drawn from row seed and block: an admission without pictures, so that laws hold for any scores."""
+
+    def __init__(self, spec, seeds=(0,)):
+        self.spec, self.seeds = spec, seeds
+
+    def propose(self, block, pixels):
+        frames = torch.arange(block.first_frame, block.first_frame + block.num_frames)
+        rows, columns = map(torch.arange, self.spec.grid)
+        source = torch.cartesian_prod(frames, rows, columns).expand(len(pixels), -1, 3)
+        generators = [torch.Generator().manual_seed(1000 * seed + block.index) for seed in self.seeds]
+        score = torch.stack([torch.rand(source.shape[1], generator=g) for g in generators])
+        return Candidates(source, score.round(decimals=1))
+
+    def retain(self, pool, capacity):
+        return retain_top(pool, capacity)
+
+    def state(self):
+        return {}
+
+    def load_state(self, state):
+        pass
+
+
+def draw(backbone, config, *, seconds=4.0, seeds=(0,), shots=None):
+    policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, seeds))
+    plan = make_plan([shots or [Shot("a red boat", seconds)]] * len(seeds), backbone.spec)
+    return list(rollout(backbone, policy, plan, seeds=seeds)), policy
+
+
+def same(one, other):
+    return all(torch.equal(a.latents, b.latents) for a, b in zip(one, other, strict=True))
+
+
+def test_every_registered_memory_is_tested_here():
+    assert set(FACTORS) == set(MEMORIES)
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_policy_runs_and_its_trace_adds_up(backbone, name):
+    blocks, _ = draw(backbone, FACTORS[name], seeds=(0, 1))
+    for made in blocks:
+        assert torch.isfinite(made.latents).all()
+        assert made.pixels.min() >= 0 and made.pixels.max() <= 1
+        assert set(made.shares) == set(made.memory.tokens)
+        torch.testing.assert_close(sum(made.shares.values()), torch.ones(2), rtol=0, atol=1e-5)
+    record = block_record(blocks[-1])
+    frame = backbone.spec.frame_tokens
+    budget = {"none": 6, "sink": 6, "recap": 7}[name]
+    assert sum(record["attended_tokens"].values()) == budget * frame
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_stopping_and_going_on_changes_nothing(backbone, name):
+    spec = backbone.spec
+    plan = make_plan([[Shot("a red boat", 4.0)]], spec)
+
+    def fresh():
+        return FACTORS[name].build(spec, lambda: SeededAdmission(spec)), backbone.decoder()
+
+    policy, decoder = fresh()
+    straight = list(rollout(backbone, policy, plan, seeds=[3], decoder=decoder))
+    for stop in range(1, len(plan.blocks)):
+        first, first_decoder = fresh()
+        begun = rollout(backbone, first, plan, seeds=[3], decoder=first_decoder)
+        head = [next(begun) for _ in range(stop)]
+        second, second_decoder = fresh()
+        second.load_state(first.state())
+        second_decoder.load_state(first_decoder.state())
+        tail = list(rollout(backbone, second, plan, seeds=[3], decoder=second_decoder, start=stop))
+        assert same(straight, head + tail)
+        assert [block_record(b) for b in straight] == [block_record(b) for b in head + tail]
+        assert all(torch.equal(policy.state()[n], v) for n, v in second.state().items())
+
+
+def test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit(backbone):
+    sink, _ = draw(backbone, SinkConfig(), seeds=(0, 5))
+    recap, _ = draw(backbone, RecapConfig(reinforcement=1.0, capacity_frames=0.0), seeds=(0, 5))
+    assert same(sink, recap)
+    reinforced, _ = draw(backbone, SinkConfig(reinforcement=5.0), seeds=(0, 5))
+    without_bank, _ = draw(backbone, RecapConfig(capacity_frames=0.0), seeds=(0, 5))
+    assert same(reinforced, without_bank)
+    assert not same(reinforced, sink)
+
+
+def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(backbone):
+    """A sink of a whole block owns block 0, so block 1 meets a bank that has capacity and holds nothing."""
+    spec = dataclasses.replace(backbone.spec, window_frames=9)
+    plan = make_plan([[Shot("a red boat", 1.5)]], spec)
+    outcomes = []
+    for config in (SinkConfig(sink_frames=3), RecapConfig(sink_frames=3, reinforcement=1.0)):
+        policy = config.build(spec, lambda: SeededAdmission(spec))
+        outcomes.append(list(rollout(backbone, policy, plan, seeds=[0])))
+    assert len(outcomes[0]) == 2
+    assert Role.BANK not in outcomes[1][1].memory.tokens
+    assert same(*outcomes)
+
+
+def test_memory_changes_what_is_drawn(backbone):
+    results = [draw(backbone, config)[0] for config in FACTORS.values()]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert torch.equal(results[one][0].latents, results[other][0].latents)  # nothing to remember yet
+        assert not torch.equal(results[one][-1].latents, results[other][-1].latents)
+
+
+def test_reinforcement_moves_mass_to_the_sink(backbone):
+    shares = [
+        draw(backbone, SinkConfig(reinforcement=factor))[0][-1].shares[Role.SINK].item()
+        for factor in (1, 3, 5, 8)
+    ]
+    assert shares == sorted(shares) and shares[-1] > 2 * shares[0]
+
+
+def test_bank_keys_are_what_the_clean_pass_wrote(backbone):
+    """Every slot holds the exact key and value its token wrote, in every layer."""
+    written = {}
+
+    class Watching:
+        def __init__(self, policy):
+            self.policy = policy
+
+        def __getattr__(self, name):
+            return getattr(self.policy, name)
+
+        def write(self, layer, tokens):
+            written.setdefault(layer, []).append((tokens.keys.clone(), tokens.values.clone()))
+            self.policy.write(layer, tokens)
+
+    spec = backbone.spec
+    policy = RecapConfig().build(spec, lambda: SeededAdmission(spec, (0, 1)))
+    plan = make_plan([[Shot("a red boat", 4.0)]] * 2, spec)
+    list(rollout(backbone, Watching(policy), plan, seeds=[0, 1]))
+    held = policy.bank.held.source
+    flat = (held[..., 0] * spec.grid[0] + held[..., 1]) * spec.grid[1] + held[..., 2]
+    for layer in range(spec.layers):
+        keys, values = (torch.cat(parts, dim=1) for parts in zip(*written[layer], strict=True))
+        for row in range(2):
+            assert torch.equal(policy.bank.keys[layer, row], keys[row, flat[row]])
+            assert torch.equal(policy.bank.values[layer, row], values[row, flat[row]])
+    assert (held[..., 0] >= 1).all()  # the sink owns frame 0
+
+
+def test_bank_is_read_at_phase_0_with_its_own_place(backbone):
+    spec = backbone.spec
+    policy = RecapConfig().build(spec, lambda: SeededAdmission(spec))
+    plan = make_plan([[Shot("a red boat", 3.0)]], spec)
+    for made in rollout(backbone, policy, plan, seeds=[0]):
+        last = made.block
+    policy.begin(dataclasses.replace(last, index=last.index + 1, first_frame=last.first_frame + 3))
+    bank = next(s for s in policy.arrange(1, []) if s.role is Role.BANK)
+    assert (bank.positions[..., 0] == 0).all()
+    assert torch.equal(bank.positions[..., 1:], policy.bank.held.source[..., 1:].double())
+    assert bank.keys.shape[1] == spec.frame_tokens
+    assert policy.arrange(1, [])[0] is bank  # the same object all block long: rotated once
+
+
+def test_shots_clear_the_prior_and_keep_sink_and_bank(backbone):
+    shots = [Shot("a red boat", 3.0), Shot("a blue house", 3.0), Shot("a blue house, closer", 3.0, cut=False)]
+    blocks, _ = draw(backbone, RecapConfig(), shots=shots)
+    assert [b.block.clears_prior for b in blocks].count(True) == 1
+    at = next(i for i, b in enumerate(blocks) if b.block.clears_prior)
+    frame = backbone.spec.frame_tokens
+    assert blocks[at - 1].memory.tokens[Role.PRIOR] == 2 * frame
+    assert blocks[at].memory.tokens == {Role.SINK: frame, Role.BANK: frame, Role.CURRENT: 3 * frame}
+    assert blocks[at + 1].memory.tokens[Role.PRIOR] == 2 * frame
+
+
+def test_noise_of_a_block_depends_on_seed_and_block_only(backbone):
+    short, _ = draw(backbone, SinkConfig(), seconds=7.5)
+    long, _ = draw(backbone, SinkConfig(), seconds=30)
+    assert (len(short), len(long)) == (10, 40)
+    assert same(short, long[:10])
+    spec = backbone.spec
+    first, again, other_block, other_seed = (
+        block_noise(spec, seeds, block) for seeds, block in (([7], 4), ([1, 7], 4), ([7], 5), ([8], 4))
+    )
+    for _ in range(4):  # the start and every later step
+        noise = first()
+        assert torch.equal(noise[0], again()[1])
+        assert not torch.equal(noise, other_block()) and not torch.equal(noise, other_seed())
+
+
+def test_rows_of_a_batch_match_their_single_runs(backbone):
+    batch, _ = draw(backbone, RecapConfig(), seeds=(0, 1), seconds=3)
+    for row in (0, 1):
+        single, _ = draw(backbone, RecapConfig(), seeds=(row,), seconds=3)
+        for one, many in zip(single, batch, strict=True):
+            torch.testing.assert_close(one.latents[0], many.latents[row], rtol=1e-3, atol=1e-4)
+
+
+def test_wrong_number_of_seeds_is_refused(backbone):
+    policy = SinkConfig().build(backbone.spec, lambda: None)
+    plan = make_plan([[Shot("a red boat", 1.0)]] * 2, backbone.spec)
+    with pytest.raises(ValueError, match="the plan has 2 rows"):
+        next(rollout(backbone, policy, plan, seeds=[0]))

@@ -1,0 +1,73 @@
+"""Choosing an estimator by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
+from recap.flow.weights import FILE_NAME
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def test_auto_without_weights_is_classical_and_says_so_once(home, said):
+    pytest.importorskip("cv2")
+    assert isinstance(build_flow("auto", notice=said.append), ClassicalFlow)
+    assert len(said) == 1 and "recap weights raft-small" in said[0]
+
+
+@pytest.mark.parametrize("name", ["auto", "raft-small"])
+def test_installed_weights_are_used_in_silence(home, said, raft_weights, name):
+    (home / FILE_NAME).write_bytes(raft_weights.read_bytes())
+    assert isinstance(build_flow(name, notice=said.append), RaftFlow)
+    assert said == []
+
+
+def test_a_file_of_weights_may_be_named(home, said, raft_weights):
+    assert isinstance(build_flow("raft-small", weights=raft_weights, notice=said.append), RaftFlow)
+
+
+def test_classical_by_name_is_silent(home, said):
+    pytest.importorskip("cv2")
+    assert isinstance(build_flow("classical", notice=said.append), ClassicalFlow)
+    assert said == []
+
+
+def test_raft_without_weights_is_refused(home, said):
+    with pytest.raises(ValueError, match=r"not in .*recap weights raft-small"):
+        build_flow("raft-small", notice=said.append)
+
+
+def test_unknown_names_are_refused_with_the_nearest(home, said):
+    with pytest.raises(ValueError, match="did you mean 'raft-small'"):
+        build_flow("raft_small", notice=said.append)
+
+
+def test_every_name_has_a_line():
+    assert list(FLOWS) == ["auto", "raft-small", "classical"]
+    assert all(line and "\n" not in line for line in FLOWS.values())
+
+
+@pytest.mark.parametrize("name", ["raft-small", "classical"])
+def test_estimators_keep_the_contract(home, said, raft_weights, name):
+    """Shapes, type, device, rows apart, and the pictures left as they were."""
+    if name == "classical":
+        pytest.importorskip("cv2")
+    estimate = build_flow(name, weights=raft_weights, notice=said.append)
+    pictures = torch.rand(2, 3, 3, 48, 64)
+    before = pictures.clone()
+    flow = estimate(pictures)
+    assert flow.forward.shape == flow.backward.shape == (2, 2, 2, 48, 64)
+    assert flow.forward.dtype == torch.float32 and flow.forward.device == pictures.device
+    torch.testing.assert_close(estimate(pictures[1:]).forward, flow.forward[1:], atol=1e-3, rtol=0)
+    assert torch.equal(pictures, before)
