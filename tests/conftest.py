@@ -10,6 +10,9 @@ import torch
 from recap.registry import load_backbone
 from recap.types import BackboneSpec
 
+# The tensors here are small: a second thread costs more than it brings, most of all on a busy machine.
+torch.set_num_threads(1)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

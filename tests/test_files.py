@@ -25,9 +25,14 @@ def test_write_whole_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
 def test_failure_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), staged_file(path) as staged:
-        staged.write_text("half of the n")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with staged_file(path) as staged:
+            staged.write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old" and names(tmp_path) == ["a.txt"]
 
 
@@ -74,9 +79,14 @@ def test_link_survives(tmp_path: Path) -> None:
 def test_failure_keeps_the_old_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     fill(out, "old")
-    with pytest.raises(RuntimeError), staged_folder(out, MARKER) as folder:
-        (folder / MARKER).write_text("half")
-        raise RuntimeError
+
+    def failing() -> None:
+        with staged_folder(out, MARKER) as folder:
+            (folder / MARKER).write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        failing()
     assert (out / MARKER).read_text() == "old" and names(tmp_path) == ["out"]
 
 
@@ -89,10 +99,15 @@ def test_folders_of_others_are_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_a_folder_filled_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match="choose another --out"), staged_folder(out, MARKER) as folder:
-        (folder / MARKER).write_text("new")
-        out.mkdir()
-        (out / "letters.txt").write_text("mine")
+
+    def overtaken() -> None:
+        with staged_folder(out, MARKER) as folder:
+            (folder / MARKER).write_text("new")
+            out.mkdir()
+            (out / "letters.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match="choose another --out"):
+        overtaken()
     assert names(out) == ["letters.txt"] and names(tmp_path) == ["out"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recap.video import ClipWriter, join_clips, open_clip
+from recap.video import ClipWriter, Picture, join_clips, open_clip
 
 SIZE = (48, 64)
 
@@ -69,17 +69,27 @@ def test_no_b_pictures(tmp_path: Path) -> None:
 def test_bad_pixels_are_named_and_nothing_is_left(tmp_path: Path, bad: float) -> None:
     good, broken = pixels(5), pixels(5)
     broken[3, 1, 7, 7] = bad
-    with pytest.raises(ValueError, match="picture 8"), ClipWriter(tmp_path / "a.mp4", SIZE, 16) as clip:
-        clip.write(good)
-        clip.write(broken)
+
+    def written() -> None:
+        with ClipWriter(tmp_path / "a.mp4", SIZE, 16) as clip:
+            clip.write(good)
+            clip.write(broken)
+
+    with pytest.raises(ValueError, match="picture 8"):
+        written()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_failure_keeps_the_old_clip(tmp_path: Path) -> None:
     old = make(tmp_path / "a.mp4").read_bytes()
-    with pytest.raises(KeyboardInterrupt), ClipWriter(tmp_path / "a.mp4", SIZE, 16) as clip:
-        clip.write(pixels(30))
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with ClipWriter(tmp_path / "a.mp4", SIZE, 16) as clip:
+            clip.write(pixels(30))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert (tmp_path / "a.mp4").read_bytes() == old and len(list(tmp_path.iterdir())) == 1
 
 
@@ -104,7 +114,9 @@ def test_wrong_shapes_and_empty_clips_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("counts", "fps"), [((9, 12, 12, 4), 16), ((1, 1, 30), 16), ((5, 5), 30000 / 1001)])
-def test_joined_clip_shows_the_pictures_of_its_parts(tmp_path: Path, counts: tuple[int, ...], fps: float) -> None:
+def test_joined_clip_shows_the_pictures_of_its_parts(
+    tmp_path: Path, counts: tuple[int, ...], fps: float
+) -> None:
     parts = [make(tmp_path / f"{i}.mp4", count, seed=i, fps=fps) for i, count in enumerate(counts)]
     assert join_clips(parts, tmp_path / "joined.mp4") == sum(counts)
     expected = np.concatenate([read(part) for part in parts])
@@ -130,8 +142,8 @@ def test_truncated_with_index_in_front_counts_what_is_readable(tmp_path: Path) -
     whole = make(tmp_path / "a.mp4", 60).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) * 6 // 10])
     clip = open_clip(tmp_path / "cut.mp4")
-    seen = []
-    with pytest.raises(ValueError, match="cut off after") as refusal:
+    seen: list[Picture] = []
+    with pytest.raises(ValueError, match="cut off") as refusal:
         seen.extend(clip.pictures())
     assert 10 < len(seen) < 60 and f"after {len(seen)} readable" in str(refusal.value)
 
@@ -146,8 +158,9 @@ def test_truncated_before_its_index(tmp_path: Path) -> None:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")))
         container.mux(stream.encode(None))
     whole = path.read_bytes()
-    for share in (0.2, 0.9, 0.995):
-        path.write_bytes(whole[: int(len(whole) * share)])
+    index = whole.index(b"moov")
+    for end in (index // 5, index - 9, index + 40, whole.index(b"stsd") + 20):
+        path.write_bytes(whole[:end])
         with pytest.raises(ValueError, match="cut off"):
             open_clip(path)
 

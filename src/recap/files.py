@@ -16,6 +16,9 @@ from pathlib import Path
 from recap.errors import refuse
 
 
+_PREFIX = ".recap-"
+
+
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` on success and vanishes on failure."""
@@ -59,6 +62,12 @@ def staged_folder(out: Path, marker: str) -> Iterator[Path]:
         raise
 
 
+def remove_strays(folder: Path) -> None:
+    """Delete half-written files that a killed process left in a folder nobody else is writing to."""
+    for stray in folder.glob(f"{_PREFIX}*"):
+        stray.unlink(missing_ok=True)
+
+
 def _goal(path: Path) -> Path:
     # Through links, so that a linked result is renewed where it really lies and the link survives.
     return Path(path).expanduser().resolve()
@@ -67,7 +76,7 @@ def _goal(path: Path) -> Path:
 def _beside(path: Path) -> Path:
     # The suffix stays, because some writers choose their format by it; the name does not, as it may be at the
     # file system's limit already.
-    return path.parent / f".recap-{secrets.token_hex(8)}{path.suffix[:16]}"
+    return path.parent / f"{_PREFIX}{secrets.token_hex(8)}{path.suffix[:16]}"
 
 
 def _flush(path: Path) -> None:

@@ -48,11 +48,12 @@ TOKEN_PIXELS = 16
 PICTURES_PER_FRAME = 4
 FRAMES_PER_BLOCK = 3
 
-Progress = Callable[[int, int | None], None]
-"""Called with (pictures done, pictures in all or None where the file does not say)."""
+Notice = Callable[[str], None]
+Progress = Callable[[int, int | None, float], None]
+"""Called with (pictures done, pictures in all or None where the file does not say, pictures per second)."""
 
 
-def no_progress(done: int, total: int | None) -> None:
+def no_progress(done: int, total: int | None, rate: float) -> None:
     """The progress that shows nothing."""
 
 
@@ -75,6 +76,10 @@ class InspectionSummary:
     elapsed_s: float
     notices: tuple[str, ...]
 
+    @property
+    def page(self) -> Path:
+        return self.out / "index.html"
+
 
 def inspect_clip(
     path: Path | str,
@@ -86,6 +91,7 @@ def inspect_clip(
     size: tuple[int, int] | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
+    notice: Notice = print,
 ) -> InspectionSummary:
     """Write `out/`: overlay.mp4, scores.npz, bank.png, index.html and inspect.json; whole or not at all.
 
@@ -104,7 +110,8 @@ def inspect_clip(
         with ClipWriter(folder / "overlay.mp4", lens.size, clip.fps) as overlay:
             for pictures in _blocks(clip, lens):
                 overlay.write(scan.take(pictures))
-                progress(scan.num_pictures, clip.num_pictures)
+                rate = scan.num_pictures / (time.monotonic() - started)
+                progress(scan.num_pictures, clip.num_pictures, rate)
         summary = scan.summary(Path(out), lens.notices, started)
         settings = {
             **dataclasses.asdict(config),
@@ -112,6 +119,8 @@ def inspect_clip(
             "capacity_frames": capacity_frames,
         }
         _write_results(folder, scan, summary, settings)
+    for line in summary.notices:
+        notice(line)
     return summary
 
 
@@ -166,13 +175,8 @@ class _Scan:
         # The sink owns the first frame, so its tokens are not offered.
         offered = slice(1, None) if opening else slice(None)
         rows, columns = self.lens.grid
-        axes = torch.meshgrid(
-            torch.arange(first_frame, first_frame + len(raw)),
-            torch.arange(rows),
-            torch.arange(columns),
-            indexing="ij",
-        )
-        source = torch.stack(axes, dim=-1)[offered].reshape(1, -1, 3)
+        frames = torch.arange(first_frame, first_frame + len(raw))[offered]
+        source = torch.cartesian_prod(frames, torch.arange(rows), torch.arange(columns))[None]
         patches = cut_tokens(pictures, place)[offered].reshape(1, 1, source.shape[1], 1, -1)
         self.bank.admit(Candidates(source, score[offered].reshape(1, -1)), patches, patches, retain_top)
         self.num_scored += len(pictures)
@@ -220,7 +224,8 @@ class _Scan:
 
     def timeline(self) -> Timeline:
         fired = (torch.cat(self.raw) > 0).sum(dim=(1, 2)).tolist()
-        times = [_last_picture(frame) / self.clip.fps for frame in range(len(fired))]
+        first = [max(0, _last_picture(frame) - PICTURES_PER_FRAME + 1) for frame in range(len(fired))]
+        times = [picture / self.clip.fps for picture in first]
         return Timeline(self.num_pictures / self.clip.fps, list(zip(times, fired, strict=True)), self.filling)
 
     def tokens(self) -> dict[str, NDArray[Any]]:

@@ -25,7 +25,7 @@ from recap import __version__
 from recap.config import DTYPES, RunConfig, read_json
 from recap.contracts import Admission, Backbone, Decoder, MemoryPolicy, State
 from recap.errors import refuse
-from recap.files import write_whole
+from recap.files import remove_strays, write_whole
 from recap.flow import build_flow
 from recap.plan import Plan, make_plan
 from recap.registry import load_backbone
@@ -174,6 +174,7 @@ class _Run:
 
     def _restore(self) -> int:
         """Load the last state; drop what was written after it. Returns the next block."""
+        remove_strays(self.folder)
         path, start = self.folder / "state.safetensors", 0
         if path.exists():
             try:

@@ -68,14 +68,18 @@ def open_clip(path: Path | str) -> Clip:
     first = next(decoding, None)
     decoding.close()
     if first is None:
-        raise refuse("clip", str(path), "no readable picture in it, perhaps cut off", "copy or download it again")
+        raise refuse(
+            "clip", str(path), "no readable picture in it, perhaps cut off", "copy or download it again"
+        )
     return Clip(path, first.shape[1], first.shape[0], float(rate), claimed)
 
 
 def _container(path: Path) -> Any:
     try:
         container = av.open(str(path))
-    except av.error.InvalidDataError as error:
+    except av.error.FFmpegError as error:
+        if isinstance(error, OSError):  # no permission, say: nothing is wrong with the clip
+            raise
         limit = "not a video, or cut off before its index (0 pictures readable)"
         raise refuse("clip", str(path), limit, "copy or download it again, or convert it to MP4") from error
     if container.format.name == "tty":  # FFmpeg takes any text file for terminal art
@@ -109,8 +113,10 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
                     failure = "cut off"
                 else:
                     frames = packet.decode()
-            except av.error.InvalidDataError:
-                failure = "damaged or cut off"
+            except av.error.FFmpegError as error:
+                if isinstance(error, OSError):
+                    raise
+                failure = "damaged, cut off or in an unknown encoding"
             if failure is not None:
                 frames = _drain(stream)
             for frame in frames:
@@ -118,7 +124,7 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
                 count += 1
             if failure is not None:
                 remedy = "copy or download it again, or cut it there"
-                raise refuse("clip", str(path), f"{failure} after {count} readable pictures", remedy)
+                raise refuse("clip", str(path), f"{failure}, after {count} readable pictures", remedy)
 
 
 def _drain(stream: Any) -> list[Any]:

@@ -75,7 +75,9 @@ def naive_novelty(pictures, forward, backward, config):
                 cycle = math.hypot(dx + there[0], dy + there[1])
                 photometric = np.abs(pictures[t, :, y, x] - colour).mean()
                 flagged = (
-                    cycle > config.cycle_threshold_px or photometric > config.photometric_threshold or not within
+                    cycle > config.cycle_threshold_px
+                    or photometric > config.photometric_threshold
+                    or not within
                 )
                 ground = bilinear(claimed, u, v) if within else 0.0
                 if flagged and ground < 0.5:
@@ -102,7 +104,9 @@ def test_batched_equals_the_definition_pixel_by_pixel(seed):
         want = naive_novelty(*arrays, config)
         assert (want > 0).any() and (want[1:] == 0).any()
         np.testing.assert_allclose(fired[row].numpy(), want, rtol=0, atol=2e-4)
-        np.testing.assert_allclose(score[row].numpy(), naive_scores(want, rows, columns), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            score[row].numpy(), naive_scores(want, rows, columns), rtol=1e-4, atol=1e-5
+        )
 
 
 def naive_scores(fired, rows, columns):
@@ -211,7 +215,9 @@ def test_a_burst_of_motion_does_not_flush_the_bank():
         keys = torch.zeros(1, 1, part.numel(), 1, 1)
         bank.admit(Candidates(source, part.flatten()[None]), keys, keys, retain_top)
         held = bank.held
-        survivors.append({tuple(s) for s, v in zip(held.source[0].tolist(), held.score[0], strict=True) if v > 0})
+        survivors.append(
+            {tuple(s) for s, v in zip(held.source[0].tolist(), held.score[0], strict=True) if v > 0}
+        )
         if block == calm_blocks - 1:
             before = survivors[-1]
     kept = len(before & survivors[-1]) / len(before)

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table, then one JSON line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -38,10 +39,10 @@ def _options(
     """Options of `recap` itself."""
 
 
-def main() -> None:
-    """Exit 0 on success, 2 on what a user can mend; one line says how."""
+def run_safely(command: Callable[[], object]) -> None:
+    """Run; what a user can mend becomes one line that says how, and exit code 2."""
     try:
-        app()
+        command()
     except ValueError as error:
         show_error(str(error))
         sys.exit(2)
@@ -49,3 +50,7 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         show_error(f"{error.strerror or error}{where}; choose another --out or make room there")
         sys.exit(2)
+
+
+def main() -> None:
+    run_safely(app)

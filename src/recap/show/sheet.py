@@ -51,7 +51,8 @@ def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
     count, side = len(patches), patches.pixels.shape[1]
     # Thousands of patches at triple size would make a picture that few programs open gladly.
     scale = scale or (3 if count <= 2500 else 2)
-    cell, gap, text = side * scale, 4, 10
+    cell, gap, dot = side * scale, 4, 1 if scale < 3 else 2
+    text = 5 * dot + 5
     columns = max(8, math.ceil(math.sqrt(count * 1.4)))
     rows = max(1, math.ceil(count / columns))
     sheet = np.full((rows * (cell + text + gap) + gap, columns * (cell + gap) + gap, 3), _PAPER, np.uint8)
@@ -60,7 +61,7 @@ def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
         top = gap + index // columns * (cell + text + gap)
         left = gap + index % columns * (cell + gap)
         sheet[top : top + cell, left : left + cell] = large[index]
-        _write(sheet, f"{patches.seconds[index]:.1f}s", top + cell + 2, left, cell)
+        _write(sheet, f"{patches.seconds[index]:.1f}s", top + cell + 2, left, cell, dot)
     return sheet
 
 
@@ -74,9 +75,10 @@ def sprite(patches: Patches, columns: int = 32) -> Picture:
     return np.ascontiguousarray(grid.reshape(rows * side, columns * side, 3))
 
 
-def _write(sheet: Picture, text: str, top: int, left: int, width: int) -> None:
-    """Write a label of known signs, dropping those that would run into the next patch."""
-    for position, sign in enumerate(text[: (width + 2) // 4]):
-        dots: NDArray[Any] = np.array([mark == "#" for mark in _FONT[sign]]).reshape(5, 3)
-        start = left + 4 * position
-        sheet[top : top + 5, start : start + 3][dots] = _INK
+def _write(sheet: Picture, text: str, top: int, left: int, width: int, dot: int) -> None:
+    """Write a label with dots of that size, dropping the signs that would run into the next patch."""
+    for position, sign in enumerate(text[: (width + dot) // (4 * dot)]):
+        marks: NDArray[Any] = np.array([mark == "#" for mark in _FONT[sign]]).reshape(5, 3)
+        large = marks.repeat(dot, axis=0).repeat(dot, axis=1)
+        start = left + 4 * dot * position
+        sheet[top : top + 5 * dot, start : start + 3 * dot][large] = _INK

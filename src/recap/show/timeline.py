@@ -34,7 +34,8 @@ def draw_timeline(timeline: Timeline) -> str:
         _axis(_TOP, _MIDDLE, f"{peak:g}", "0"),
     ]
     for index, rate in enumerate(rates):
-        left, right = _x(index * bin_s, span), _x(min((index + 1) * bin_s, span), span)
+        end = span if index == len(rates) - 1 else (index + 1) * bin_s
+        left, right = _x(index * bin_s, span), _x(end, span)
         height = (_MIDDLE - _TOP) * rate / peak
         if rate > 0:
             parts.append(
@@ -48,14 +49,13 @@ def draw_timeline(timeline: Timeline) -> str:
 
 
 def _rates(timeline: Timeline, bin_s: float) -> list[float]:
-    """Tokens per second in every bin; the last bin may be shorter than the others."""
-    count = max(1, -int(-timeline.duration // bin_s))
+    """Tokens per second in every bin; the last one takes what is left, half to one and a half bins."""
+    count = max(1, round(timeline.duration / bin_s))
     totals = [0.0] * count
     for when, fired in timeline.fired:
         totals[min(count - 1, int(when / bin_s))] += fired
-    last = timeline.duration - (count - 1) * bin_s
-    widths = [bin_s] * (count - 1) + [max(last, bin_s / 4)]
-    return [total / width for total, width in zip(totals, widths, strict=True)]
+    widths = [bin_s] * (count - 1) + [timeline.duration - (count - 1) * bin_s]
+    return [total / max(width, 1e-6) for total, width in zip(totals, widths, strict=True)]
 
 
 def _bank(timeline: Timeline, span: float) -> list[str]:

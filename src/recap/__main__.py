@@ -1,0 +1,5 @@
+"""`python -m recap`."""
+
+from recap.cli.main import main
+
+main()

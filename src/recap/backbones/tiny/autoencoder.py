@@ -1,0 +1,285 @@
+"""The embedded backbone's video autoencoder, in Wan's geometry: 4 pictures and 8 x 8 pixels to one latent.
+
+Time is handled by 2D layers alone. A latent frame stands for one *step* of four pictures, which travel as
+channels (or, at half resolution, as rows of the batch); a residual block may also read part of what it saw
+one step earlier. So the network is causal with a finite memory, a stream keeps one tensor per such block,
+and every step costs the same. The first picture of a clip is a step of four equal pictures, of which the
+decoder hands out the last; before the first step the memory holds the first step itself, as if the picture
+had always been there. Norms run over channels only, so nothing depends on how a stream is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recap.contracts import State
+from recap.errors import refuse
+
+CELL = 8
+"""Side of the square of pixels that one latent covers: three halvings."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoencoderSpec:
+    """Every size of the autoencoder; widths and depths from half resolution down to an eighth."""
+
+    latent_channels: int
+    pictures_per_frame: int
+    widths: tuple[int, int, int]  # channels: of one picture at 1/2, of a step at 1/4 and 1/8
+    depths: tuple[int, int, int]  # residual blocks at 1/2, 1/4 and 1/8
+    remembered: tuple[int, int]  # channels of the step before that a block reads, at 1/4 and 1/8
+
+
+EMBEDDED_AUTOENCODER = AutoencoderSpec(
+    latent_channels=16,
+    pictures_per_frame=4,
+    widths=(32, 112, 160),
+    depths=(2, 3, 2),
+    remembered=(48, 80),
+)
+
+
+class Memory(Protocol):
+    """Where a block finds what it saw one step earlier."""
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        """The tensor the block of that name handed in one step before x, in the shape of x."""
+
+
+class WholeClip:
+    """All steps of a clip side by side in the batch: the step before is the neighbour."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        steps = x.unflatten(0, (-1, self._num_steps))
+        return torch.cat([steps[:, :1], steps[:, :-1]], dim=1).flatten(0, 1)
+
+
+class Stream:
+    """One step at a time, for ever."""
+
+    def __init__(self) -> None:
+        self.kept: State = {}
+
+    def previous(self, name: str, x: Tensor) -> Tensor:
+        before = self.kept.get(name, x)
+        self.kept[name] = x
+        return before
+
+
+class ChannelNorm(nn.Module):
+    """Root mean square norm over the channels of each place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6)
+        normed: Tensor = x * scale * self.weight.to(x.dtype).view(-1, 1, 1)
+        return normed
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut; the last starts at zero, so a deep stack starts as the identity."""
+
+    def __init__(self, name: str, width: int, remembered: int) -> None:
+        super().__init__()
+        self.name = name
+        self.remembered = remembered
+        self.norm1 = ChannelNorm(width)
+        self.conv1 = nn.Conv2d(width + remembered, width, 3, padding=1)
+        self.norm2 = ChannelNorm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        hidden = functional.silu(self.norm1(x))
+        if self.remembered:
+            before = memory.previous(self.name, hidden[:, : self.remembered])
+            hidden = torch.cat([hidden, before], dim=1)
+        hidden = functional.silu(self.norm2(self.conv1(hidden)))
+        changed: Tensor = x + self.conv2(hidden)
+        return changed
+
+
+class Stack(nn.ModuleList):
+    """The residual blocks of one resolution."""
+
+    def __init__(self, name: str, width: int, depth: int, remembered: int) -> None:
+        super().__init__(ResidualBlock(f"{name}.{index}", width, remembered) for index in range(depth))
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        for block in self:
+            x = block(x, memory)
+        return x
+
+
+class Encoder(nn.Module):
+    """Steps of pictures in -1..1 to raw latents."""
+
+    def __init__(self, spec: AutoencoderSpec) -> None:
+        super().__init__()
+        fine, middle, coarse = spec.widths
+        self.count = spec.pictures_per_frame
+        self.enter = nn.Conv2d(3 * 4, fine, 3, padding=1)
+        self.fine = Stack("fine", fine, spec.depths[0], 0)
+        self.join = nn.Conv2d(self.count * fine * 4, middle, 1)
+        self.middle = Stack("middle", middle, spec.depths[1], spec.remembered[0])
+        self.shrink = nn.Conv2d(middle * 4, coarse, 1)
+        self.coarse = Stack("coarse", coarse, spec.depths[2], spec.remembered[1])
+        self.norm = ChannelNorm(coarse)
+        self.leave = nn.Conv2d(coarse, spec.latent_channels, 3, padding=1)
+
+    def forward(self, steps: Tensor, memory: Memory) -> Tensor:
+        """N P 3 Y X -> N C Y/8 X/8."""
+        halves = functional.pixel_unshuffle(steps.flatten(0, 1), 2)
+        halves = self.fine(self.enter(_nhwc(halves)), memory)
+        quarters = functional.pixel_unshuffle(halves, 2).unflatten(0, (-1, self.count)).flatten(1, 2)
+        x = self.middle(self.join(_nhwc(quarters)), memory)
+        x = self.coarse(self.shrink(_nhwc(functional.pixel_unshuffle(x, 2))), memory)
+        latents: Tensor = self.leave(functional.silu(self.norm(x)))
+        return latents
+
+
+class Decoder(nn.Module):
+    """Raw latents to steps of pictures in -1..1, not clamped."""
+
+    def __init__(self, spec: AutoencoderSpec) -> None:
+        super().__init__()
+        fine, middle, coarse = spec.widths
+        self.count = spec.pictures_per_frame
+        self.enter = nn.Conv2d(2 * spec.latent_channels, coarse, 3, padding=1)
+        self.coarse = Stack("coarse", coarse, spec.depths[2], spec.remembered[1])
+        self.grow = nn.Conv2d(coarse, middle * 4, 1)
+        self.middle = Stack("middle", middle, spec.depths[1], spec.remembered[0])
+        self.split = nn.Conv2d(middle, self.count * fine * 4, 1)
+        self.fine = Stack("fine", fine, spec.depths[0], 0)
+        self.norm = ChannelNorm(fine)
+        self.leave = nn.Conv2d(fine, 3 * 4, 3, padding=1)
+
+    def forward(self, latents: Tensor, memory: Memory) -> Tensor:
+        """N C rows columns -> N P 3 Y X."""
+        before = memory.previous("latents", latents)
+        x = self.coarse(self.enter(_nhwc(torch.cat([latents, before], dim=1))), memory)
+        x = self.middle(_nhwc(functional.pixel_shuffle(self.grow(x), 2)), memory)
+        pictures = self.split(x).unflatten(1, (self.count, -1)).flatten(0, 1)
+        halves = self.fine(_nhwc(functional.pixel_shuffle(pictures, 2)), memory)
+        full = functional.pixel_shuffle(self.leave(functional.silu(self.norm(halves))), 2)
+        return full.unflatten(0, (-1, self.count))
+
+
+class Autoencoder(nn.Module):
+    """Both halves, and the statistics that make latents zero-mean and unit-variance per channel."""
+
+    latent_mean: Tensor
+    latent_std: Tensor
+
+    def __init__(self, spec: AutoencoderSpec = EMBEDDED_AUTOENCODER) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = Encoder(spec)
+        self.decoder = Decoder(spec)
+        self.register_buffer("latent_mean", torch.zeros(spec.latent_channels))
+        self.register_buffer("latent_std", torch.ones(spec.latent_channels))
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """B T 3 Y X in 0..1, T = 1 + n P -> normalised latents B 1+n C Y/8 X/8."""
+        return (self.encode_raw(pixels) - _per_channel(self.latent_mean)) / _per_channel(self.latent_std)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Normalised latents B F C rows columns -> B T 3 Y X in 0..1, all steps at once."""
+        raw = latents * _per_channel(self.latent_std) + _per_channel(self.latent_mean)
+        return self.decode_raw(raw).clamp(0, 1)
+
+    def encode_raw(self, pixels: Tensor) -> Tensor:
+        """Latents as the encoder makes them: what training works on."""
+        self._check(pixels)
+        count = self.spec.pictures_per_frame
+        held = pixels[:, :1].expand(-1, count - 1, -1, -1, -1)
+        steps = torch.cat([held, pixels], dim=1).unflatten(1, (-1, count))
+        latents: Tensor = self.encoder(steps.flatten(0, 1) * 2 - 1, WholeClip(steps.shape[1]))
+        return latents.unflatten(0, steps.shape[:2])
+
+    def decode_raw(self, latents: Tensor) -> Tensor:
+        """Pixels of raw latents, not clamped, so that a gradient reaches what is out of range."""
+        steps = self.decoder(latents.flatten(0, 1), WholeClip(latents.shape[1]))
+        pictures = steps.unflatten(0, latents.shape[:2]).flatten(1, 2)
+        return pictures[:, self.spec.pictures_per_frame - 1 :] * 0.5 + 0.5
+
+    def _check(self, pixels: Tensor) -> None:
+        count = self.spec.pictures_per_frame
+        if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % CELL or pixels.shape[4] % CELL:
+            limit = f"pictures are RGB with sides that {CELL} divides"
+            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
+        if pixels.shape[1] % count != 1:
+            limit = f"a clip is 1 picture and then {count} per latent frame"
+            raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {count} pictures")
+
+
+class StreamingDecoder:
+    """Latents to pixels, frame by frame: every kernel sees the same shapes however the stream is cut."""
+
+    def __init__(self, autoencoder: Autoencoder) -> None:
+        self._model = autoencoder
+        self._stream = Stream()
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """B F C rows columns -> B T 3 Y X, fp32 in 0..1; the first frame of the stream is one picture."""
+        self._check(latents)
+        mean, std = self._model.latent_mean, self._model.latent_std
+        raw = latents.to(mean.device, mean.dtype) * _per_channel(std) + _per_channel(mean)
+        pictures = []
+        for frame in raw.unbind(1):
+            opening = not self._stream.kept
+            step = self._model.decoder(frame, self._stream)
+            pictures.append(step[:, -1:] if opening else step)
+        return torch.cat(pictures, dim=1).to(torch.float32).mul_(0.5).add_(0.5).clamp_(0, 1)
+
+    def state(self) -> State:
+        # Contiguous copies: the blocks hand in slices, and a state handed out must not change later.
+        return {name: kept.clone(memory_format=torch.contiguous_format) for name, kept in self._kept()}
+
+    def load_state(self, state: State) -> None:
+        names = set(self._names())
+        if state and set(state) != names:
+            limit = f"an open stream of this decoder keeps {', '.join(sorted(names))}"
+            raise refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+        like = self._model.latent_mean
+        # The layout of memory decides which kernel runs; restored tensors get the one they had.
+        self._stream.kept = {name: _nhwc(kept.to(like).clone()) for name, kept in state.items()}
+
+    def _kept(self) -> list[tuple[str, Tensor]]:
+        return sorted(self._stream.kept.items())
+
+    def _names(self) -> list[str]:
+        decoder = self._model.decoder
+        blocks = [m.name for m in decoder.modules() if isinstance(m, ResidualBlock) and m.remembered]
+        return ["latents", *blocks]
+
+    def _check(self, latents: Tensor) -> None:
+        channels = self._model.spec.latent_channels
+        if latents.dim() != 5 or latents.shape[2] != channels or latents.shape[1] == 0:
+            limit = f"this decoder reads frames of {channels} channels"
+            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
+        known = self._stream.kept.get("latents")
+        if known is not None and known.shape != latents[:, 0].shape:
+            limit = f"this stream began with frames of shape {tuple(known.shape)}"
+            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")
+
+
+def _per_channel(statistic: Tensor) -> Tensor:
+    return statistic.view(-1, 1, 1)
+
+
+def _nhwc(x: Tensor) -> Tensor:
+    """Channels innermost in memory: convolutions run fastest so, on CPU and GPU alike."""
+    return x.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,281 @@
+"""Bad input: one clear line, exit code 2, and nothing half-written in place of something old."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recap.cli import main as cli
+from recap.scenes import make_scene, render
+from recap.video import ClipWriter
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    scene = make_scene("entering", size=(64, 96), num_pictures=33)
+    with ClipWriter(path, scene.size, scene.fps) as writer:
+        writer.write(render(scene).pictures)
+    return path
+
+
+@pytest.fixture
+def recap(monkeypatch, capsys, tmp_path):
+    """Run a command in this process and in an empty folder; returns exit code and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["recap", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code or 0, capsys.readouterr().err
+
+    return run
+
+
+def refused(outcome, *words):
+    code, said = outcome
+    assert code == 2, said
+    lines = [line for line in said.splitlines() if "error:" in line]
+    assert len(lines) == 1, said
+    assert "Traceback" not in said
+    for word in words:
+        assert str(word) in lines[0], lines[0]
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# --- inspect -------------------------------------------------------------------------------------------------
+
+
+def made_clip(path, kind, clip):
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(clip.read_bytes()[: clip.stat().st_size * 2 // 3])
+    elif kind == "headless":
+        path.write_bytes(clip.read_bytes()[200:])
+    elif kind == "text":
+        path.write_text("these are words, not pictures\n" * 100)
+    elif kind == "noise":
+        path.write_bytes(np.random.default_rng(0).bytes(100_000))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "one-picture":
+        with ClipWriter(path, (64, 96), 16) as writer:
+            writer.write(torch.rand(1, 3, 64, 96))
+    elif kind == "small":
+        with ClipWriter(path, (16, 16), 16) as writer:
+            writer.write(torch.rand(9, 3, 16, 16))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("missing", "no such file"),
+        ("empty", "empty"),
+        ("truncated", "cut off"),
+        ("headless", "clip"),
+        ("text", "clip"),
+        ("noise", "clip"),
+        ("folder", "folder"),
+        ("one-picture", "picture"),
+        ("small", "16x16"),
+    ],
+)
+def test_inspect_refuses_what_is_no_clip_and_keeps_the_old_result(recap, tmp_path, clip, kind, word):
+    code, said = recap("inspect", clip, "--out", "result", "--flow", "classical")
+    assert code == 0, said
+    before = files_below(tmp_path / "result")
+    bad = made_clip(tmp_path / "bad.mp4", kind, clip)
+    refused(recap("inspect", bad, "--out", "result", "--flow", "classical"), word)
+    assert files_below(tmp_path / "result") == before
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left <= {"result", "bad.mp4"}
+
+
+def test_inspect_refuses_odd_sizes_and_says_how_to_rescale(recap, tmp_path):
+    """Lossless, since 4:2:0 video has no odd sizes."""
+    import av
+
+    path = tmp_path / "odd.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=16)
+        stream.width, stream.height, stream.pix_fmt = 97, 65, "bgr0"
+        for value in range(9):
+            picture = np.full((65, 97, 3), 20 * value, dtype=np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode(None):
+            container.mux(packet)
+    refused(recap("inspect", path, "--flow", "classical"), "97x65", "--size")
+    code, said = recap("inspect", path, "--flow", "classical", "--size", "96x64")
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--flow", "clasical"), ("clasical", "classical")),
+        (("--size", "big"), ("--size", "big")),
+        (("--size", "97x65"), ("97x65",)),
+        (("--capacity-frames", "-1"), ("capacity", "-1")),
+        (("--set", "cycle_treshold_px=1"), ("cycle_treshold_px", "cycle_threshold_px")),
+        (("--set", "cycle_threshold_px=-1"), ("cycle_threshold_px", "-1")),
+        (("--set", "cycle_threshold_px=much"), ("cycle_threshold_px", "much")),
+        (("--set", "percentile"), ("--set", "percentile")),
+    ],
+)
+def test_inspect_refuses_bad_options(recap, tmp_path, clip, arguments, words):
+    refused(recap("inspect", clip, *arguments), *words)
+    assert not (tmp_path / "inspections").exists()
+
+
+def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, clip):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    refused(recap("inspect", clip, "--out", "thesis", "--flow", "classical"), "thesis", "another --out")
+    assert files_below(tmp_path / "thesis") == {"chapter.txt": b"years of work"}
+
+
+# --- generate ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("prompt",)),
+        (("a boat", "--seconds", "0"), ("seconds", "0")),
+        (("a boat", "--seconds", "-3"), ("seconds", "-3")),
+        (("a boat", "--seconds", "nan"), ("seconds", "nan")),
+        (("a boat", "--rows", "0"), ("rows", "0")),
+        (("a boat", "--backbone", "untraind"), ("untraind", "untrained")),
+        (("a boat", "--backbone", "no.such.module:Name"), ("no.such.module:Name", "package.module:Name")),
+        (("a boat", "--memory", "recpa"), ("recpa", "recap")),
+        (("a boat", "--flow", "raft"), ("raft", "raft-small")),
+        (("a boat", "--device", "tpu"), ("device", "tpu")),
+        (("a boat", "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
+        (("a boat", "--set", "memory.reinforcement=0"), ("reinforcement", "0")),
+        (("a boat", "--set", "memory.reinforcement=-2"), ("reinforcement", "-2")),
+        (("a boat", "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
+        (("a boat", "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
+        (("a boat", "--set", "memory.sink_frames=1.5"), ("sink_frames", "1.5", "int")),
+        (("a boat", "--set", "memory.sink_frames=true"), ("sink_frames", "True")),
+        (("a boat", "--set", "admission.percentile=200"), ("percentile", "200")),
+        (("a boat", "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
+        (("a boat", "--set", "dtype=float31"), ("float31", "float32")),
+        (("a boat", "--set", "memroy.reinforcement=5"), ("memroy", "memory")),
+        (("a boat", "--set", "seeds=3"), ("seeds", "3")),
+        (("--script", "missing.json"), ("missing.json",)),
+        (("--resume", "missing"), ("missing", "run.json")),
+        (("--from", "missing.json"), ("missing.json",)),
+    ],
+)
+def test_generate_refuses_and_makes_nothing(recap, tmp_path, arguments, words):
+    refused(recap("generate", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("not json", "JSON"),
+        ("{}", "list"),
+        ("[]", "at least 1"),
+        ("[1]", "table"),
+        ('[{"prompt": "a"}]', "seconds"),
+        ('[{"prompt": "a", "seconds": "long"}]', "float"),
+        ('[{"prompt": 5, "seconds": 1}]', "str"),
+        ('[{"prompt": "a", "seconds": 1, "cutt": true}]', "cut"),
+    ],
+)
+def test_generate_refuses_bad_scripts(recap, tmp_path, text, word):
+    (tmp_path / "script.json").write_text(text)
+    refused(recap("generate", "--script", "script.json"), word)
+    assert [p.name for p in tmp_path.iterdir()] == ["script.json"]
+
+
+def test_generate_does_not_touch_a_folder_that_holds_something(recap, tmp_path):
+    code, said = recap("generate", "a boat", "--seconds", "1", "--out", "run", "--flow", "classical")
+    assert code == 0, said
+    before = files_below(tmp_path / "run")
+    refused(recap("generate", "a boat", "--seconds", "1", "--out", "run"), "run", "--resume")
+    assert files_below(tmp_path / "run") == before
+
+
+def test_a_run_repeats_exactly_from_its_own_record(recap, tmp_path):
+    first = ("generate", "a boat", "--seconds", "2", "--seed", "7", "--memory", "sink", "--out", "one")
+    assert recap(*first, "--set", "memory.reinforcement=3")[0] == 0
+    assert recap("generate", "--from", "one/run.json", "--out", "two")[0] == 0
+    for name in ("latents.safetensors", "trace.jsonl", "run.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_damaged_state_is_refused_and_left_alone(recap, tmp_path):
+    assert recap("generate", "a boat", "--seconds", "2", "--out", "run", "--flow", "classical")[0] == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    state = tmp_path / "run" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    before = files_below(tmp_path / "run")
+    refused(recap("generate", "--resume", "run"), "state", "start the run anew")
+    assert files_below(tmp_path / "run") == before
+
+
+def test_an_output_that_cannot_be_written_is_one_line(recap, tmp_path, clip):
+    (tmp_path / "file").write_text("in the way")
+    refused(recap("generate", "a boat", "--out", "file/run", "--flow", "classical"), "file")
+    refused(recap("inspect", clip, "--out", "file/result", "--flow", "classical"), "file")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect"])
+def test_a_full_disk_is_one_line_and_leaves_no_result(tmp_path, clip, command):
+    """A limit on file sizes fails writes half-way, as a full disk does."""
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    what = ["a boat", "--seconds", "2"] if command == "generate" else [str(clip)]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "recap",
+            command,
+            *what,
+            "--flow",
+            "classical",
+            "--out",
+            str(tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+    )
+    refused((done.returncode, done.stderr), "--out")
+    assert not list(tmp_path.rglob("*.mp4")) and not list(tmp_path.rglob("index.html"))
+
+
+def test_weights_by_another_name_are_refused(recap):
+    refused(recap("weights", "raft-smal"), "raft-smal", "raft-small")
+
+
+def test_list_names_everything(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recap", "list"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    said = capsys.readouterr().out
+    for name in ("untrained", "none", "sink", "recap", "flow", "classical", "raft-small"):
+        assert name in said

@@ -1,0 +1,129 @@
+"""Rules of the house that a reader would otherwise have to hold in mind."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from recap.flow import FLOWS
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "recap"
+PYTHON = sorted(SOURCE.rglob("*.py"))
+
+
+# What draws, keeps, notices and reads a video, without the models (backbones) and what is built on top of it all.
+ABOVE_THE_CORE = {"backbones", "bench", "cli", "inspection.py", "framing.py", "scenes", "show", "__main__.py"}
+
+
+def test_core_stays_small():
+    core = [path for path in PYTHON if path.relative_to(SOURCE).parts[0] not in ABOVE_THE_CORE]
+    assert sum(len(path.read_text().splitlines()) for path in core) < 3500
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_sizes_of_models_stand_in_spec_tables_only(path):
+    """1560 tokens, 4680 a block, 32760 a cache, 1536 and 8960 channels: another model must not be an edit."""
+    if path.name != "spec.py":
+        numbers = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        assert not numbers & {1560, 4680, 32760, 1536, 8960}
+
+
+def test_every_name_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for name in [*BACKBONES, *MEMORIES, *ADMISSIONS, *FLOWS]:
+        assert f"`{name}`" in readme, name
+
+
+def test_equations_of_the_paper_are_mapped():
+    method = (ROOT / "docs" / "method.md").read_text()
+    for file, name in re.findall(r"`(src/recap/[\w/]+\.py)`: `(\w+)`", method):
+        text = (ROOT / file).read_text()
+        assert re.search(rf"(def|class) {name}\b|\b{name}\b.*[:=]", text), f"{file} has no {name}"
+    for equation in ("layout_base", "sink", "layout_bank", "novelty", "score"):
+        assert f"eq. ({equation})" in method, equation
+
+
+OPTIONS = {
+    "generate": {
+        "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
+        "--out", "--from", "--resume", "--help",
+    },
+    "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
+    "list": {"--help"},
+    "weights": {"--help"},
+}  # fmt: skip
+
+
+def test_commands_and_options_do_not_swell_by_accident():
+    def options(*command):
+        shown = subprocess.run(
+            [sys.executable, "-m", "recap", *command, "--help"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+            check=True,
+        ).stdout
+        return set(re.findall(r"--[a-z][a-z-]*", shown)), shown
+
+    _, shown = options()
+    for command, expected in OPTIONS.items():
+        assert command in shown
+        # Default values and examples in help texts may mention options; only rows of the table count.
+        found, _ = options(command)
+        assert found == expected, command
+
+
+def test_wheel_builds_and_imports_without_extras(tmp_path):
+    """Everything in the wheel imports with nothing but the core dependencies."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+        names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
+        assert "recap/show/page.html" in archive.namelist()
+    modules = [n.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for n in names]
+    program = f"""
+import sys
+class NoExtras:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"cv2", "pytest", "hypothesis", "torchvision", "diffusers", "transformers", "ray"}}:
+            raise ImportError(name + " is an extra")
+sys.meta_path.insert(0, NoExtras())
+sys.path.insert(0, {str(site)!r})
+import importlib
+for name in {modules!r}:
+    importlib.import_module(name)
+import recap
+assert recap.__file__.startswith({str(site)!r}), recap.__file__
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_is_stated_once():
+    import recap
+
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{recap.__version__}"' in project

@@ -1,0 +1,96 @@
+"""Who may import whom (the table of the house), and that the core needs no extra."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
+
+# Room -> what it may import of ours. A room may always import from itself.
+GROUND = {"types", "contracts", "errors"}
+CORE = GROUND | {"attention", "flow", "novelty", "memory", "backbones", "plan", "trace", "rollout"}
+FILES = {"files", "video"}
+COMPOSED = CORE | FILES | {"run", "registry", "config", "__init__"}
+MAY_IMPORT = {
+    "types": set(),
+    "errors": set(),
+    "contracts": {"types"},
+    "attention": GROUND,
+    "flow": GROUND,
+    "novelty": GROUND | {"flow.warp"},
+    "memory": GROUND,
+    "backbones": GROUND | {"attention"},
+    "plan": GROUND,
+    "trace": GROUND,
+    "rollout": GROUND | {"attention.context", "plan"},
+    "files": {"errors"},
+    "video": {"errors", "files"},
+    "registry": CORE,
+    "config": CORE | {"registry"},
+    "run": COMPOSED,
+    "__init__": COMPOSED,
+    "scenes": {"errors", "flow.warp"},
+    "framing": {"errors", "video"},
+    "show": GROUND | FILES | {"framing"},
+    # Inspection is a composition of its own: novelty and bank on a clip, without a backbone.
+    "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
+    "bench": COMPOSED,
+    "cli": COMPOSED | {"inspection", "scenes", "show", "cli"},
+    "__main__": {"cli"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Our modules that a file imports, as dotted names below `recap`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path.name} imports relatively; write recap.… in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {n if is_module(n) else node.module for n in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    ours = {name for name in found if name == "recap" or name.startswith("recap.")}
+    return {name.removeprefix("recap").lstrip(".") or "__init__" for name in ours}
+
+
+def is_module(name: str) -> bool:
+    place = SOURCE.parent.joinpath(*name.split("."))
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_rooms_keep_to_the_table(path):
+    room = room_of(path)
+    assert room in MAY_IMPORT, f"{room} is a new room: give it a row in the table"
+    allowed = MAY_IMPORT[room] | {room}
+    for name in imported(path):
+        permitted = any(name == a or name.startswith(f"{a}.") for a in allowed)
+        assert permitted, f"{room} may not import recap.{name}"
+
+
+def test_nobody_imports_the_commands():
+    for path in modules():
+        if room_of(path) not in ("cli", "__main__"):
+            assert not any(name.split(".")[0] == "cli" for name in imported(path)), path
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_optional_packages_are_imported_lazily(path):
+    """cv2 is an extra, and machines without it must be able to import every module."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            assert not any(n.split(".")[0] in {"cv2", "torchvision", "diffusers", "ray"} for n in names)

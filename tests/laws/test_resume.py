@@ -1,0 +1,97 @@
+"""A killed run, resumed in a new process, ends in the same latents, trace and bank as an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from recap.video import open_clip
+
+TRIES = 20
+SCRIPT = '[{"prompt": "a red boat", "seconds": 5}, {"prompt": "a blue house", "seconds": 4}]'
+# The state holds the bank, the novelty's maps and the decoder's stream. The videos are not among the files
+# compared byte by byte: x264 was seen to encode equal pictures to unequal bytes now and then.
+SAME_BYTES = ("latents.safetensors", "trace.jsonl", "state.safetensors", "run.json")
+OTHERS = {"summary.json", "timing.jsonl", "video-0.mp4", "video-1.mp4"}
+
+
+def recap(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "recap", *map(str, arguments)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=one_thread)
+
+
+def start(folder: Path, script: Path) -> subprocess.Popen[bytes]:
+    return recap("generate", "--script", script, "--rows", "2", "--flow", "classical", "--out", folder)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors.decode()
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "script.json"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, script) -> tuple[Path, float]:
+    """A whole run, and how long it worked from its first file to its end."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    process = start(folder, script)
+    wait_for(folder / "run.json")
+    began = time.monotonic()
+    finish(process)
+    return folder, time.monotonic() - began
+
+
+def wait_for(path: Path) -> None:
+    limit = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < limit, f"{path} did not appear"
+        time.sleep(0.002)
+
+
+def test_killed_at_a_random_moment_and_resumed_equals_undisturbed(tmp_path, script, undisturbed):
+    whole, seconds = undisturbed
+
+    def attempt(number: int) -> int:
+        """Returns how many blocks were whole when the run was killed."""
+        folder = tmp_path / str(number) / "run"
+        process = start(folder, script)
+        wait_for(folder / "run.json")
+        time.sleep(random.Random(number).uniform(0, 1.1 * seconds))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        trace = folder / "trace.jsonl"
+        lines = trace.read_text().count("\n") if trace.exists() else 0
+        finish(recap("generate", "--resume", folder))
+        for name in SAME_BYTES:
+            assert (folder / name).read_bytes() == (whole / name).read_bytes(), f"try {number}: {name}"
+        names = {path.name for path in folder.iterdir()} - {".lock"}
+        assert names == {*SAME_BYTES, *OTHERS}  # nothing that the kill cut short is left over
+        for video in ("video-0.mp4", "video-1.mp4"):
+            assert open_clip(folder / video).num_pictures == open_clip(whole / video).num_pictures
+        return lines
+
+    with ThreadPoolExecutor(2) as pool:
+        stops = list(pool.map(attempt, range(TRIES)))
+    assert len(set(stops)) > 3, f"the kills must fall on different blocks, not {stops}"
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed):
+    whole, _ = undisturbed
+    before = {path.name: path.stat().st_mtime_ns for path in whole.iterdir() if path.name != ".lock"}
+    finish(recap("generate", "--resume", whole))
+    assert {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != ".lock"} == before
