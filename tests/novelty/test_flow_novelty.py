@@ -288,6 +288,19 @@ def test_pictures_that_do_not_fit_are_refused(shape, message):
         novelty.notice(torch.rand(shape))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_pictures_with_nan_or_infinity_are_refused_and_change_nothing(value):
+    flow = torch.zeros(1, 20, 2, 16, 24)
+    novelty = FlowNovelty(FlowNoveltyConfig(), ExactFlow(flow, flow), (2, 3), 16, 4)
+    novelty.notice(torch.rand(1, 9, 3, 32, 48))
+    before = novelty.state()
+    bad = torch.rand(1, 12, 3, 32, 48)
+    bad[0, 7, 1, 3, 4] = value
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        novelty.notice(bad)
+    assert all(torch.equal(novelty.state()[name], kept) for name, kept in before.items())
+
+
 @pytest.mark.parametrize(
     "change",
     [

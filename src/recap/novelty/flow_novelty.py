@@ -153,17 +153,16 @@ class FlowNovelty:
 
     def _shrink(self, pixels: Tensor) -> Tensor:
         factor = self.config.flow_downscale
-        return functional.avg_pool2d(pixels.flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
+        small: Tensor = functional.avg_pool2d(pixels.flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
+        return small
 
     def _pool(self, fired: Tensor, opening: bool) -> Tensor:
         """Maximum over the pixels of a token and the pictures of a frame; frame 0 is picture 0 alone."""
         side = self._token_pixels // self.config.flow_downscale
         patches = functional.max_pool2d(fired, side)
-        if opening:
-            head, tail = patches[:, :1], patches[:, 1:]
-            frames = tail.unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
-            return torch.cat([head, frames], dim=1)
-        return patches.unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
+        alone = 1 if opening else 0
+        frames: Tensor = patches[:, alone:].unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
+        return torch.cat([patches[:, :alone], frames], dim=1)
 
     def _scale(self, raw: Tensor) -> Tensor:
         """max(rho_b, 1): the percentile of the block's positive scores, row by row."""
@@ -176,6 +175,10 @@ class FlowNovelty:
         if pixels.dim() != 5 or pixels.shape[2] != 3 or tuple(pixels.shape[3:]) != size:
             limit = f"must be B T 3 {size[0]} {size[1]}, the pictures of a {self._grid} grid of tokens"
             raise refuse("pixels", tuple(pixels.shape), limit, "resize or crop the pictures first")
+        # A NaN would rank above every score for good. On a GPU the check would stall the block; there the run's own
+        # check of each finished block stands in.
+        if pixels.device.type == "cpu" and not bool(torch.isfinite(pixels).all()):
+            raise refuse("pixels", "NaN or infinity", "must be finite", "look for the step that made them")
         whole = pixels.shape[1] - (self._last is None)
         if whole < 0 or whole % self._pictures_per_frame:
             limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"

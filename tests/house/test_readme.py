@@ -1,0 +1,49 @@
+"""What the README shows is run here as printed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import recap
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_six_lines_draw_a_video(capsys):
+    lines = (
+        SNIPPETS[0]
+        .replace('"seconds": 10', '"seconds": 2, "cut": False')
+        .replace('"memory": "recap"', '"memory": "recap", "flow": "classical"')
+    )
+    exec(compile(lines, "README", "exec"), {})
+    said = capsys.readouterr().out
+    assert "torch.Size([1, 9, 3, 64, 96])" in said and "bank" in said
+
+
+@pytest.fixture
+def example(monkeypatch):
+    module = types.ModuleType("my_memory")
+    module.__dict__["__name__"] = "my_memory"
+    monkeypatch.setitem(sys.modules, "my_memory", module)
+    exec(compile(SNIPPETS[1], "README", "exec"), module.__dict__)
+    return module
+
+
+def test_the_memory_of_the_readme_is_the_plain_window(example, backbone):
+    """With a window of two blocks, the last block is all that `none` remembers too."""
+    assert len(SNIPPETS[1].splitlines()) <= 40
+    shots = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds": 2}]
+    drawn = {}
+    for name in ("none", "my_memory:LastBlockConfig"):
+        config = recap.RunConfig.from_dict({"shots": shots, "memory": name})
+        memory = recap.build_memory(config, backbone.spec)
+        plan = recap.make_plan([config.shots], backbone.spec)
+        drawn[name] = torch.cat([b.latents for b in recap.rollout(backbone, memory, plan, seeds=[0])])
+    assert torch.equal(*drawn.values())
