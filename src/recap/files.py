@@ -15,7 +15,6 @@ from pathlib import Path
 
 from recap.errors import refuse
 
-
 _PREFIX = ".recap-"
 
 

@@ -30,4 +30,5 @@ class SquaresWorld:
             pixels = torch.where(inside.unsqueeze(2), draw(num_clips, 1, 3, 1, 1), pixels)
         blocks = (self.num_pictures + 3) // 12 or 1
         words = torch.randint(1, 20, (num_clips, blocks, self.words), generator=generator)
-        return Clips(pixels, words)
+        frames = (self.num_pictures + 3) // 4
+        return Clips(pixels, words, draw(num_clips, frames, height // 16, width // 16))

@@ -82,7 +82,9 @@ class ChannelNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6)
+        # Autocast would take `square` and `rsqrt` up to fp32, and with them every activation after them.
+        power = (x * x).mean(dim=1, keepdim=True, dtype=torch.float32)
+        scale = torch.rsqrt(power + 1e-6).to(x.dtype)
         normed: Tensor = x * scale * self.weight.to(x.dtype).view(-1, 1, 1)
         return normed
 
@@ -98,7 +100,6 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(width + remembered, width, 3, padding=1)
         self.norm2 = ChannelNorm(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
-        nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         hidden = functional.silu(self.norm1(x))
@@ -173,7 +174,8 @@ class Decoder(nn.Module):
         pictures = self.split(x).unflatten(1, (self.count, -1)).flatten(0, 1)
         halves = self.fine(_nhwc(functional.pixel_shuffle(pictures, 2)), memory)
         full = functional.pixel_shuffle(self.leave(functional.silu(self.norm(halves))), 2)
-        return full.unflatten(0, (-1, self.count))
+        steps: Tensor = full.unflatten(0, (-1, self.count))
+        return steps
 
 
 class Autoencoder(nn.Module):
@@ -189,6 +191,7 @@ class Autoencoder(nn.Module):
         self.decoder = Decoder(spec)
         self.register_buffer("latent_mean", torch.zeros(spec.latent_channels))
         self.register_buffer("latent_std", torch.ones(spec.latent_channels))
+        self.apply(_draw_weights)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """B T 3 Y X in 0..1, T = 1 + n P -> normalised latents B 1+n C Y/8 X/8."""
@@ -205,13 +208,14 @@ class Autoencoder(nn.Module):
         count = self.spec.pictures_per_frame
         held = pixels[:, :1].expand(-1, count - 1, -1, -1, -1)
         steps = torch.cat([held, pixels], dim=1).unflatten(1, (-1, count))
-        latents: Tensor = self.encoder(steps.flatten(0, 1) * 2 - 1, WholeClip(steps.shape[1]))
-        return latents.unflatten(0, steps.shape[:2])
+        latents = self.encoder(steps.flatten(0, 1) * 2 - 1, WholeClip(steps.shape[1]))
+        framed: Tensor = latents.unflatten(0, steps.shape[:2])
+        return framed
 
     def decode_raw(self, latents: Tensor) -> Tensor:
         """Pixels of raw latents, not clamped, so that a gradient reaches what is out of range."""
         steps = self.decoder(latents.flatten(0, 1), WholeClip(latents.shape[1]))
-        pictures = steps.unflatten(0, latents.shape[:2]).flatten(1, 2)
+        pictures: Tensor = steps.unflatten(0, latents.shape[:2]).flatten(1, 2)
         return pictures[:, self.spec.pictures_per_frame - 1 :] * 0.5 + 0.5
 
     def _check(self, pixels: Tensor) -> None:
@@ -274,6 +278,16 @@ class StreamingDecoder:
         if known is not None and known.shape != latents[:, 0].shape:
             limit = f"this stream began with frames of shape {tuple(known.shape)}"
             raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")
+
+
+def _draw_weights(module: nn.Module) -> None:
+    """Weights that keep the size of what passes: torch's own would shrink it by half at every layer."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
+    if isinstance(module, ResidualBlock):
+        nn.init.zeros_(module.conv2.weight)
 
 
 def _per_channel(statistic: Tensor) -> Tensor:

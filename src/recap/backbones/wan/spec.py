@@ -139,4 +139,29 @@ UNTRAINED = WanSpec(
 )
 """The same architecture at a size a laptop runs in milliseconds, with random weights: it means nothing."""
 
+EMBEDDED = WanSpec(
+    name="embedded",
+    dim=384,
+    ffn_dim=1408,
+    heads=6,
+    layers=6,
+    freq_dim=256,
+    text_dim=128,
+    text_len=5,
+    in_channels=16,
+    out_channels=16,
+    patch=(1, 2, 2),
+    eps=1e-6,
+    latent_size=(16, 26),
+    token_pixels=16,
+    frames_per_block=3,
+    window_frames=6,
+    pictures_per_frame=4,
+    pictures_per_second=16,
+    shift=3.0,
+    steps=(1000, 750, 500, 250),
+    phases="window",
+)
+"""The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
+
 ROWS: dict[str, WanSpec] = {UNTRAINED.name: UNTRAINED}

@@ -1,0 +1,87 @@
+"""The embedded backbone: the `embedded` row of the causal Wan, with weights that come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
+from recap.backbones.tiny.vocabulary import WORDS, token_ids
+from recap.backbones.wan.backbone import WanBackbone
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import EMBEDDED, WanSpec
+from recap.errors import refuse
+
+WEIGHTS = Path(__file__).parent / "weights"
+"""Where the package keeps dit.safetensors, autoencoder.safetensors and text.safetensors."""
+
+
+class WordTable(nn.Module):
+    """One learnt vector per word of the vocabulary: all the text encoder there is."""
+
+    def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS)) -> None:
+        super().__init__()
+        self.words = nn.Embedding(num_words, spec.text_dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids (...) L -> (...) L text_dim."""
+        embedded: Tensor = self.words(ids)
+        return embedded
+
+    @torch.no_grad()
+    def encode(self, prompt: str) -> Tensor:
+        """1 L text_dim of a prompt; words outside the vocabulary are refused with suggestions."""
+        embedded: Tensor = self(torch.tensor([token_ids(prompt)], device=self.words.weight.device))
+        return embedded
+
+
+def build_embedded(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
+) -> WanBackbone:
+    """The `embedded` row with the weights of that folder."""
+    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+        model, autoencoder, text = CausalWan(EMBEDDED), Autoencoder(), WordTable()
+    load_strictly(model, folder / "dit.safetensors")
+    load_strictly(autoencoder, folder / "autoencoder.safetensors")
+    load_strictly(text, folder / "text.safetensors")
+    autoencoder.eval().requires_grad_(False).to(device, dtype)
+    # Convolutions run fastest with the channels innermost; torch's hints do not know this call.
+    autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    text.requires_grad_(False).to(device)
+    return WanBackbone(
+        model.to(device=device, dtype=dtype), text.encode, lambda: StreamingDecoder(autoencoder)
+    )
+
+
+def load_strictly(module: nn.Module, file: Path) -> None:
+    """Fill a module from a safetensors file, as fp32; any missing, unknown or misshapen tensor is an error."""
+    if not file.is_file():
+        limit = "the embedded backbone's weights are not there"
+        raise refuse("weights", file.name, limit, "install the released package, or train them (training/)")
+    try:
+        stored = load_file(file)
+    except SafetensorError as error:
+        raise refuse("weights", str(file), f"not a safetensors file ({error})", "fetch it again") from error
+    faults = _faults(module.state_dict(), stored)
+    if faults:
+        limit = f"does not fit {type(module).__name__}: {'; '.join(faults)}"
+        raise refuse("weights", str(file), limit, "use weights and code of the same release")
+    module.load_state_dict({name: tensor.float() for name, tensor in stored.items()}, assign=True)
+
+
+def _faults(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with stored tensors, one line per kind of fault, by name."""
+    missing = sorted(wanted.keys() - stored.keys())
+    unknown = sorted(stored.keys() - wanted.keys())
+    misshapen = [
+        f"{name} {list(stored[name].shape)} for {list(wanted[name].shape)}"
+        for name in sorted(wanted.keys() & stored.keys())
+        if stored[name].shape != wanted[name].shape
+    ]
+    kinds = (("missing", missing), ("unknown", unknown), ("misshapen", misshapen))
+    return [f"{kind} {', '.join(names)}" for kind, names in kinds if names]

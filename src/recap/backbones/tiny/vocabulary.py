@@ -1,0 +1,188 @@
+"""What the embedded backbone can be asked for: a few actors, in one scene, at one time of day.
+
+    "a fox and a bus on a beach at night"        "an empty beach at night"
+
+A prompt names up to three actors of different kinds, one scene, and a time (day, where none is named). Its
+token ids are one word each in a fixed order: scene, time, then the actors in the order of the vocabulary, so
+that two ways of saying the same thing are the same to the model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from recap.errors import refuse
+
+ACTORS: tuple[str, ...] = (
+    "fox", "cat", "dog", "rabbit", "penguin", "duck", "turtle", "elephant", "sheep", "dinosaur", "snail", "frog",
+    "robot", "bear", "car", "bus", "tractor", "boat", "fish", "whale", "bird", "owl", "balloon", "ghost",
+)  # fmt: skip
+SCENES: tuple[str, ...] = ("beach", "forest", "city", "desert", "snow", "meadow", "sea", "mountains")
+TIMES: tuple[str, ...] = ("day", "evening", "night")
+MAX_ACTORS = 3
+
+PAD, NULL, EMPTY = (
+    0,
+    1,
+    2,
+)  # ids: no word; no prompt at all, for guidance and its training; nobody in the scene
+WORDS: tuple[str, ...] = ("<pad>", "<null>", "empty", *SCENES, *TIMES, *ACTORS)
+FIRST_SCENE = WORDS.index(SCENES[0])
+FIRST_TIME = WORDS.index(TIMES[0])
+FIRST_ACTOR = WORDS.index(ACTORS[0])
+TEXT_LENGTH = 2 + MAX_ACTORS
+
+_PLACE = {
+    "beach": "on a beach", "forest": "in a forest", "city": "in a city", "desert": "in a desert",
+    "snow": "in the snow", "meadow": "in a meadow", "sea": "under the sea", "mountains": "in the mountains",
+}  # fmt: skip
+_EMPTY_PLACE = {"snow": "empty snow", "mountains": "empty mountains"}
+_WHEN = {"day": "by day", "evening": "in the evening", "night": "at night"}
+
+_FILLERS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "and",
+        "on",
+        "in",
+        "at",
+        "by",
+        "with",
+        "of",
+        "under",
+        "over",
+        "near",
+        "during",
+        "some",
+        "there",
+        "is",
+        "are",
+        "only",
+        "just",
+        "nobody",
+        "walks",
+        "walking",
+        "moves",
+        "moving",
+        "stands",
+        "standing",
+        "goes",
+        "going",
+        "drives",
+        "driving",
+        "flies",
+        "flying",
+        "swims",
+        "swimming",
+    ]
+)
+_ALIASES = {
+    "mountain": "mountains", "ocean": "sea", "underwater": "sea", "woods": "forest", "town": "city",
+    "field": "meadow", "seaside": "beach", "daytime": "day", "noon": "day", "morning": "day",
+    "sunset": "evening", "dusk": "evening", "midnight": "night", "bunny": "rabbit", "kitten": "cat",
+    "puppy": "dog", "tortoise": "turtle", "lamb": "sheep", "teddy": "bear", "sailboat": "boat", "ship": "boat",
+}  # fmt: skip
+_NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one span of a video shows."""
+
+    actors: tuple[str, ...]
+    scene: str
+    time: str = "day"
+
+    def __post_init__(self) -> None:
+        for field, value, known in (("scene", self.scene, SCENES), ("time", self.time, TIMES)):
+            if value not in known:
+                raise _unknown(field, value)
+        for actor in self.actors:
+            if actor not in ACTORS:
+                raise _unknown("actor", actor)
+        if len(self.actors) > MAX_ACTORS:
+            raise refuse(
+                "actors",
+                ", ".join(self.actors),
+                f"at most {MAX_ACTORS} at once",
+                "name fewer, or in later spans",
+            )
+        if len(set(self.actors)) < len(self.actors):
+            limit = "two of a kind were never shown to the model"
+            raise refuse("actors", ", ".join(self.actors), limit, "name every kind once")
+
+
+def parse_prompt(text: str) -> Prompt:
+    """Read a sentence; articles, plurals and a few other ways to say a word are understood."""
+    words = [_canonical(word) for word in re.findall(r"[^\W_]+", text.lower())]
+    words = [word for word in words if word not in _FILLERS]
+    for word in words:
+        if word not in _NAMED:
+            raise _unknown("prompt word", word)
+    actors = tuple(word for word in words if word in ACTORS)
+    if actors and "empty" in words:
+        raise refuse("prompt", text, f"it is empty and has {actors[0]!r}", "drop one of the two")
+    scene = _only(text, "scene", words, SCENES)
+    if scene is None:
+        raise refuse("prompt", text, "it names no scene", f"add one of {', '.join(_PLACE.values())}")
+    return Prompt(actors, scene, _only(text, "time of day", words, TIMES) or "day")
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """The sentence for a prompt; `parse_prompt` gives the prompt back."""
+    if not prompt.actors:
+        return f"{_EMPTY_PLACE.get(prompt.scene, f'an empty {prompt.scene}')} {_WHEN[prompt.time]}"
+    named = [f"{'an' if actor[0] in 'aeiou' else 'a'} {actor}" for actor in prompt.actors]
+    listed = " and ".join((*((", ".join(named[:-1]),) if named[:-1] else ()), named[-1]))
+    return f"{listed} {_PLACE[prompt.scene]} {_WHEN[prompt.time]}"
+
+
+def token_ids(prompt: Prompt | str) -> list[int]:
+    """Ids of a prompt's words, TEXT_LENGTH of them, padded with PAD."""
+    if isinstance(prompt, str):
+        prompt = parse_prompt(prompt)
+    actors = sorted(FIRST_ACTOR + ACTORS.index(actor) for actor in prompt.actors) or [EMPTY]
+    ids = [FIRST_SCENE + SCENES.index(prompt.scene), FIRST_TIME + TIMES.index(prompt.time), *actors]
+    return ids + [PAD] * (TEXT_LENGTH - len(ids))
+
+
+def null_token_ids() -> list[int]:
+    """Ids that stand for no prompt at all."""
+    return [NULL] + [PAD] * (TEXT_LENGTH - 1)
+
+
+def prompt_from_ids(ids: list[int]) -> Prompt:
+    """The prompt that `token_ids` made these of, its actors in the order of the vocabulary."""
+    words = [WORDS[index] for index in ids if index not in (PAD, EMPTY)]
+    if len(words) < 2 or words[0] not in SCENES or words[1] not in TIMES:
+        raise refuse("ids", ids, "not scene, time, actors", "pass what token_ids returned")
+    return Prompt(tuple(words[2:]), words[0], words[1])
+
+
+def _canonical(word: str) -> str:
+    """The vocabulary's own word for a plural or an alias; any other word as it is."""
+    singular = (word, re.sub(r"s$", "", word), re.sub(r"es$", "", word), re.sub(r"ies$", "y", word))
+    for form in singular:
+        if form in _NAMED or form in _FILLERS:
+            return form
+        if form in _ALIASES:
+            return _ALIASES[form]
+    return word
+
+
+def _only(text: str, what: str, words: list[str], known: tuple[str, ...]) -> str | None:
+    found = list(dict.fromkeys(word for word in words if word in known))
+    if len(found) > 1:
+        raise refuse("prompt", text, f"it names more than one {what}: {', '.join(found)}", "keep one")
+    return found[0] if found else None
+
+
+def _unknown(field: str, word: str) -> ValueError:
+    near = difflib.get_close_matches(word, (*sorted(_NAMED), *_ALIASES), n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    known = f"actors: {', '.join(ACTORS)}; scenes: {', '.join(SCENES)}; times: {', '.join(TIMES)}"
+    return refuse(field, word, "not in the small vocabulary of the embedded backbone", f"{guess}{known}")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_train_dit import SMALL, small_world
+
+from training.distill import Options, Trainer, rollout_layouts
+from training.records import load_weights
+from training.train_dit import TextAndFlow, save_model
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    torch.manual_seed(0)
+    model = TextAndFlow(SMALL)
+    torch.nn.init.normal_(model.dit.head.head.weight, std=0.1)
+    save_model(model, folder)
+    return folder
+
+
+def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
+    settings = {
+        "batch": 6,
+        "blocks": 3,
+        "num_captions": 24,
+        "head_start": 0,
+        "sample_blocks": 0,
+        "compile": False,
+    }
+    options = replace(Options(0.02, teacher, Path("none"), out, reserve_s=0.0), **{**settings, **changes})
+    return Trainer(options, small_world, "cpu", SMALL)
+
+
+def test_the_parallel_pass_repeats_the_rollout(teacher: Path, tmp_path: Path) -> None:
+    """A rollout's last step, asked again in one pass with the rollout as past, gives the rollout itself."""
+    trainer = trainer_of(teacher, tmp_path)
+    drawn = trainer.draw()
+    sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
+    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn)
+    estimate = drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow
+    torch.testing.assert_close(estimate, drawn.clean, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_steps_move_generator_and_fake_and_nothing_else(
+    teacher: Path, tmp_path: Path, guidance: float
+) -> None:
+    trainer = trainer_of(teacher, tmp_path, guidance=guidance)
+    models = (trainer.teacher, trainer.generator, trainer.fake)
+    before = [[p.detach().clone() for p in model.parameters()] for model in models]
+    trainer.clock.apply(trainer.optimisers)
+    # At first teacher and fake agree and the generator has no reason to move; after one step they do not.
+    drawn = trainer.draw()
+    losses = torch.stack([trainer.step(index, drawn) for index in range(2)])
+    assert losses.isfinite().all()
+    moved = [
+        any(not torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
+        for kept, model in zip(before, models, strict=True)
+    ]
+    assert moved == [False, True, True]
+    for name, shared in trainer.runner.state_dict().items():
+        assert torch.equal(shared, trainer.generator.dit.state_dict()[name])
+
+
+def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Path) -> None:
+    trainer_of(teacher, tmp_path / "a").run()
+    resumed = trainer_of(teacher, tmp_path / "b", resume=tmp_path / "a")
+    saved = load_weights(tmp_path / "a" / "fake.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in resumed.fake.dit.state_dict().items())
+
+
+@pytest.mark.parametrize("batch", [4, 6, 16])
+def test_rollouts_cover_every_memory(batch: int) -> None:
+    layouts = rollout_layouts(batch, 6)
+    assert sum(layout.rows for layout in layouts) == batch and len(layouts) == 4

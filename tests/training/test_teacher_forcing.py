@@ -1,0 +1,149 @@
+"""One parallel pass must equal stepping through the real backbone with the real policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recap.attention.context import BlockContext
+from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import EMBEDDED
+from recap.contracts import MemoryPolicy
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.novelty.retention import retain_top
+from recap.types import Block, Candidates
+from training.teacher_forcing import ClipBatch, Layout, bank_tokens, make_turns, predict_flow, spread_rows
+
+SPEC = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=64, freq_dim=16, text_dim=8, latent_size=(4, 6))
+FRAME = SPEC.grid[0] * SPEC.grid[1]
+BLOCKS = 4
+
+
+class GivenScores:
+    """An admission whose scores were drawn beforehand."""
+
+    def __init__(self, score: Tensor) -> None:
+        self.score = score
+
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        frames = torch.arange(block.first_frame, block.first_frame + block.num_frames)
+        rows, columns = (torch.arange(n) for n in SPEC.grid)
+        source = torch.cartesian_prod(frames, rows, columns).unsqueeze(0)
+        start = block.first_frame * FRAME
+        return Candidates(source, self.score[:, start : start + block.num_frames * FRAME])
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        return retain_top(pool, capacity)
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalWan:
+    made = CausalWan(SPEC)
+    draw_weights(made, 3)
+    return made.eval().requires_grad_(False)
+
+
+def clip_batch(rows: int, extra: int = 1) -> ClipBatch:
+    generator = torch.Generator().manual_seed(1)
+    frame = (SPEC.frames_per_block, SPEC.in_channels, *SPEC.latent_size)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    return ClipBatch(
+        clean=draw(rows, BLOCKS, *frame),
+        noisy=draw(rows, BLOCKS, *frame),
+        sigma=torch.rand(rows, BLOCKS, generator=generator),
+        extra=draw(rows, extra, *frame),
+        extra_sigma=torch.rand(rows, extra, generator=generator),
+        text=draw(rows, BLOCKS, SPEC.text_len, SPEC.text_dim),
+        score=torch.rand(rows, BLOCKS * SPEC.frames_per_block * FRAME, generator=generator),
+    )
+
+
+def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: bool) -> Tensor:
+    """The flow of every noisy block of row 0, block by block as the rollout does it."""
+    flows = []
+    for index in range(BLOCKS):
+        block = Block(index, index * SPEC.frames_per_block, SPEC.frames_per_block, ("",))
+        if cut:
+            policy.clear_prior()
+        given = model.condition(batch.text[:1, index])
+        context = BlockContext(policy, policy.begin(block))
+        flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), given, context))
+        model(batch.clean[:1, index], 0.0, given, context.settling())
+        policy.commit(block, torch.zeros(0))
+    return torch.stack(flows, dim=1)
+
+
+BANK = FRAME // 2
+LAYOUTS = [
+    (Layout(1, sink=False), NoMemoryConfig()),
+    (Layout(1), SinkConfig()),
+    (Layout(1, cut=True), SinkConfig()),
+    (Layout(1, bank=FRAME), RecapConfig(reinforcement=1.0)),
+    (Layout(1, bank=BANK), RecapConfig(reinforcement=1.0, capacity_frames=0.5)),
+    (Layout(1, cut=True, bank=FRAME), RecapConfig(reinforcement=1.0)),
+]
+
+
+@pytest.mark.parametrize(("layout", "config"), LAYOUTS)
+def test_one_pass_equals_stepping(model: CausalWan, layout: Layout, config) -> None:
+    batch = clip_batch(1)
+    policy = config.build(SPEC.backbone_spec(), lambda: GivenScores(batch.score))
+    stepped = step_through(model, batch, policy, layout.cut)
+    made = predict_flow(model, batch, (layout,), make_turns(SPEC, "cpu"))
+    assert stepped.std() > 0.1
+    torch.testing.assert_close(made[:, :BLOCKS], stepped, atol=1e-4, rtol=1e-4)
+
+
+def test_long_windows_equal_stepping_in_a_longer_window(model: CausalWan) -> None:
+    """While it fills, a window of 12 frames lays out sink 0, prior 1.., current behind."""
+    batch = clip_batch(1)
+    wide = replace(SPEC, window_frames=12).backbone_spec()
+    policy = SinkConfig().build(wide, lambda: GivenScores(batch.score))
+    stepped = step_through(model, batch, policy, cut=False)
+    made = predict_flow(model, batch, (Layout(1, long=True),), make_turns(SPEC, "cpu"))
+    torch.testing.assert_close(made[:, :BLOCKS], stepped, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_a_mixed_batch_do_not_mix(model: CausalWan) -> None:
+    layouts = (*(layout for layout, _ in LAYOUTS), Layout(1, long=True))
+    batch = clip_batch(len(layouts), extra=2)
+    turns = make_turns(SPEC, "cpu")
+    together = predict_flow(model, batch, layouts, turns)
+    for row, layout in enumerate(layouts):
+        alone = predict_flow(model, ClipBatch(*(x[row : row + 1] for x in batch)), (layout,), turns)
+        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_extra_entries_are_block_zero_again(model: CausalWan) -> None:
+    batch = clip_batch(2)
+    batch = batch._replace(extra=batch.noisy[:, :1], extra_sigma=batch.sigma[:, :1])
+    made = predict_flow(model, batch, (Layout(2),), make_turns(SPEC, "cpu"))
+    torch.testing.assert_close(made[:, BLOCKS], made[:, 0])
+
+
+def test_banks_hold_the_best_of_the_past_and_never_the_sink() -> None:
+    score = torch.rand(3, 4 * 12)
+    held = bank_tokens(score, num_blocks=4, block_tokens=12, sink_tokens=4, capacity=5)
+    assert held.shape == (3, 3, 5)
+    for block in range(1, 4):
+        now = held[:, block - 1]
+        assert now.min() >= 4 and now.max() < 12 * block
+        best = score[:, 4 : 12 * block].topk(5).values
+        torch.testing.assert_close(score.gather(1, now), best)
+
+
+@pytest.mark.parametrize("batch", [12, 16, 24, 32])
+def test_every_row_has_a_layout(batch: int) -> None:
+    layouts = spread_rows(batch, FRAME)
+    assert sum(layout.rows for layout in layouts) == batch
+    assert {layout.long for layout in layouts} == {True, False}
+    assert {(layout.cut, bool(layout.bank)) for layout in layouts} >= {
+        (True, True),
+        (False, True),
+        (False, False),
+    }

@@ -1,0 +1,167 @@
+"""Rendered clips for training: what a world must offer, and pools that keep rendering off the critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from training.atlas import load_atlas
+from training.world import World as SpriteWorld
+
+TOKEN_PIXELS = 16
+PICTURES_PER_FRAME = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """A batch of rendered clips."""
+
+    pixels: Tensor  # B T 3 Y X, 0..1
+    words: Tensor  # B blocks L, int64: the caption of every block
+    novelty: (
+        Tensor  # B F rows columns of tokens, 0..1: how much of a token shows somebody who is just entering
+    )
+
+
+class World(Protocol):
+    """Renders clips from a seed: the same clips for the same seed."""
+
+    def __call__(self, num_clips: int, seed: int) -> Clips: ...
+
+
+def open_world(device: str) -> World:
+    """The sprite world, rendering on that device."""
+    sprites = SpriteWorld(load_atlas(), device)
+
+    def render(num_clips: int, seed: int) -> Clips:
+        made = sprites.sample(seed, range(num_clips))
+        return Clips(made.pictures, made.tokens, entering(made.instances, made.visibility))
+
+    return render
+
+
+def entering(instances: Tensor, visibility: Tensor) -> Tensor:
+    """How much of each token shows an actor of whom more is seen than a picture before: B F rows columns.
+
+    Instances B T Y X (slot + 1, 0 for the scene) and visibility B slots T. A stand-in, known for certain, for
+    what optical flow notices at inference.
+    """
+    rise = visibility.diff(dim=2, prepend=visibility[:, :, :1]) > 0.03
+    per_picture = torch.zeros(instances.shape, device=instances.device)
+    for slot in range(visibility.shape[1]):
+        per_picture += (instances == slot + 1) * rise[:, slot, :, None, None]
+    tokens = functional.avg_pool2d(per_picture, TOKEN_PIXELS)
+    later = tokens[:, 1:].unflatten(1, (-1, PICTURES_PER_FRAME)).amax(dim=2)
+    return torch.cat([tokens[:, :1], later], dim=1)
+
+
+class PixelPool:
+    """A few hundred clips in bytes on the device, some replaced at every draw."""
+
+    def __init__(self, world: World, *, capacity: int, fresh: int, seed: int) -> None:
+        self._world = world
+        self._fresh = fresh
+        self._seed = seed
+        first = self._render()
+        self._pixels = first.new_empty((capacity, *first.shape[1:]))
+        self._held = self._next = 0
+        self._store(first)
+
+    @property
+    def num_pictures(self) -> int:
+        """Pictures of a whole clip."""
+        return self._pixels.shape[1]
+
+    def fill(self, num_clips: int) -> None:
+        """Render until so many clips are held."""
+        while self._held < min(num_clips, len(self._pixels)):
+            self._store(self._render())
+
+    def draw(self, num_clips: int, num_pictures: int) -> Tensor:
+        """B T 3 Y X in 0..1: pieces that begin anywhere in clips drawn at random."""
+        self._store(self._render())
+        rows = torch.randint(self._held, (num_clips,)).tolist()
+        starts = torch.randint(self._pixels.shape[1] - num_pictures + 1, (num_clips,)).tolist()
+        pieces = [self._pixels[r, s : s + num_pictures] for r, s in zip(rows, starts, strict=True)]
+        return torch.stack(pieces).float().div_(255)
+
+    def _render(self) -> Tensor:
+        self._seed += 1
+        return to_bytes(self._world(self._fresh, self._seed).pixels)
+
+    def _store(self, pixels: Tensor) -> None:
+        capacity = len(self._pixels)
+        places = (torch.arange(len(pixels)) + self._next) % capacity
+        self._pixels[places.to(pixels.device)] = pixels
+        self._next = (self._next + len(pixels)) % capacity
+        self._held = min(capacity, self._held + len(pixels))
+
+
+def to_bytes(pixels: Tensor) -> Tensor:
+    return pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentClips:
+    """Encoded clips, as the transformer is trained on them."""
+
+    latents: Tensor  # B F C rows columns, normalised
+    words: Tensor  # B blocks L
+    novelty: Tensor  # B F rows columns of tokens
+
+
+class LatentPool:
+    """Thousands of encoded clips on the device; every few draws a batch of new ones takes the oldest places."""
+
+    def __init__(
+        self,
+        world: World,
+        encode: Callable[[Tensor], Tensor],
+        *,
+        capacity: int,
+        fresh: int,
+        every: int,
+        seed: int,
+    ) -> None:
+        self._world = world
+        self._encode = encode
+        self._fresh = fresh
+        self._every = every
+        self._seed = seed
+        self._draws = self._held = self._next = 0
+        first = self._render()
+        self._latents = first.latents.new_empty((capacity, *first.latents.shape[1:]), dtype=torch.bfloat16)
+        self._words = first.words.new_empty((capacity, *first.words.shape[1:]))
+        self._novelty = first.novelty.new_empty((capacity, *first.novelty.shape[1:]))
+        self._store(first)
+
+    def fill(self, num_clips: int) -> None:
+        """Render until so many clips are held: a run that starts on a handful learns the handful first."""
+        while self._held < min(num_clips, len(self._latents)):
+            self._store(self._render())
+
+    def draw(self, num_clips: int) -> LatentClips:
+        if self._draws % self._every == 0:
+            self._store(self._render())
+        self._draws += 1
+        rows = torch.randint(self._held, (num_clips,), device=self._latents.device)
+        return LatentClips(self._latents[rows].float(), self._words[rows], self._novelty[rows])
+
+    def _render(self) -> LatentClips:
+        self._seed += 1
+        clips = self._world(self._fresh, self._seed)
+        return LatentClips(self._encode(clips.pixels), clips.words, clips.novelty)
+
+    def _store(self, clips: LatentClips) -> None:
+        capacity, count = len(self._latents), len(clips.latents)
+        places = (torch.arange(count, device=self._latents.device) + self._next) % capacity
+        self._latents[places] = clips.latents.to(torch.bfloat16)
+        self._words[places] = clips.words
+        self._novelty[places] = clips.novelty
+        self._next = (self._next + count) % capacity
+        self._held = min(capacity, self._held + count)

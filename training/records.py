@@ -1,0 +1,109 @@
+"""What a training run leaves behind: weights in halves, a JSON record, contact sheets.
+
+    python -m training.records DIR FOLDER      joins the weights a run left in DIR into whole files in FOLDER
+
+Every file is written whole or not at all, so a run that is killed leaves its last good minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from recap.files import write_whole
+
+PART_BYTES = 15 * 2**20
+"""Largest weights file: what the training machine hands back is cut at 16 MiB a file."""
+
+
+class Record:
+    """A run's settings and measurements, printed as they come and kept as JSON."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "record.json"
+        self._began = time.monotonic()
+        self._content: dict[str, Any] = {"settings": dict(settings), "torch": torch.__version__, "lines": []}
+
+    def add(self, event: str, **numbers: float | int | str | list[float]) -> None:
+        """Note one line of measurements, with the seconds since the start."""
+        line = {"s": round(time.monotonic() - self._began, 1), "event": event, **_rounded(numbers)}
+        self._content["lines"].append(line)
+        print(" ".join(f"{name}={value}" for name, value in line.items()), flush=True)
+
+    def write(self) -> None:
+        write_whole(self._path, json.dumps(self._content, indent=1).encode())
+
+
+def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: float(f"{v:.5g}") if isinstance(v, float) else v for n, v in numbers.items()}
+
+
+def half_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named tensors as they are shipped: contiguous fp16 on the CPU."""
+    return {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in state.items()}
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write fp16 weights; past PART_BYTES they go to NAME-1.safetensors, NAME-2.safetensors and so on."""
+    parts: list[dict[str, Tensor]] = [{}]
+    used = 0
+    for name, tensor in half_state(state).items():
+        size = tensor.numel() * tensor.element_size()
+        if used + size > PART_BYTES and parts[-1]:
+            parts.append({})
+            used = 0
+        parts[-1][name] = tensor
+        used += size
+    if len(parts) == 1:
+        write_whole(path, save(parts[0]))
+        return
+    for number, part in enumerate(parts, start=1):
+        write_whole(path.with_stem(f"{path.stem}-{number}"), save(part))
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read what `save_weights` wrote under that name, in one file or in parts, as fp32."""
+    parts = [path] if path.exists() else sorted(path.parent.glob(f"{path.stem}-*{path.suffix}"))
+    if not parts:
+        raise FileNotFoundError(
+            f"{path}: no such weights, nor parts of them; train them first or mend the path"
+        )
+    return {name: tensor.float() for part in parts for name, tensor in load_file(part).items()}
+
+
+def write_sheet(path: Path, pictures: Tensor) -> None:
+    """Write pictures R C 3 Y X, 0..1, as one PNG of R rows and C columns."""
+    rows, columns, _, height, width = pictures.shape
+    grid = pictures.detach().float().clamp(0, 1).mul(255).round().to("cpu", torch.uint8).numpy()
+    sheet = grid.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, 3)
+    _, encoded = cv2.imencode(".png", np.ascontiguousarray(sheet[:, :, ::-1]))
+    write_whole(path, encoded.tobytes())
+
+
+def ship(run: Path, folder: Path) -> None:
+    """Put the weights of a run into a folder, one whole file each, as the package loads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {path.stem.rpartition("-")[0] or path.stem for path in run.glob("*.safetensors")}
+    for name in sorted(names):
+        state = half_state(load_weights(run / f"{name}.safetensors"))
+        write_whole(folder / f"{name}.safetensors", save(state))
+        print(f"{name}.safetensors {sum(2 * t.numel() for t in state.values()) / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Join the weights a run left behind.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    ship(given.run, given.folder)

@@ -1,0 +1,93 @@
+"""Contact sheets of what a transformer draws: the real rollout, by many Euler steps and by its own few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
+from recap.backbones.tiny.backbone import WordTable
+from recap.backbones.wan.backbone import WanBackbone
+from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.schedule import warp
+from recap.backbones.wan.spec import NUM_TRAIN_STEPS
+from recap.contracts import Context, Noise
+from recap.memory.sink import SinkConfig
+from recap.plan import Shot, make_plan
+from recap.rollout import rollout
+from training.records import Record, load_weights, write_sheet
+
+PROMPTS = (
+    "a fox on a beach by day",
+    "a bus in a city at night",
+    "a penguin and a whale in the snow by day",
+    "a ghost in a forest at night",
+    "a car in a desert in the evening",
+    "an elephant and a balloon in a meadow by day",
+    "a turtle and a fish under the sea by day",
+    "a robot in the mountains in the evening",
+)
+NUM_COLUMNS = 9
+MANY_STEPS = 16
+
+
+class EulerBackbone(WanBackbone):
+    """The same model sampled as an ordinary differential equation, which needs no distilled weights."""
+
+    @torch.no_grad()
+    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
+        """Draw one block, B F C rows columns; calls `noise` once."""
+        x = self._draw(noise)
+        for sigma, following in zip(self._sigmas, (*self._sigmas[1:], 0.0), strict=True):
+            x = x + (following - sigma) * self.model(x, NUM_TRAIN_STEPS * sigma, given, context)
+        return x
+
+
+def write_samples(
+    model: CausalWan,
+    text: WordTable,
+    autoencoder_file: Path,
+    folder: Path,
+    num_blocks: int,
+    record: Record,
+    *,
+    many: bool = True,
+) -> None:
+    """Write samples-4.png, and if `many` samples-16.png: a row per prompt, pictures evenly through the video."""
+    autoencoder = Autoencoder()
+    autoencoder.load_state_dict(load_weights(autoencoder_file))
+    autoencoder.to(model.device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    # A copy: a backbone freezes its model, and this one may go on being trained.
+    spec = replace(model.spec, name="sampled")
+    copy = CausalWan(spec).to(model.device)
+    copy.load_state_dict(model.state_dict())
+
+    for steps in (MANY_STEPS, len(spec.steps)) if many else (len(spec.steps),):
+        euler = steps == MANY_STEPS
+        kind = EulerBackbone if euler else WanBackbone
+        backbone = kind(copy, text.encode, lambda: StreamingDecoder(autoencoder))
+        if euler:
+            places = tuple(round(NUM_TRAIN_STEPS * (1 - i / steps)) for i in range(steps))
+            backbone._sigmas = warp(places, spec.shift)
+        latents, pixels = sample(backbone, num_blocks)
+        thirds = [float(f"{part.std().item():.3g}") for part in latents.chunk(3, dim=1)]
+        record.add("samples", steps=steps, latent_std_by_third=thirds)
+        shown = torch.linspace(0, pixels.shape[1] - 1, NUM_COLUMNS).long()
+        write_sheet(folder / f"samples-{steps}.png", pixels[:, shown])
+
+
+def sample(backbone: WanBackbone, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Latents and pixels of all PROMPTS, rolled out with a plain sink."""
+    spec = backbone.spec
+    seconds = num_blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
+    plan = make_plan([[Shot(prompt, seconds)] for prompt in PROMPTS], spec)
+
+    def admit_nothing() -> None:
+        raise AssertionError("a sink has no bank to admit to")
+
+    policy = SinkConfig().build(spec, admit_nothing)  # type: ignore[arg-type]
+    made = list(rollout(backbone, policy, plan, seeds=range(len(PROMPTS))))
+    return torch.cat([block.latents for block in made], 1), torch.cat([block.pixels for block in made], 1)

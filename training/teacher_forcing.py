@@ -1,0 +1,276 @@
+"""All blocks of a clip in one pass of the real model: a clean stream to remember and a noisy one to denoise.
+
+The model is `CausalWan`, untouched. Its batch axis carries *entries*: for every row of the batch its clean
+blocks, its noisy blocks, and extra noisy copies of block 0, the hardest one. What an entry may attend to is
+decided by `ClipContext`, which stands where `BlockContext` stands at inference and lays the same windows out:
+
+    block 0              [ own 0-2 ]
+    sink                 [ sink 0 | bank 0 | prior 1-2 | own 3-5 ]
+    no sink              [ prior 0-2 | own 3-5 ]
+    cut                  [ sink 0 | bank 0 | own 3-5 ]
+    long                 [ sink 0 | prior 1-m | own behind it ],  m up to LONG_PRIOR
+
+Sink, prior and bank are keys of the clean stream. The bank is that of `recap.memory`: the top tokens by
+frozen score of all frames before the block but the sink's, at temporal phase 0 with their own row and column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recap.attention.rope import Rotation, rotate, rotation
+from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.spec import NUM_TRAIN_STEPS, WanSpec
+from recap.types import Role, Segment, frame_positions
+
+LONG_PRIOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The windows of neighbouring rows of a batch; rows of one layout share their shapes."""
+
+    rows: int
+    sink: bool = True
+    cut: bool = False  # no prior, at any block
+    bank: int = 0  # tokens
+    long: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.sink or not (self.cut or self.bank or self.long), "without a sink there is only the prior"
+        assert not (self.long and (self.cut or self.bank)), "long windows have a plain prior"
+
+
+def spread_rows(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
+    """The mixture of layouts a batch is trained on: most rows as `recap` runs, some as each other way does."""
+    shares = [
+        (Layout(0, bank=frame_tokens), 0.29),
+        (Layout(0, bank=frame_tokens // 4), 0.08),
+        (Layout(0), 0.21),
+        (Layout(0, sink=False), 0.125),
+        (Layout(0, cut=True, bank=frame_tokens), 0.125),
+        (Layout(0, cut=True), 0.085),
+        (Layout(0, long=True), 0.085),
+    ]
+    counts = [int(share * batch) for _, share in shares]
+    owed = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i][1] * batch)
+    for index in owed[: batch - sum(counts)]:
+        counts[index] += 1
+    return tuple(
+        Layout(count, kind.sink, kind.cut, kind.bank, kind.long)
+        for count, (kind, _) in zip(counts, shares, strict=True)
+        if count
+    )
+
+
+def bank_tokens(score: Tensor, num_blocks: int, block_tokens: int, sink_tokens: int, capacity: int) -> Tensor:
+    """Which tokens the bank holds at each block but the first: B blocks-1 K indices into a clip's tokens.
+
+    `score` B N is frozen, one per token of the clip; tokens of the sink are never offered.
+    """
+    place = torch.arange(score.shape[1], device=score.device)
+    held = []
+    for block in range(1, num_blocks):
+        offered = (place >= sink_tokens) & (place < block * block_tokens)
+        held.append(score.masked_fill(~offered, -torch.inf).topk(capacity, dim=1).indices)
+    return torch.stack(held, dim=1)
+
+
+class Turns(NamedTuple):
+    """Rotations by temporal phase: of one frame at phase 0, and of `frames` frames from a first phase on."""
+
+    head_dim: int
+    grid: tuple[int, int]
+    table: Rotation  # 1 (phases S) 1 D/2
+
+    def frames(self, first: int, count: int) -> Rotation:
+        size = self.grid[0] * self.grid[1]
+        window = slice(first * size, (first + count) * size)
+        return Rotation(self.table.cos[:, window], self.table.sin[:, window])
+
+
+def make_turns(spec: WanSpec, device: torch.device | str) -> Turns:
+    phases = torch.arange(1 + LONG_PRIOR + spec.frames_per_block, device=device)
+    return Turns(spec.head_dim, spec.grid, rotation(frame_positions(phases, spec.grid), spec.head_dim))
+
+
+class ClipContext:
+    """A `Context` for all entries of a batch at once; `layouts` lists its rows in order."""
+
+    def __init__(
+        self,
+        spec: WanSpec,
+        layouts: tuple[Layout, ...],
+        num_blocks: int,
+        turns: Turns,
+        banks: tuple[Tensor | None, ...],
+    ) -> None:
+        self._spec = spec
+        self._layouts = layouts
+        self._num_blocks = num_blocks
+        self._turns = turns
+        self._banks = banks  # per layout: rows blocks-1 K, or None
+        self._frame = spec.grid[0] * spec.grid[1]
+        self._per_block = spec.frames_per_block
+
+    @property
+    def phases(self) -> Tensor:
+        """Not what rotates the keys here: entries differ, and `attend` gives each its own phases."""
+        return torch.arange(self._per_block)
+
+    def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
+        """Queries (B entries) N H D of all entries, row by row: clean blocks, noisy blocks, extra ones."""
+        (current,) = own
+        assert current.role is Role.CURRENT
+        rows = sum(layout.rows for layout in self._layouts)
+        # Under autocast the norms leave queries and keys in fp32 beside values in bf16.
+        parts = (query, current.keys, current.values)
+        q, k, v = (x.to(current.values.dtype).unflatten(0, (rows, -1)) for x in parts)
+        blocks = self._num_blocks
+        opening = self._alone(*(torch.cat([x[:, :1], x[:, blocks : blocks + 1], x[:, 2 * blocks :]], 1)
+                                for x in (q, k, v)))  # fmt: skip
+        if blocks == 1:
+            return opening.flatten(0, 1)
+        later, start = [], 0
+        for layout, bank in zip(self._layouts, self._banks, strict=True):
+            part = slice(start, start + layout.rows)
+            start += layout.rows
+            read = self._long if layout.long else self._short
+            later.append(read(layout, bank, q[part], k[part], v[part]))
+        rest = torch.cat(later)  # B 2 blocks-1 N H D
+        output = torch.cat([opening[:, :1], rest[:, 0], opening[:, 1:2], rest[:, 1], opening[:, 2:]], dim=1)
+        return output.flatten(0, 1)
+
+    def _alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Block 0 in its streams: nothing but its own tokens."""
+        turn = self._turns.frames(0, self._per_block)
+        return _read(rotate(q, turn), rotate(k, turn), v)
+
+    def _short(self, layout: Layout, bank: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Windows of the usual length: rows 2 blocks-1 N H D from entries of rows x entries."""
+        blocks, size = self._num_blocks, self._frame
+        # Where the block is not alone its own frames follow a full window.
+        place = self._spec.window_frames - self._per_block
+        prior = place - 1 if layout.sink else place
+        clean = (k[:, : blocks - 1], v[:, : blocks - 1])
+        kept_keys: list[Tensor] = []
+        kept_values: list[Tensor] = []
+        if layout.sink:
+            first = rotate(k[:, :1, :size], self._turns.frames(0, 1))
+            kept_keys.append(first.expand(-1, blocks - 1, -1, -1, -1))
+            kept_values.append(v[:, :1, :size].expand(-1, blocks - 1, -1, -1, -1))
+        if bank is not None:
+            turned = rotate(clean[0], self._repeated(0))
+            kept_keys.append(_pick(turned, bank))
+            kept_values.append(_pick(clean[1], bank))
+        if not layout.cut:
+            since = (self._per_block - prior) * size
+            kept_keys.append(rotate(clean[0][:, :, since:], self._turns.frames(place - prior, prior)))
+            kept_values.append(clean[1][:, :, since:])
+        turn = self._turns.frames(place, self._per_block)
+        q, k, v = (self._streams(x) for x in (q, k, v))
+        keys = torch.cat([*(_both(x) for x in kept_keys), rotate(k, turn)], dim=3)
+        values = torch.cat([*(_both(x) for x in kept_values), v], dim=3)
+        return _read(rotate(q, turn), keys, values)
+
+    def _long(self, layout: Layout, bank: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Windows that reach further back; each block has a length of its own, so they run one by one."""
+        blocks, size, per = self._num_blocks, self._frame, self._per_block
+        keys, values = k[:, :blocks].flatten(1, 2), v[:, :blocks].flatten(1, 2)
+        sink = rotate(keys[:, :size], self._turns.frames(0, 1))
+        outputs = []
+        for block in range(1, blocks):
+            prior = min(block * per - 1, LONG_PRIOR)
+            past = slice((block * per - prior) * size, block * per * size)
+            turn = self._turns.frames(1 + prior, per)
+            before = torch.cat([sink, rotate(keys[:, past], self._turns.frames(1, prior))], dim=1)
+            known = torch.cat([values[:, :size], values[:, past]], dim=1)
+            mine = [torch.stack([x[:, block], x[:, blocks + block]], dim=1) for x in (q, k, v)]
+            outputs.append(
+                _read(
+                    rotate(mine[0], turn),
+                    torch.cat([_both(before), rotate(mine[1], turn)], dim=2),
+                    torch.cat([_both(known), mine[2]], dim=2),
+                )
+            )
+        return torch.stack(outputs, dim=2)
+
+    def _streams(self, x: Tensor) -> Tensor:
+        """Rows x entries -> rows 2 blocks-1: clean and noisy entries of all blocks but the first."""
+        blocks = self._num_blocks
+        return torch.stack([x[:, 1:blocks], x[:, blocks + 1 : 2 * blocks]], dim=1)
+
+    def _repeated(self, phase: int) -> Rotation:
+        """All frames of a block at one temporal phase."""
+        one = self._turns.frames(phase, 1)
+        return Rotation(*(part.repeat(1, self._per_block, 1, 1) for part in one))
+
+
+def _both(x: Tensor) -> Tensor:
+    """Shared by the clean and the noisy stream: a second axis of two."""
+    return x.unsqueeze(1).expand(-1, 2, *x.shape[1:])
+
+
+def _pick(x: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens rows blocks-1 K of x rows blocks-1 N H D, counted through the clip -> rows blocks-1 K H D."""
+    flat = x.flatten(1, 2)
+    index = tokens.flatten(1, 2)[..., None, None].expand(-1, -1, *flat.shape[2:])
+    return flat.gather(1, index).unflatten(1, tokens.shape[1:])
+
+
+def _read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Plain attention of (...) N H D; the leading axes are one batch to the kernel."""
+    lead = q.shape[:-3]
+    q, k, v = (x.flatten(0, len(lead) - 1).transpose(1, 2) for x in (q, k, v))
+    read: Tensor = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).unflatten(0, lead)
+    return read
+
+
+class ClipBatch(NamedTuple):
+    """What one pass is given. Times are noise levels 0..1 per block."""
+
+    clean: Tensor  # B blocks F C rows columns: what is remembered
+    noisy: Tensor  # B blocks F C rows columns
+    sigma: Tensor  # B blocks
+    extra: Tensor  # B X F C rows columns: further noisy versions of block 0
+    extra_sigma: Tensor  # B X
+    text: Tensor  # B blocks L text_dim
+    score: Tensor  # B N: frozen scores of all tokens of the clip, for the banks
+
+
+def predict_flow(model: CausalWan, batch: ClipBatch, layouts: tuple[Layout, ...], turns: Turns) -> Tensor:
+    """The flow of all noisy entries, B blocks+X F C rows columns: noisy blocks first, then the extra ones."""
+    rows, blocks = batch.noisy.shape[:2]
+    spec = model.spec
+    frame, per = spec.grid[0] * spec.grid[1], spec.frames_per_block
+    banks, start = [], 0
+    for layout in layouts:
+        score = batch.score[start : start + layout.rows]
+        start += layout.rows
+        banks.append(bank_tokens(score, blocks, frame * per, frame, layout.bank) if layout.bank else None)
+    assert start == rows, "layouts must list every row of the batch"
+    context = ClipContext(spec, layouts, blocks, turns, tuple(banks))
+    latents = torch.cat([batch.clean, batch.noisy, batch.extra], dim=1)
+    entries = latents.shape[1]
+    sigma = torch.cat([torch.zeros_like(batch.sigma), batch.sigma, batch.extra_sigma], dim=1)
+    times = (NUM_TRAIN_STEPS * sigma).flatten().unsqueeze(1).expand(-1, per)
+    given = spread_text(model.condition(batch.text.flatten(0, 1)), rows, blocks, entries)
+    flow = model(latents.flatten(0, 1), times, given, context)
+    return flow.unflatten(0, (rows, entries))[:, blocks:]
+
+
+def spread_text(given: Conditioning, rows: int, blocks: int, entries: int) -> Conditioning:
+    """Conditioning of rows x blocks -> rows x entries: both streams, and block 0 again for the extra ones."""
+    device = given.keys[0].device
+    order = torch.arange(blocks, device=device).repeat(2)
+    order = torch.cat([order, order.new_zeros(entries - 2 * blocks)])
+
+    def spread(x: Tensor) -> Tensor:
+        return x.unflatten(0, (rows, blocks)).index_select(1, order).flatten(0, 1)
+
+    return Conditioning(tuple(map(spread, given.keys)), tuple(map(spread, given.values)))

@@ -1,0 +1,303 @@
+"""The training world: text-labelled clips of recoloured actors before panoramas, rendered in batches by torch.
+
+    world = World(load_atlas(), device="cuda")
+    clips = world.sample(seed=1, indices=range(24))                    # by chance
+    clips = world.film([Script.from_segments([("a fox on a beach", 69), ("an empty beach", 60)])], seed=1)
+
+A clip depends on (seed, index) alone, not on its batch; on another device it differs by rounding only. With the
+pictures come what only a made world knows: who is where, in which colours, and every pixel's motion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recap.backbones.tiny.vocabulary import (
+    ACTORS,
+    EMPTY,
+    FIRST_ACTOR,
+    FIRST_SCENE,
+    FIRST_TIME,
+    MAX_ACTORS,
+    PAD,
+    TEXT_LENGTH,
+    WORDS,
+    prompt_from_ids,
+    prompt_text,
+    token_ids,
+)
+from recap.errors import refuse
+from training.backgrounds import Backgrounds
+from training.dice import Dice
+from training.script import Script, timetable
+from training.sprites import prefilter, recolour, roll_looks
+from training.staging import HEIGHT, STAGE_HEIGHT, STAGE_WIDTH, WIDTH, Paths, Staging, roll_staging
+
+PICTURES = 81  # 21 latent frames, 7 blocks
+FIRST_BLOCK, LATER_BLOCKS = 9, 12  # pictures of a block of three frames, the first of which is one picture
+NAMED_SHARE = 0.25  # of an actor seen in some picture of a block, from which the block's caption names it
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """A batch of clips and the truth about them. K = MAX_ACTORS slots, drawn from the first to the last."""
+
+    pictures: Tensor  # B T 3 HEIGHT WIDTH, 0..1
+    tokens: Tensor  # B blocks TEXT_LENGTH, int64
+    kinds: Tensor  # B K, index in ACTORS, -1 for nobody
+    colours: Tensor  # B K 3, mean colour of the instance as drawn in this light
+    visibility: Tensor  # B K T, share of the instance that is seen
+    boxes: Tensor  # B K T 4, x0 y0 x1 y1 inside the picture, zeros when outside
+    scene: Tensor  # B
+    time: Tensor  # B
+    instances: Tensor  # B T HEIGHT WIDTH uint8: slot + 1 of the actor on top, 0 for the scene
+    forward_flow: Tensor | None = None  # B T-1 2 HEIGHT WIDTH: picture t to t + 1, on the pixels of t
+    backward_flow: Tensor | None = None  # B T-1 2 HEIGHT WIDTH: picture t + 1 to t, on the pixels of t + 1
+
+    def captions(self, row: int) -> list[str]:
+        """The prompt of every block of one clip."""
+        return [prompt_text(prompt_from_ids(ids)) for ids in self.tokens[row].tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A sprite and its way: B 4 S S, and B T each."""
+
+    sprite: Tensor
+    inverse: tuple[Tensor, ...]  # a, b, c, d, e, f: sprite = (a x + b y + c, d x + e y + f), both in -1..1
+
+
+class World:
+    """Renders clips on one device."""
+
+    def __init__(self, atlas: Tensor, device: torch.device | str = "cpu") -> None:
+        """`atlas` len(ACTORS) 4 S S, premultiplied, facing left, as `load_atlas` gives it."""
+        if atlas.ndim != 4 or atlas.shape[:2] != (len(ACTORS), 4):
+            limit = f"it must be {len(ACTORS)} 4 S S, one sprite per actor"
+            raise refuse("atlas", tuple(atlas.shape), limit, "make it with training.atlas")
+        self.device = torch.device(device)
+        self._atlas = atlas.to(self.device, torch.float32)
+        self._area = (self._atlas[:, 3] > 0.5).float().mean((1, 2))
+        self._extent = _extents(self._atlas[:, 3])
+        self._backgrounds = Backgrounds((STAGE_HEIGHT, STAGE_WIDTH), self.device)
+        # Enough to fill a GPU and to stay in its memory; on a CPU, enough to stay near its cache.
+        self._at_once = 2048 if self.device.type == "cuda" else 48
+
+    def sample(
+        self, seed: int, indices: Sequence[int], num_pictures: int = PICTURES, *,
+        span: tuple[int, int] | None = None, flow: bool = False,
+    ) -> Clips:  # fmt: skip
+        """Clips by chance. `span` renders only the pictures [first, last) of each; captions stay whole blocks'."""
+        return self._shoot(Dice(seed, indices, self.device), num_pictures, None, span, flow)
+
+    def film(
+        self, scripts: Sequence[Script], seed: int, num_pictures: int = PICTURES, *,
+        first_index: int = 0, flow: bool = False,
+    ) -> Clips:  # fmt: skip
+        """Clips by script; looks, panorama and paces come from (seed, first_index + row)."""
+        dice = Dice(seed, range(first_index, first_index + len(scripts)), self.device)
+        return self._shoot(dice, num_pictures, list(scripts), None, flow)
+
+    @torch.no_grad()
+    def _shoot(
+        self,
+        dice: Dice,
+        num_pictures: int,
+        scripts: list[Script] | None,
+        span: tuple[int, int] | None,
+        flow: bool,
+    ) -> Clips:
+        first, last = span or (0, num_pictures)
+        if not 0 <= first < last <= num_pictures:
+            raise refuse(
+                "span", span, f"outside the {num_pictures} pictures of a clip", "keep first < last inside"
+            )
+        hue = timetable(scripts, self.device).hue if scripts is not None else None
+        looks = roll_looks(dice, MAX_ACTORS, hue)
+        staging = roll_staging(dice, num_pictures, scripts)
+        light = self._backgrounds.actor_light(staging.time)
+        sprites, colours = recolour(self._atlas[staging.kinds.clamp(min=0)], looks, light)
+        size = staging.paths.size[:, :, 0]
+        sprites = prefilter(sprites.flatten(0, 1), size.flatten()).unflatten(0, size.shape)
+        panorama = self._backgrounds.draw(dice, staging.scene, staging.time, staging.horizon)
+        layers = [
+            _Layer(sprites[:, slot], _inverse(_slot(staging.paths, slot))) for slot in range(MAX_ACTORS)
+        ]
+        layers.append(self._front(dice, staging))
+        step = max(1, self._at_once // dice.rows)
+        parts = [
+            self._render(panorama, staging.camera, layers, at, min(at + step, last))
+            for at in range(first, last, step)
+        ]
+        pictures, instances = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        visibility = self._visibility(instances, staging, first, last)
+        forward, backward = _flows(instances, staging, first, last) if flow else (None, None)
+        return Clips(
+            pictures=pictures,
+            tokens=self._tokens(staging, visibility, first, scripts),
+            kinds=staging.kinds,
+            colours=colours,
+            visibility=visibility,
+            boxes=self._boxes(staging, first, last),
+            scene=staging.scene,
+            time=staging.time,
+            instances=instances,
+            forward_flow=forward,
+            backward_flow=backward,
+        )
+
+    def _front(self, dice: Dice, staging: Staging) -> _Layer:
+        """What stands in front, as one more layer that moves with the panorama."""
+        sprite = self._backgrounds.front_sprite(dice, staging.scene, staging.time, staging.front_size)
+        sprite = sprite * staging.front[:, None, None, None]
+        x, y = (staging.front_place[:, None] - staging.camera).unbind(-1)
+        still = torch.zeros_like(x)
+        path = Paths(x, y, staging.front_size[:, None] + still, still, still + 1)
+        return _Layer(sprite, _inverse(path))
+
+    def _render(
+        self, panorama: Tensor, camera: Tensor, layers: list[_Layer], first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        """Pictures B t 3 HEIGHT WIDTH and instance map of the pictures [first, last)."""
+        rows, num = len(panorama), last - first
+        x = torch.arange(WIDTH, device=self.device, dtype=torch.float32)
+        y = torch.arange(HEIGHT, device=self.device, dtype=torch.float32)
+        grid = torch.empty(rows, num, HEIGHT, WIDTH, 2, device=self.device)
+        seen = camera[:, first:last, :, None]
+        grid[..., 0] = ((seen[:, :, 0] + x + 0.5) * (2 / STAGE_WIDTH) - 1)[:, :, None]
+        grid[..., 1] = ((seen[:, :, 1] + y + 0.5) * (2 / STAGE_HEIGHT) - 1)[..., None]
+        read = _read(panorama, grid, padding="border")
+        instances = torch.zeros(rows, num, HEIGHT, WIDTH, device=self.device, dtype=torch.uint8)
+        for number, layer in enumerate(layers, start=1):
+            a, b, c, d, e, f = (each[:, first:last, None] for each in layer.inverse)
+            torch.add((a * x + c)[:, :, None], (b * y)[..., None], out=grid[..., 0])
+            torch.add((d * x + f)[:, :, None], (e * y)[..., None], out=grid[..., 1])
+            drawn = _read(layer.sprite, grid, padding="zeros")
+            alpha = drawn[:, 3]
+            read.mul_((1 - alpha)[:, None]).add_(drawn[:, :3])
+            # What stands in front belongs to the scene: its motion is the camera's.
+            instances.masked_fill_(alpha > 0.5, number if number <= MAX_ACTORS else 0)
+        return read.clamp_(0, 1).transpose(1, 2).contiguous(), instances
+
+    def _visibility(self, instances: Tensor, staging: Staging, first: int, last: int) -> Tensor:
+        seen = torch.stack([(instances == slot + 1).sum((-2, -1)) for slot in range(MAX_ACTORS)], dim=1)
+        size, facing = staging.paths.size[:, :, first:last], staging.paths.facing[:, :, first:last]
+        whole = self._area[staging.kinds.clamp(min=0)][..., None] * size**2 * facing.abs()
+        share = (seen / whole.clamp(min=1)).clamp(0, 1)
+        return torch.where((staging.kinds >= 0)[..., None], share, 0.0)
+
+    def _boxes(self, staging: Staging, first: int, last: int) -> Tensor:
+        """Bounds of the opaque part of every sprite, tilted, cut to the picture."""
+        x0, y0, x1, y1 = self._extent[staging.kinds.clamp(min=0)][:, :, None].unbind(-1)
+        corners = torch.stack((torch.stack((x0, x1, x0, x1), -1), torch.stack((y0, y0, y1, y1), -1)), -2)
+        path = Paths(*(getattr(staging.paths, name)[:, :, first:last] for name in Paths.__slots__))
+        a, b, c, d, e, f = (each[..., None] for each in _forward(path))
+        x = (a * corners[..., 0, :] + b * corners[..., 1, :] + c).clamp(-0.5, WIDTH - 0.5)
+        y = (d * corners[..., 0, :] + e * corners[..., 1, :] + f).clamp(-0.5, HEIGHT - 0.5)
+        boxes = torch.stack((x.amin(-1), y.amin(-1), x.amax(-1), y.amax(-1)), dim=-1)
+        empty = (boxes[..., 2] <= boxes[..., 0]) | (boxes[..., 3] <= boxes[..., 1])
+        return boxes.masked_fill((empty | (staging.kinds < 0)[..., None])[..., None], 0.0)
+
+    def _tokens(
+        self, staging: Staging, visibility: Tensor, first: int, scripts: list[Script] | None
+    ) -> Tensor:
+        """B blocks TEXT_LENGTH: what the rendered pictures of every block show, or what its script says."""
+        num = visibility.shape[-1]
+        block = block_of(torch.arange(first, first + num, device=self.device))
+        num_blocks = int(block_of(torch.tensor(first + num - 1))) + 1
+        index = block.expand(*visibility.shape)
+        most = visibility.new_zeros(*visibility.shape[:2], num_blocks).scatter_reduce(
+            2, index, visibility, "amax"
+        )
+        named = torch.where(most > NAMED_SHARE, staging.kinds[..., None] + FIRST_ACTOR, len(WORDS)).transpose(
+            1, 2
+        )
+        actors = named.sort(dim=-1).values
+        actors = torch.where(actors == len(WORDS), PAD, actors)
+        actors[..., 0] = torch.where(actors[..., 0] == PAD, EMPTY, actors[..., 0])
+        place = torch.stack((staging.scene + FIRST_SCENE, staging.time + FIRST_TIME), dim=-1)
+        tokens = torch.cat((place[:, None].expand(-1, num_blocks, -1), actors), dim=-1)
+        for row, script in enumerate(scripts or ()):
+            for picture, text in script.prompts or ():
+                tokens[row, int(block_of(torch.tensor(picture))) :] = torch.tensor(token_ids(text))
+        assert tokens.shape[-1] == TEXT_LENGTH
+        return tokens
+
+
+def block_of(picture: Tensor) -> Tensor:
+    """The block that decodes to a picture: nine pictures in the first, twelve in every later one."""
+    return (picture - FIRST_BLOCK + LATER_BLOCKS).div(LATER_BLOCKS, rounding_mode="floor").clamp(min=0)
+
+
+def block_pictures(block: int) -> tuple[int, int]:
+    """The pictures [first, last) of a block."""
+    last = FIRST_BLOCK + block * LATER_BLOCKS
+    return (0 if block == 0 else last - LATER_BLOCKS), last
+
+
+def _read(texture: Tensor, grid: Tensor, padding: str) -> Tensor:
+    """B C S S read at B t Y X 2 -> B C t Y X; pictures are stacked, so that a texture is stored once a clip."""
+    rows, num, height, width, _ = grid.shape
+    read = F.grid_sample(
+        texture, grid.view(rows, num * height, width, 2), padding_mode=padding, align_corners=False
+    )
+    return read.view(rows, -1, num, height, width)
+
+
+def _slot(paths: Paths, slot: int) -> Paths:
+    return Paths(*(getattr(paths, name)[:, slot] for name in Paths.__slots__))
+
+
+def _forward(path: Paths) -> tuple[Tensor, ...]:
+    """Sprite (-1..1) to pixel: x' = a x + b y + c, y' = d x + e y + f."""
+    half, cos, sin = path.size / 2, path.tilt.cos(), path.tilt.sin()
+    return half * path.facing * cos, -half * sin, path.x, half * path.facing * sin, half * cos, path.y
+
+
+def _inverse(path: Paths) -> tuple[Tensor, ...]:
+    """Pixel to sprite, the inverse of `_forward`."""
+    half, cos, sin = path.size / 2, path.tilt.cos(), path.tilt.sin()
+    a, b = cos / (half * path.facing), sin / (half * path.facing)
+    d, e = -sin / half, cos / half
+    return a, b, -a * path.x - b * path.y, d, e, -d * path.x - e * path.y
+
+
+def _flows(instances: Tensor, staging: Staging, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Forward and backward flow of what is on top, B T-1 2 Y X."""
+    here, there = slice(first, last - 1), slice(first + 1, last)
+    forward = _flow(instances[:, :-1], staging, here, there)
+    return forward, _flow(instances[:, 1:], staging, there, here)
+
+
+def _flow(instances: Tensor, staging: Staging, source: slice, target: slice) -> Tensor:
+    """How the pixels of the source pictures move to the target pictures; instances are the source's."""
+    camera = staging.camera
+    shift = (camera[:, source] - camera[:, target])[..., None, None]
+    flow = shift.expand(*shift.shape[:3], HEIGHT, WIDTH).clone()
+    x = torch.arange(WIDTH, device=camera.device, dtype=torch.float32)
+    y = torch.arange(HEIGHT, device=camera.device, dtype=torch.float32)[:, None]
+    for slot in range(MAX_ACTORS):
+        path = _slot(staging.paths, slot)
+        a, b, c, d, e, f = (each[:, source, None, None] for each in _inverse(path))
+        sprite_x, sprite_y = a * x + b * y + c, d * x + e * y + f
+        a, b, c, d, e, f = (each[:, target, None, None] for each in _forward(path))
+        moved = torch.stack((a * sprite_x + b * sprite_y + c - x, d * sprite_x + e * sprite_y + f - y), dim=2)
+        flow = torch.where((instances == slot + 1)[:, :, None], moved, flow)
+    return flow
+
+
+def _extents(alpha: Tensor) -> Tensor:
+    """Bounds N 4 (x0 y0 x1 y1, in -1..1) of the opaque part of sprites N S S."""
+    side = alpha.shape[-1]
+    edges = torch.arange(side, device=alpha.device) * (2 / side) - 1
+    bounds = []
+    for axis in (1, 2):  # columns, then rows
+        opaque = (alpha > 0.5).any(axis)
+        bounds.append(torch.where(opaque, edges, 1.0).amin(1))
+        bounds.append(torch.where(opaque, edges + 2 / side, -1.0).amax(1))
+    return torch.stack((bounds[0], bounds[2], bounds[1], bounds[3]), dim=-1)
