@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from recap.backbones.tiny.backbone import build_embedded
 from recap.backbones.wan.backbone import build_untrained
 from recap.contracts import Admission, Backbone, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
@@ -31,7 +32,7 @@ class BackboneBuilder(Protocol):
     def __call__(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
 
 
-BACKBONES: dict[str, BackboneBuilder] = {"untrained": build_untrained}
+BACKBONES: dict[str, BackboneBuilder] = {"untrained": build_untrained, "embedded": build_embedded}
 MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
 

@@ -73,7 +73,7 @@ def test_geometry_of_the_full_size_model() -> None:
 
 def test_rows_are_named_by_their_key_and_hold_only_what_can_run() -> None:
     assert all(row.name == key for key, row in ROWS.items())
-    assert list(ROWS) == ["untrained"]
+    assert list(ROWS) == ["untrained", "embedded"]
     assert UNTRAINED.backbone_spec().picture_size == (64, 96)
 
 

@@ -164,4 +164,4 @@ EMBEDDED = WanSpec(
 )
 """The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
-ROWS: dict[str, WanSpec] = {UNTRAINED.name: UNTRAINED}
+ROWS: dict[str, WanSpec] = {row.name: row for row in (UNTRAINED, EMBEDDED)}
