@@ -9,6 +9,7 @@ import pytest
 from recap.files import staged_file, staged_folder, write_whole
 
 MARKER = "done.json"
+NAMES = (MARKER, "sub")
 
 
 def names(folder: Path) -> list[str]:
@@ -48,7 +49,7 @@ def test_names_as_long_as_the_system_allows(tmp_path: Path) -> None:
 
 
 def fill(out: Path, text: str) -> None:
-    with staged_folder(out, MARKER) as folder:
+    with staged_folder(out, NAMES) as folder:
         (folder / MARKER).write_text(text)
         (folder / "sub").mkdir()
         (folder / "sub" / text).write_text(text)
@@ -81,7 +82,7 @@ def test_failure_keeps_the_old_folder(tmp_path: Path) -> None:
     fill(out, "old")
 
     def failing() -> None:
-        with staged_folder(out, MARKER) as folder:
+        with staged_folder(out, NAMES) as folder:
             (folder / MARKER).write_text("half")
             raise RuntimeError
 
@@ -92,7 +93,7 @@ def test_failure_keeps_the_old_folder(tmp_path: Path) -> None:
 
 def test_folders_of_others_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("mine")
-    with pytest.raises(ValueError, match="choose another --out"), staged_folder(tmp_path, MARKER):
+    with pytest.raises(ValueError, match="choose another --out"), staged_folder(tmp_path, NAMES):
         pytest.fail("the work was begun")
     assert names(tmp_path) == ["letters.txt"]
 
@@ -101,7 +102,7 @@ def test_a_folder_filled_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def overtaken() -> None:
-        with staged_folder(out, MARKER) as folder:
+        with staged_folder(out, NAMES) as folder:
             (folder / MARKER).write_text("new")
             out.mkdir()
             (out / "letters.txt").write_text("mine")
@@ -113,5 +114,20 @@ def test_a_folder_filled_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(ValueError, match="it is a file"), staged_folder(tmp_path / "out", MARKER):
+    with pytest.raises(ValueError, match="it is a file"), staged_folder(tmp_path / "out", NAMES):
         pass
+
+
+def test_a_result_beside_something_else_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fill(out, "old")
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        fill(out, "new")
+    assert (out / MARKER).read_text() == "old" and (out / "notes.txt").read_text() == "mine"
+
+
+def test_the_current_folder_is_not_pulled_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="current folder"):
+        fill(Path(), "x")

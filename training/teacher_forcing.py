@@ -123,6 +123,10 @@ class ClipContext:
         """Not what rotates the keys here: entries differ, and `attend` gives each its own phases."""
         return torch.arange(self._per_block)
 
+    def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
+        """Likewise: nobody rotates by them."""
+        return frame_positions(self.phases.to(device), grid)
+
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Queries (B entries) N H D of all entries, row by row: clean blocks, noisy blocks, extra ones."""
         (current,) = own

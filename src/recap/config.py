@@ -52,13 +52,17 @@ class RunConfig:
             )
         if self.dtype not in DTYPES:
             raise unknown_name("dtype", self.dtype, DTYPES)
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise refuse("device", self.device, "must be cpu or cuda", "cuda:1 names the second GPU")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            raise refuse("device", self.device, "torch cannot use it here", "choose cpu or cuda") from error
+            raise refuse("device", self.device, "torch cannot use it here", "choose cpu") from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        if not isinstance(values, Mapping):
+            raise refuse("config", values, "must be a table of settings", "see the run.json of any run")
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -125,10 +129,15 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
             raise refuse("--set", assignment, "must read name=value", "for example memory.reinforcement=5")
         try:
             value = json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError, ValueError):
             value = text
         if dot and not isinstance(result.get(part), dict):
-            raise unknown_name("--set", part, [k for k, v in result.items() if isinstance(v, dict)])
+            tables = [k for k, v in result.items() if isinstance(v, dict)]
+            if not tables:
+                raise refuse(
+                    "--set", assignment, "has no parts to set here", "write name=value without a dot"
+                )
+            raise unknown_name("--set", part, tables)
         (result[part] if dot else result)[name if dot else part] = value
     return typing.cast(dict[str, Any], result)
 
@@ -136,9 +145,11 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse("file", str(path), f"cannot be read ({error.strerror})", "check the path") from error
     except UnicodeDecodeError as error:
         raise refuse("file", str(path), "is not text", "give a JSON file") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise refuse("file", str(path), f"is not JSON ({error})", "mend it or write it anew") from error
 
 
@@ -150,6 +161,11 @@ def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise refuse(part, values, "must be a name or a table with one", f"known: {', '.join(table)}")
     kind = look_up(part, values["name"], table)
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or not callable(
+        getattr(kind, "build", None)
+    ):
+        limit = "it is no dataclass with a method build"
+        raise refuse(part, values["name"], limit, "see 'Add your own memory' in the README")
     settings = {name: value for name, value in values.items() if name != "name"}
     return Choice(values["name"], from_settings(kind, settings, part))
 
@@ -166,7 +182,12 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 
 def _typed(kind: Any, value: Any, path: str) -> Any:
     """The value as its field's type; whole numbers serve as floats, nothing else is converted."""
+    kind = typing.get_origin(kind) or kind
+    if not isinstance(kind, type):  # a union or the like, of a config that is not ours
+        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > 10**18:
+            raise refuse(path, f"{str(value)[:12]}...", "is too large", "check its digits")
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise refuse(path, value, f"must be of type {kind.__name__}", "check its spelling")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from recap.types import BackboneSpec, Block, Candidates, GeneratedBlock, MemoryTrace, Segment, Tokens
@@ -74,12 +75,11 @@ class Context(Protocol):
     def phases(self) -> Tensor:
         """Temporal phases, F, of the block's own frames."""
 
+    def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
+        """Positions 1 N 3 of the block's own tokens on that grid: the same tensor all block long."""
+
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Self-attention of queries B N H D (at the positions of the CURRENT segment) over memory and `own`."""
-
-
-class Conditioning(Protocol):
-    """Whatever a backbone makes of its prompts; opaque to everyone else."""
 
 
 Noise = Callable[[], Tensor]
@@ -100,7 +100,7 @@ class Backbone(Protocol):
     def spec(self) -> BackboneSpec: ...
 
     def condition(self, prompts: tuple[str, ...]) -> Any:
-        """One prompt per row."""
+        """Whatever the backbone makes of one prompt per row; opaque to everyone else."""
 
     def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
         """Draw one block: B F C rows columns."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,19 +42,19 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def staged_folder(out: Path, marker: str) -> Iterator[Path]:
+def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
     """A temporary folder that takes the place of `out` on success; on failure `out` stays as it was.
 
-    An old `out` is replaced only if it is empty or holds `marker`, the file by which our results are known.
+    An old `out` is replaced only if it holds nothing but files of these `names`, those of an earlier result.
     """
     out = _goal(out)
-    _check_replaceable(out, marker)  # before the work, so that nobody waits for a refusal
+    _check_replaceable(out, names)  # before the work, so that nobody waits for a refusal
     out.parent.mkdir(parents=True, exist_ok=True)
     staged = _beside(out)
     staged.mkdir()
     try:
         yield staged
-        _check_replaceable(out, marker)
+        _check_replaceable(out, names)
         _swap(staged, out)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -83,15 +83,17 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _check_replaceable(out: Path, marker: str) -> None:
+def _check_replaceable(out: Path, names: Collection[str]) -> None:
     if not out.exists():
         return
     if not out.is_dir():
         raise refuse("--out", str(out), "it is a file, and results are a folder", "choose another --out")
-    if (out / marker).is_file() or not any(out.iterdir()):
-        return
-    limit = f"the folder is not empty and holds no {marker}, so it is not an earlier result"
-    raise refuse("--out", str(out), limit, "choose another --out, or empty the folder")
+    if out == Path.cwd():
+        raise refuse("--out", str(out), "it is the current folder", "name a folder in it")
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in names)
+    if foreign:
+        limit = f"it holds {foreign[0]!r}, which is not part of an earlier result"
+        raise refuse("--out", str(out), limit, "choose another --out, or move that away")
 
 
 def _swap(staged: Path, out: Path) -> None:

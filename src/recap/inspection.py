@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ from recap.show.timeline import Timeline
 from recap.types import Candidates
 from recap.video import Clip, ClipWriter, open_clip
 
-MARKER = "inspect.json"
+RECORD = "inspect.json"
+RESULTS = ("overlay.mp4", "scores.npz", "bank.png", "index.html", RECORD)
 
 # A clip has no backbone to ask, so it is cut as the Wan family cuts video.
 TOKEN_PIXELS = 16
@@ -106,7 +108,7 @@ def inspect_clip(
     novelty = FlowNovelty(config, flow, lens.grid, TOKEN_PIXELS, PICTURES_PER_FRAME)
     capacity = max(1, round(capacity_frames * lens.grid[0] * lens.grid[1]))
     scan = _Scan(clip, lens, novelty, NoveltyBank(capacity, num_layers=1), torch.device(device))
-    with staged_folder(Path(out), MARKER) as folder:
+    with staged_folder(Path(out), RESULTS) as folder:
         with ClipWriter(folder / "overlay.mp4", lens.size, clip.fps) as overlay:
             for pictures in _blocks(clip, lens):
                 overlay.write(scan.take(pictures))
@@ -133,6 +135,34 @@ def _blocks(clip: Clip, lens: Lens) -> Iterator[Tensor]:
         length = FRAMES_PER_BLOCK * PICTURES_PER_FRAME
 
 
+class _Frames:
+    """Arrays rows columns, one per frame, in one buffer that doubles.
+
+    A list of small arrays would grow the process far beyond their size: each pins a part of the heap that the
+    large tensors of its block leave behind.
+    """
+
+    def __init__(self, kind: type[np.generic]) -> None:
+        self._buffer: NDArray[Any] = np.empty((0, 0, 0), kind)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def array(self) -> NDArray[Any]:
+        return self._buffer[: self._count]
+
+    def extend(self, frames: NDArray[Any]) -> None:
+        end = self._count + len(frames)
+        if end > len(self._buffer):
+            grown = np.empty((max(64, 2 * end), *frames.shape[1:]), self._buffer.dtype)
+            grown[: self._count] = self.array if self._count else 0
+            self._buffer = grown
+        self._buffer[self._count : end] = frames
+        self._count = end
+
+
 @dataclass
 class _Scan:
     """All that is known so far of a clip under way."""
@@ -144,9 +174,9 @@ class _Scan:
     device: torch.device
     num_pictures: int = 0
     num_scored: int = 0
-    raw: list[Tensor] = field(default_factory=list)  # F rows columns of every block
-    score: list[Tensor] = field(default_factory=list)
-    appeared: list[Tensor] = field(default_factory=list)  # the picture in which a token scored its maximum
+    raw: _Frames = field(default_factory=lambda: _Frames(np.float32))  # rows columns of every frame
+    score: _Frames = field(default_factory=lambda: _Frames(np.float32))
+    appeared: _Frames = field(default_factory=lambda: _Frames(np.int32))  # the picture of a token's maximum
     filling: list[tuple[float, float, float]] = field(default_factory=list)  # the timeline's view of the bank
 
     def take(self, pictures: Tensor) -> Tensor:
@@ -168,10 +198,10 @@ class _Scan:
     def _remember(self, noticed: Noticed, pictures: Tensor, opening: bool) -> None:
         raw, score = noticed.raw[0].cpu(), noticed.score[0].cpu()
         place = _peak(noticed.fired[0].cpu(), self.lens.grid, opening)  # in the block
-        self.raw.append(raw)
-        self.score.append(score)
-        self.appeared.append((place + self.num_scored).int())
-        first_frame = sum(map(len, self.raw)) - len(raw)
+        first_frame = len(self.raw)
+        self.raw.extend(raw.numpy())
+        self.score.extend(score.numpy())
+        self.appeared.extend((place + self.num_scored).numpy())
         # The sink owns the first frame, so its tokens are not offered.
         offered = slice(1, None) if opening else slice(None)
         rows, columns = self.lens.grid
@@ -194,14 +224,14 @@ class _Scan:
             notices += (f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored",)
         return InspectionSummary(
             out=out,
-            clip=self.clip.path.name,
+            clip=os.fsencode(self.clip.path.name).decode(errors="replace"),
             fps=self.clip.fps,
             size=self.lens.size,
             grid=self.lens.grid,
             num_pictures=self.num_pictures,
             num_scored_pictures=self.num_scored,
-            num_frames=sum(map(len, self.raw)),
-            fired_tokens=sum(int((raw > 0).sum()) for raw in self.raw),
+            num_frames=len(self.raw),
+            fired_tokens=int((self.raw.array > 0).sum()),
             bank_capacity=self.bank.capacity,
             bank_new=int((self.bank.held.score > 0).sum()),
             bank_cutoff=self.cutoff,
@@ -211,7 +241,7 @@ class _Scan:
 
     def patches(self) -> Patches:
         """What the bank holds and was new, by the second in which it scored highest."""
-        held, appeared = self.bank.held, torch.cat(self.appeared)
+        held, appeared = self.bank.held, torch.from_numpy(self.appeared.array)
         source, score = held.source[0], held.score[0]
         when = appeared[source[:, 0], source[:, 1], source[:, 2]]
         order = (when.long() * self.lens.grid[0] + source[:, 1]) * self.lens.grid[1] + source[:, 2]
@@ -223,14 +253,14 @@ class _Scan:
         return Patches(pixels.numpy(), seconds, frames, rows, columns, score[kept].numpy())
 
     def timeline(self) -> Timeline:
-        fired = (torch.cat(self.raw) > 0).sum(dim=(1, 2)).tolist()
+        fired = (self.raw.array > 0).sum(axis=(1, 2)).tolist()
         first = [max(0, _last_picture(frame) - PICTURES_PER_FRAME + 1) for frame in range(len(fired))]
         times = [picture / self.clip.fps for picture in first]
         return Timeline(self.num_pictures / self.clip.fps, list(zip(times, fired, strict=True)), self.filling)
 
     def tokens(self) -> dict[str, NDArray[Any]]:
         """One entry per token of every frame, frame by frame and row-major, in arrays of equal length."""
-        score, raw, appeared = (torch.cat(each).numpy() for each in (self.score, self.raw, self.appeared))
+        score, raw, appeared = (each.array for each in (self.score, self.raw, self.appeared))
         frame, row, column = np.indices(score.shape, dtype=np.int32)
         return {
             "score": score.ravel(),
@@ -282,7 +312,7 @@ def _write_results(
     write_whole(folder / "index.html", build_page(story).encode())
     about = dataclasses.asdict(summary) | {"out": str(summary.out)}
     record = {"summary": about, "settings": settings, "versions": versions}
-    write_whole(folder / MARKER, json.dumps(record, indent=2).encode())
+    write_whole(folder / RECORD, json.dumps(record, indent=2).encode())
 
 
 def _numbers(summary: InspectionSummary) -> list[tuple[str, str]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block
 
+LONGEST_SHOT_S = 86_400
+
 
 @dataclass(frozen=True, slots=True)
 class Shot:
@@ -21,10 +23,9 @@ class Shot:
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
             raise refuse("prompt", self.prompt, "must be text", "put it in quotes")
-        if not (self.seconds > 0 and math.isfinite(self.seconds)):
-            raise refuse(
-                "seconds", self.seconds, "must be above 0 and finite", "5 gives 81 pictures at 16 per second"
-            )
+        if not 0 < self.seconds <= LONGEST_SHOT_S:
+            limit = f"must be above 0 and at most {LONGEST_SHOT_S}, a day"
+            raise refuse("seconds", self.seconds, limit, "5 gives 81 pictures at 16 per second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,20 @@ def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec) -> Plan:
 
 
 def _block_ends(shots: Sequence[Shot], spec: BackboneSpec) -> list[int]:
-    """Where each shot ends, in blocks. Rounded from the running total, so that errors do not add up.
+    """Where each shot ends, in blocks: rounded from the running total, so that errors do not add up.
 
-    A shot shorter than half a block still gets one: a prompt that is never drawn would be a silent loss.
+    A shot shorter than half a block still gets one: a prompt that is never drawn would be a silent loss. What
+    follows then starts where that block ends, so that no later shot pays for it.
     """
-    pictures_per_block = spec.pictures_per_frame * spec.frames_per_block
+    blocks_per_second = spec.pictures_per_second / (spec.pictures_per_frame * spec.frames_per_block)
     ends: list[int] = []
     elapsed = 0.0
     for shot in shots:
-        elapsed += shot.seconds
-        end = round(elapsed * spec.pictures_per_second / pictures_per_block)
-        ends.append(max(end, (ends[-1] if ends else 0) + 1))
+        elapsed += shot.seconds * blocks_per_second
+        start = ends[-1] if ends else 0
+        end = math.floor(elapsed + 0.5)
+        if end <= start:
+            end = start + 1
+            elapsed = float(end)
+        ends.append(end)
     return ends

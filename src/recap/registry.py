@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -46,13 +47,17 @@ def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise refuse(
-            field, name, f"cannot be imported ({error})", "write it as package.module:Name"
-        ) from error
+    except Exception as error:  # importing a user's module runs it, so anything may come out
+        why = f"cannot be imported ({type(error).__name__}: {error})"
+        raise refuse(field, name, why, "write it as package.module:Name") from error
 
 
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
     """A backbone by name, ready to draw."""
     builder: BackboneBuilder = look_up("backbone", name, BACKBONES)
+    try:
+        inspect.signature(builder).bind(device=device, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        limit = "it cannot be called with device= and dtype="
+        raise refuse("backbone", name, limit, "name a function that returns a Backbone") from error
     return builder(device=device, dtype=dtype)

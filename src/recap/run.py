@@ -7,32 +7,37 @@ killed run continues from its last whole block and ends in the same bytes as an 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from recap import __version__
 from recap.config import DTYPES, RunConfig, read_json
 from recap.contracts import Admission, Backbone, Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.files import remove_strays, write_whole
-from recap.flow import build_flow
+from recap.flow import build_flow, resolve_flow
 from recap.plan import Plan, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
 from recap.trace import append_line, block_record, read_lines
 from recap.types import BackboneSpec, GeneratedBlock
-from recap.video import ClipWriter, join_clips
+from recap.video import ClipWriter, join_clips, open_clip
+
+LOCK = ".lock"
 
 Notice = Callable[[str], None]
 Progress = Callable[[int, int, float], None]
@@ -74,9 +79,11 @@ def generate(
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     run = _Run(config, folder, notice)  # everything that can be refused is refused before a file is made
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"config": config.to_dict(), "versions": versions()}
-    write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
     with _locked(folder):
+        if {path.name for path in folder.iterdir()} != {LOCK}:  # somebody was faster
+            raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
+        about = {"config": run.config.to_dict(), "versions": versions()}
+        write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
         return run.finish(progress)
 
 
@@ -95,9 +102,12 @@ def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = p
 
 
 def versions() -> dict[str, Any]:
+    """What else than the config a run's bits depend on."""
+    packages = ("torch", "numpy", "safetensors", "av", "opencv-python-headless")
+    installed = {d.name: d.version for d in metadata.distributions() if d.name in packages}
     return {
         "recap": __version__,
-        "torch": torch.__version__,
+        **{name: installed.get(name, "none") for name in packages},
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
@@ -108,7 +118,8 @@ class _Run:
     """One run's parts and its folder."""
 
     def __init__(self, config: RunConfig, folder: Path, notice: Notice):
-        self.config = config
+        # Written down as what it means here, so that a resumed or repeated run means the same.
+        self.config = replace(config, flow=resolve_flow(config.flow))
         self.folder = folder
         self.backbone: Backbone = load_backbone(
             config.backbone, device=config.device, dtype=DTYPES[config.dtype]
@@ -133,26 +144,27 @@ class _Run:
         (self.folder / "work").mkdir(exist_ok=True)
         total = len(self.plan.blocks)
         blocks = rollout(
-            self.backbone, self.policy, self.plan, seeds=self.config.seeds, decoder=self.decoder, start=start
+            self.backbone,
+            self.policy,
+            self.plan,
+            seeds=self.config.seeds,
+            decoder=self.decoder,
+            start=start,
+            recorder=self._record,
         )
         began = time.perf_counter()
         for made in blocks:
             done = made.block.index + 1
-            drawn = time.perf_counter()
-            self._save(made)
+            seconds = time.perf_counter() - began
+            append_line(self.folder / "timing.jsonl", {"block": made.block.index, "seconds": seconds})
             if done % self.config.checkpoint_every == 0 or done == total:
                 self._checkpoint(done)
-            seconds = {
-                "block": made.block.index,
-                "draw_s": drawn - began,
-                "save_s": time.perf_counter() - drawn,
-            }
-            append_line(self.folder / "timing.jsonl", seconds)
             ended = time.perf_counter()
             progress(done, total, made.pixels.shape[1] / (ended - began))
             began = ended
 
-    def _save(self, made: GeneratedBlock) -> None:
+    def _record(self, made: GeneratedBlock) -> None:
+        """Write a finished block's pictures, latents and trace."""
         index = made.block.index
         if not bool(torch.isfinite(made.latents).all()):
             remedy = "try --dtype float32 or other memory settings"
@@ -166,7 +178,7 @@ class _Run:
         append_line(self.folder / "trace.jsonl", block_record(made))
 
     def _checkpoint(self, done: int) -> None:
-        state: State = {"next_block": torch.tensor(done)}
+        state: State = {"next_block": torch.tensor(done), "config": self._fingerprint()}
         state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
         state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
         plain = {name: value.cpu().contiguous() for name, value in state.items()}
@@ -179,16 +191,40 @@ class _Run:
         if path.exists():
             try:
                 state = load_file(path, device=self.config.device)
-            except SafetensorError as error:
+                start = int(state["next_block"])
+                same = torch.equal(state["config"].cpu(), self._fingerprint())
+                for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
+                    own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+                    part.load_state(own)
+            except (SafetensorError, KeyError) as error:
                 raise refuse("state", str(path), f"cannot be read ({error})", "start the run anew") from error
-            start = int(state["next_block"])
-            for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
-                own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-                part.load_state(own)
+            if not same:
+                limit = "was written under other settings than run.json's"
+                raise refuse("state", str(path), limit, "put run.json back or start the run anew")
+        self._check_parts(start)
         for name in ("trace.jsonl", "timing.jsonl"):
-            kept = [line for line in read_lines(self.folder / name) if line["block"] < start]
-            write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            lines = read_lines(self.folder / name)[:start]
+            if [line.get("block") for line in lines] != list(range(start)):
+                limit = f"does not list the {start} blocks drawn so far"
+                raise refuse("file", str(self.folder / name), limit, "put it back or start the run anew")
+            write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return start
+
+    def _check_parts(self, start: int) -> None:
+        """Before hours of drawing: is everything there that the end will join?"""
+        for block in range(start):
+            try:
+                load_file(self._latents(block))
+            except (OSError, SafetensorError) as error:
+                remedy = "put it back or start the run anew"
+                raise refuse("file", str(self._latents(block)), "is missing or damaged", remedy) from error
+            for row in range(len(self.config.seeds)):
+                open_clip(self._part(row, block))
+
+    def _fingerprint(self) -> Tensor:
+        """A digest of the config, by which a state knows the run it belongs to."""
+        digest = hashlib.sha256(json.dumps(self.config.to_dict(), sort_keys=True).encode()).digest()
+        return torch.tensor(list(digest), dtype=torch.uint8)
 
     def _join(self) -> None:
         blocks = range(len(self.plan.blocks))
@@ -196,8 +232,8 @@ class _Run:
             join_clips([self._part(row, index) for index in blocks], self.folder / name)
         latents = [load_file(self._latents(index))["latents"] for index in blocks]
         write_whole(self.folder / "latents.safetensors", save({"latents": torch.cat(latents, dim=1)}))
-        times = [line["draw_s"] for line in read_lines(self.folder / "timing.jsonl")]
-        summary = {"blocks": len(blocks), "draw_s": sum(times), "videos": self._video_names()}
+        seconds = sum(line["seconds"] for line in read_lines(self.folder / "timing.jsonl"))
+        summary = {"blocks": len(blocks), "seconds": seconds, "videos": self._video_names()}
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2).encode())
 
     def _video_names(self) -> list[str]:
@@ -219,7 +255,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on Windows
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

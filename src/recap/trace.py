@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recap.errors import refuse
 from recap.types import Candidates, GeneratedBlock
 
 
@@ -49,5 +50,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except json.JSONDecodeError as error:
+        raise refuse("file", str(path), f"is not lines of JSON ({error})", "put it back") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise refuse("file", str(path), "holds lines that are no tables", "put it back")
+    return lines

@@ -76,7 +76,7 @@ def open_clip(path: Path | str) -> Clip:
 
 def _container(path: Path) -> Any:
     try:
-        container = av.open(str(path))
+        container = av.open(str(path.resolve()))  # FFmpeg takes "a:b.mp4" for a protocol "a"
     except av.error.FFmpegError as error:
         if isinstance(error, OSError):  # no permission, say: nothing is wrong with the clip
             raise

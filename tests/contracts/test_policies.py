@@ -195,6 +195,7 @@ def test_noise_of_a_block_depends_on_seed_and_block_only(backbone):
     first, again, other_block, other_seed = (
         block_noise(spec, seeds, block) for seeds, block in (([7], 4), ([1, 7], 4), ([7], 5), ([8], 4))
     )
+    assert not torch.equal(block_noise(spec, [1], 0)(), block_noise(spec, [0], 1)())
     for _ in range(4):  # the start and every later step
         noise = first()
         assert torch.equal(noise[0], again()[1])

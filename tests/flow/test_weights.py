@@ -134,7 +134,7 @@ def test_a_failed_write_leaves_nothing(monkeypatch, offline, home, raft_weights)
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights.os, "fsync", full)
+    monkeypatch.setattr("recap.files.os.fsync", full)
     with pytest.raises(ValueError, match=r"No space left on device.*RECAP_HOME"):
         fetch_raft_small(lambda line: None)
     assert list(home.iterdir()) == []

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "errors": set(),
     "contracts": {"types"},
     "attention": GROUND,
-    "flow": GROUND,
+    "flow": GROUND | {"files"},
     "novelty": GROUND | {"flow.warp"},
     "memory": GROUND,
     "backbones": GROUND | {"attention"},

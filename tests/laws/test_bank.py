@@ -102,7 +102,9 @@ def test_state_goes_on_bit_for_bit():
         straight.admit(*offered, retain_top)
         first.admit(*offered, retain_top)
     state = first.state()
-    first.admit(*blocks[3], retain_top)  # a state handed out does not move any more
+    copy = {name: value.clone() for name, value in state.items()}
+    first.admit(*blocks[3], retain_top)
+    assert all(torch.equal(state[name], value) for name, value in copy.items()), "a state handed out stays"
     second.load_state(state)
     for offered in blocks[3:]:
         straight.admit(*offered, retain_top)

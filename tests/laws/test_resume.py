@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from recap.video import open_clip
 
@@ -56,6 +57,19 @@ def undisturbed(tmp_path_factory, script) -> tuple[Path, float]:
     return folder, time.monotonic() - began
 
 
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def whole_blocks(folder: Path) -> int:
+    return len([line for line in lines_of(folder / "trace.jsonl") if line.endswith("}")])
+
+
+def saved_block(folder: Path) -> int:
+    state = folder / "state.safetensors"
+    return int(load_file(state)["next_block"]) if state.exists() else 0
+
+
 def wait_for(path: Path) -> None:
     limit = time.monotonic() + 60
     while not path.exists():
@@ -74,16 +88,18 @@ def test_killed_at_a_random_moment_and_resumed_equals_undisturbed(tmp_path, scri
         time.sleep(random.Random(number).uniform(0, 1.1 * seconds))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        trace = folder / "trace.jsonl"
-        lines = trace.read_text().count("\n") if trace.exists() else 0
+        drawn, next_block = whole_blocks(folder), saved_block(folder)
+        assert drawn - next_block in (0, 1), "the state is at most the block being saved behind"
+        times = lines_of(folder / "timing.jsonl")[:next_block]
         finish(recap("generate", "--resume", folder))
+        assert lines_of(folder / "timing.jsonl")[:next_block] == times, "whole blocks are not drawn again"
         for name in SAME_BYTES:
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), f"try {number}: {name}"
         names = {path.name for path in folder.iterdir()} - {".lock"}
         assert names == {*SAME_BYTES, *OTHERS}  # nothing that the kill cut short is left over
         for video in ("video-0.mp4", "video-1.mp4"):
             assert open_clip(folder / video).num_pictures == open_clip(whole / video).num_pictures
-        return lines
+        return next_block
 
     with ThreadPoolExecutor(2) as pool:
         stops = list(pool.map(attempt, range(TRIES)))

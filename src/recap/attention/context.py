@@ -6,18 +6,20 @@ segments all block long, so each is rotated on its first read and the result is 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from recap.attention.attend import Readable, attend
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.contracts import MemoryPolicy
-from recap.types import Role, Segment, Tokens
+from recap.types import Role, Segment, Tokens, frame_positions
 
 
 class BlockContext:
     def __init__(self, policy: MemoryPolicy, phases: Tensor):
         self._policy = policy
         self._phases = phases
+        self._positions: Tensor | None = None
         # By identity; the value keeps the key's tensor alive, so an id cannot be reused within the block.
         self._turns: dict[int, tuple[Tensor, Rotation]] = {}
         self._kept: dict[int, tuple[Segment, Readable]] = {}
@@ -29,6 +31,12 @@ class BlockContext:
     def phases(self) -> Tensor:
         """Temporal phases, F, of the block's own frames."""
         return self._phases
+
+    def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
+        """Positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
+        if self._positions is None:
+            self._positions = frame_positions(self._phases.to(device), grid)
+        return self._positions
 
     def settling(self) -> BlockContext:
         """From here on the block is finished: every read hands the layer's own tokens to the memory."""
@@ -68,9 +76,6 @@ class BlockContext:
         known = self._turns.get(id(positions))
         if known is None:
             # fp64 stays exact end to end; lower precisions rotate in fp32.
-            dtype = like.dtype if like.dtype.itemsize == 8 else None
-            turn = (
-                rotation(positions, like.shape[-1], dtype) if dtype else rotation(positions, like.shape[-1])
-            )
+            turn = rotation(positions, like.shape[-1], torch.promote_types(like.dtype, torch.float32))
             known = self._turns[id(positions)] = (positions, turn)
         return known[1]

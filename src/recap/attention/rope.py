@@ -33,7 +33,7 @@ def bands(head_dim: int) -> tuple[int, int, int]:
 def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
     """Angle per unit of phase for each pair of a band."""
     exponent = torch.arange(pairs, dtype=torch.float64, device=device) / max(pairs, 1)
-    return torch.pow(torch.tensor(THETA, dtype=torch.float64, device=device), -exponent)
+    return torch.pow(THETA, -exponent)
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:

@@ -35,10 +35,15 @@ def progress_bar(what: str, unit: str) -> Iterator[Report]:
         TextColumn("{task.fields[rate]:.1f} pictures/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_console) as bar:
-        task = bar.add_task(what, total=None, rate=0.0)
+    bar = Progress(*columns, console=_console)
+    task = bar.add_task(what, total=None, rate=0.0)
 
-        def report(done: int, total: int | None, rate: float) -> None:
-            bar.update(task, completed=done, total=total, rate=rate)
+    def report(done: int, total: int | None, rate: float) -> None:
+        bar.start()  # not before there is something to report: a refusal then stands alone
+        bar.update(task, completed=done, total=total, rate=rate)
 
+    try:
         yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()

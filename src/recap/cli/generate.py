@@ -13,23 +13,34 @@ from recap.config import RunConfig, override, read_json
 from recap.errors import refuse
 from recap.run import generate, resume
 
+MOST_ROWS = 256
+
 
 def generate_command(
     prompt: Annotated[str | None, typer.Argument(help="What the video shows; or use --script.")] = None,
-    seconds: Annotated[float, typer.Option(help="Length of the video.")] = 10.0,
+    seconds: Annotated[float | None, typer.Option(help="Length of the video [default: 10].")] = None,
     script: Annotated[
         Path | None,
         typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
     ] = None,
-    backbone: Annotated[str, typer.Option(help="Which model draws; see `recap list`.")] = "untrained",
-    memory: Annotated[str, typer.Option(help="Which memory it has; see `recap list`.")] = "recap",
-    flow: Annotated[str, typer.Option(help="Optical flow for the novelty bank; see `recap list`.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the first row.")] = 0,
-    rows: Annotated[int, typer.Option(help="Videos drawn as one batch, with seeds seed, seed + 1, ...")] = 1,
+    backbone: Annotated[
+        str | None, typer.Option(help="Which model draws; see `recap list` [default: untrained].")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
+    ] = None,
+    flow: Annotated[
+        str | None, typer.Option(help="Optical flow for the novelty bank; see `recap list` [default: auto].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Videos drawn as one batch, seeds counting up from --seed [default: 1]."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
     resume_folder: Annotated[
@@ -37,34 +48,57 @@ def generate_command(
     ] = None,
 ) -> None:
     """Draw a video block by block and write it, its trace and its state to a folder."""
+    drawn = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
+    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device}
+    given = {name: value for name, value in chosen.items() if value is not None}
     with progress_bar("drawing", "blocks") as report:
         if resume_folder is not None:
+            more = {"--out": out, "--from": repeat, "--set": settings}
+            _refuse_beside("--resume", {**drawn, **{f"--{n}": v for n, v in chosen.items()}, **more})
             record = resume(resume_folder, progress=report, notice=show_notice)
         else:
             if repeat is not None:
+                _refuse_beside("--from", drawn)
                 values = _repeated(repeat)
             else:
-                chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device}
-                values = {**chosen, "shots": _shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
-            complete = RunConfig.from_dict(values).to_dict()
-            config = RunConfig.from_dict(override(complete, settings or []))
+                values = {"shots": _shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
+            config = _config({**values, **given}, settings or [])
             record = generate(config, out or _default_folder(config), progress=report, notice=show_notice)
     for video in record.videos:
         typer.echo(video)
 
 
-def _shots(prompt: str | None, seconds: float, script: Path | None) -> Any:
+def _config(values: dict[str, Any], settings: list[str]) -> RunConfig:
+    """The config of these values, the assignments of --set applied to all its settings."""
+    plain = override({}, [text for text in settings if "." not in text.partition("=")[0]])
+    complete = RunConfig.from_dict({**values, **plain}).to_dict()
+    return RunConfig.from_dict(override(complete, settings))
+
+
+def _refuse_beside(option: str, others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None and value != []:
+            limit = f"{option} takes the settings of an earlier run"
+            raise refuse(name, value, limit, f"leave out {name} or {option}")
+
+
+def _shots(prompt: str | None, seconds: float | None, script: Path | None) -> Any:
     if (prompt is None) == (script is None):
         raise refuse(
             "prompt", prompt, "give a prompt or a --script, one of the two", "see recap generate --help"
         )
-    return [{"prompt": prompt, "seconds": seconds}] if script is None else read_json(script)
+    if script is not None:
+        if seconds is not None:
+            raise refuse("--seconds", seconds, "a script has its own", "leave it out")
+        return read_json(script)
+    return [{"prompt": prompt, "seconds": 10.0 if seconds is None else seconds}]
 
 
-def _seeds(seed: int, rows: int) -> list[int]:
-    if rows < 1:
-        raise refuse("rows", rows, "must be 1 or more", "1 draws one video")
-    return list(range(seed, seed + rows))
+def _seeds(seed: int | None, rows: int | None) -> list[int]:
+    first, count = seed or 0, 1 if rows is None else rows
+    if not 1 <= count <= MOST_ROWS:
+        raise refuse("rows", count, f"must be 1 to {MOST_ROWS}", "1 draws one video")
+    return list(range(first, first + count))
 
 
 def _repeated(path: Path) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
+import torch
 import typer
 
 from recap import __version__
@@ -16,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Appearance memory for long video generation.",
 )
 app.command("generate")(generate.generate_command)
@@ -47,10 +50,24 @@ def run_safely(command: Callable[[], object]) -> None:
         show_error(str(error))
         sys.exit(2)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        show_error(f"{error.strerror or error}{where}; choose another --out or make room there")
+        show_error(_explained(error))
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
+            error
+        ):
+            raise
+        show_error("out of memory; take fewer rows, a smaller capacity or smaller pictures")
         sys.exit(2)
 
 
+def _explained(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "make room there or choose another --out" if full else "check the path or choose another --out"
+    return f"{error.strerror or error}{where}; {remedy}"
+
+
 def main() -> None:
+    """The console script."""
     run_safely(app)

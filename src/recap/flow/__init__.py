@@ -14,7 +14,7 @@ from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.weights import find_raft_small, weights_folder
 
-__all__ = ["FLOWS", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow"]
+__all__ = ["FLOWS", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
 
 FLOWS: dict[str, str] = {
     "auto": "RAFT-small where its weights are installed, classical flow elsewhere",
@@ -23,6 +23,13 @@ FLOWS: dict[str, str] = {
 }
 
 INSTALL = "`recap weights raft-small` installs them"
+
+
+def resolve_flow(name: str) -> str:
+    """What `auto` means on this machine; any other name means itself."""
+    if name != "auto":
+        return name
+    return "classical" if find_raft_small() is None else "raft-small"
 
 
 def build_flow(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recap.errors import refuse
+from recap.files import write_whole
 
 Report = Callable[[str], None]
 
@@ -69,7 +70,7 @@ def fetch_raft_small(report: Report = print) -> Path:
             problems.append(f"{label} failed: {problem}")
         else:
             if is_genuine(weights):
-                write_whole(path, weights)
+                _install(path, weights)
                 report(f"raft-small: {megabytes(len(weights))} at {path}; {LICENCE}")
                 return path
             problems.append(f"{label} failed: the sha256 of what it holds is not {SHA256}")
@@ -121,20 +122,9 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place complete or not at all, even if the machine stops halfway."""
+def _install(path: Path, weights: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as part:
-            try:
-                part.write(content)
-                part.flush()
-                os.fsync(part.fileno())
-                Path(part.name).chmod(0o644)  # temporary files are their owner's alone
-                Path(part.name).replace(path)
-            except BaseException:
-                Path(part.name).unlink(missing_ok=True)
-                raise
+        write_whole(path, weights)
     except OSError as problem:
         remedy = "set RECAP_HOME to a folder that you may write to"
         raise refuse("weights", str(path), f"cannot be written ({problem})", remedy) from problem

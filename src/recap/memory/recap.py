@@ -6,7 +6,6 @@ of how things looked when they first appeared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,9 @@ from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.window import Window
 from recap.types import BackboneSpec, Block, Candidates, MemoryTrace, Role, Segment, Tokens
+
+MOST_CAPACITY_FRAMES = 1000
+"""A quarter of an hour kept whole; beyond lies a slip of the keyboard."""
 
 
 class RecapMemory:
@@ -100,8 +102,8 @@ class RecapConfig:
     capacity_frames: float = 1.0
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
-        if not (self.capacity_frames >= 0 and math.isfinite(self.capacity_frames)):
-            limit = "must be 0 or more, in frames' worth of tokens"
+        if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
+            limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)

@@ -30,10 +30,6 @@ class Store:
         assert self._values is not None, "read before the first write"
         return self._values
 
-    @property
-    def empty(self) -> bool:
-        return self._keys is None
-
     def allocate(self, like: Tensor) -> None:
         """Room for the tokens of tensors shaped (..., B, any, H, D)."""
         if self._keys is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from wan_fakes import ONE_LAYER, fresh, noise_of, random_model, turn
 
 from recap.backbones.wan.layers import RMSNorm, sinusoid
-from recap.backbones.wan.model import Conditioning, token_positions
+from recap.backbones.wan.model import Conditioning
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
 from recap.types import Role
 
@@ -178,7 +178,7 @@ def test_cross_attention_has_no_gate_and_reads_norm3() -> None:
     x = torch.randn(1, 3, 24, 96, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
     time = torch.zeros(1, 1, 6, 96, dtype=DOUBLE)
     context = fresh(ONE_LAYER)
-    positions = token_positions(context.phases, ONE_LAYER.grid, x.device)
+    positions = context.positions(ONE_LAYER.grid, x.device)
     text = (given.keys[0], given.values[0])
     assert (block(x, time, text, positions, context) - x).abs().max() > 0.01
     model.state_dict()["blocks.0.norm3.weight"].zero_()
@@ -211,12 +211,6 @@ def test_every_layer_hands_over_unrotated_tokens_at_one_set_of_positions() -> No
     assert query.shape == own.keys.shape == own.values.shape == (1, 72, 4, 24)
     # Layer 0 sees the same input at any phase, so unrotated queries and keys cannot differ.
     assert torch.equal(query, late.seen[0][1]) and torch.equal(own.keys, late.seen[0][2].keys)
-
-
-def test_positions_run_columns_fastest_then_rows_then_frames() -> None:
-    at = token_positions(torch.tensor([3, 4, 5]), (4, 6), torch.device("cpu"))
-    assert at.shape == (1, 72, 3) and at.dtype == torch.float32
-    assert at[0, [0, 1, 6, 24, 71]].tolist() == [[3, 0, 0], [3, 0, 1], [3, 1, 0], [4, 0, 0], [5, 3, 5]]
 
 
 def test_only_differences_of_phases_matter() -> None:

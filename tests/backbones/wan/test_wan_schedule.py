@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recap.backbones.wan.schedule import clean_estimate, model_time, nearest_sigma, renoise, schedule, warp
+from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, schedule, warp
 from recap.backbones.wan.spec import WAN_1_3B
 
 
@@ -32,12 +32,6 @@ def test_schedule_falls_from_one_and_never_reaches_zero() -> None:
     assert (len(levels), levels[0]) == (1000, 1.0)
     assert all(a > b > 0 for a, b in pairwise(levels))
     assert levels[-1] == pytest.approx(0.00498008, abs=1e-8)
-
-
-def test_nearest_sigma() -> None:
-    assert nearest_sigma(0, 5.0) == pytest.approx(0.00498008, abs=1e-8)
-    for step in (1000.0, 937.5, 833.3333, 625.0):
-        assert nearest_sigma(step, 5.0) == pytest.approx(step / 1000, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
-from recap.types import Segment
+from recap.types import Segment, frame_positions
 
 Keys = tuple[Tensor, Tensor, Tensor]  # keys, values, positions
 
@@ -36,8 +36,14 @@ class FakeContext:
 
     def __init__(self, phases: Tensor, kept: dict[int, Keys] | None = None) -> None:
         self.phases = phases
+        self.place: Tensor | None = None
         self.kept = kept or {}
         self.seen: list[tuple[int, Tensor, Segment]] = []
+
+    def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
+        if self.place is None:
+            self.place = frame_positions(self.phases, grid)
+        return self.place
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         (current,) = own

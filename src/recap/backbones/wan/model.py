@@ -30,13 +30,6 @@ class Conditioning:
         return self.keys[0].shape[0]
 
 
-def token_positions(phases: Tensor, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """(t, h, w) of every token, 1 N 3: frame by frame, row-major, from the temporal phases of the frames."""
-    time = phases.to(device=device, dtype=torch.float32)
-    rows, columns = (torch.arange(n, dtype=time.dtype, device=device) for n in grid)
-    return torch.cartesian_prod(time, rows, columns).unsqueeze(0)
-
-
 class CausalWan(nn.Module):
     """Wan's diffusion transformer with attention handed to a context."""
 
@@ -78,8 +71,8 @@ class CausalWan(nn.Module):
         """Flow B F C rows columns of latents of that shape; `timestep` one time for all, or B F."""
         self._check(latents, timestep, conditioning, context)
         embedded, projected = self._embed_time(timestep)
-        # One tensor for all layers: the context keeps rotary tables by the identity of their positions.
-        positions = token_positions(context.phases, self.spec.grid, latents.device)
+        # One tensor for all layers and steps: the context keeps rotary tables by the identity of positions.
+        positions = context.positions(self.spec.grid, latents.device)
         x = self.patch_embedding(latents.transpose(1, 2)).flatten(3).permute(0, 2, 3, 1).contiguous()
         for block, *text in zip(self._blocks(), conditioning.keys, conditioning.values, strict=True):
             x = block(x, projected, text, positions, context)

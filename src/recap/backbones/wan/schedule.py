@@ -30,11 +30,6 @@ def warp(steps: tuple[int, ...], shift: float) -> tuple[float, ...]:
     return tuple(levels[NUM_TRAIN_STEPS - step] for step in steps)
 
 
-def nearest_sigma(time: float, shift: float) -> float:
-    """The noise level of the schedule's point nearest in time. No point is clean: even time 0 gives some."""
-    return min(schedule(shift), key=lambda sigma: abs(NUM_TRAIN_STEPS * sigma - time))
-
-
 def model_time(sigma: float) -> float:
     """The time at which the model is asked about a noise level."""
     return NUM_TRAIN_STEPS * sigma

@@ -1,0 +1,190 @@
+"""Runs as folders: stopped, resumed, changed behind our back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recap.config import RunConfig
+from recap.run import RunRecord, generate, resume, versions
+
+SHOTS = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds": 3}]
+
+
+def config(**changes) -> RunConfig:
+    return RunConfig.from_dict({"shots": SHOTS, "flow": "classical", **changes})
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(blocks):
+    def progress(done, total, rate):
+        if done == blocks and rate:
+            raise Stop
+
+    return progress
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def begun(folder, blocks, **changes):
+    with pytest.raises(Stop):
+        generate(config(**changes), folder, progress=stop_after(blocks), notice=quiet)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> RunRecord:
+    return generate(config(), tmp_path_factory.mktemp("whole") / "run", notice=quiet)
+
+
+def equal(one, other):
+    names = ("latents.safetensors", "trace.jsonl")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 7])
+def test_a_stopped_run_goes_on_from_its_last_state(tmp_path, whole, blocks):
+    folder = begun(tmp_path / "run", blocks)
+    times = (folder / "timing.jsonl").read_text().splitlines()
+    record = resume(folder, notice=quiet)
+    assert equal(folder, whole.folder)
+    assert (folder / "timing.jsonl").read_text().splitlines()[:blocks] == times
+    assert record.num_pictures == 93 and record.videos[0].is_file()
+
+
+def test_states_every_third_block(tmp_path, whole):
+    folder = begun(tmp_path / "run", 5, checkpoint_every=3)
+    assert int(load_file(folder / "state.safetensors")["next_block"]) == 3
+    times = (folder / "timing.jsonl").read_text().splitlines()
+    assert len(times) == 5
+    resume(folder, notice=quiet)
+    again = (folder / "timing.jsonl").read_text().splitlines()
+    assert again[:3] == times[:3] and again[3:5] != times[3:5] and len(again) == 8
+    assert equal(folder, whole.folder)
+
+
+def test_a_stop_before_the_first_state_starts_over(tmp_path, whole):
+    folder = begun(tmp_path / "run", 2, checkpoint_every=5)
+    assert not (folder / "state.safetensors").exists()
+    resume(folder, notice=quiet)
+    assert equal(folder, whole.folder)
+
+
+def test_auto_is_written_down_as_what_it_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path / "nothing"))
+    notices = []
+    generate(config(flow="auto"), tmp_path / "run", notice=notices.append)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["flow"] == "classical"
+    assert len(notices) == 1 and "recap weights raft-small" in notices[0]
+    notices.clear()
+    generate(config(flow="auto", memory="sink"), tmp_path / "sink", notice=notices.append)
+    assert notices == []  # nobody asked for flow
+
+
+def edit(folder, **changes):
+    about = json.loads((folder / "run.json").read_text())
+    about["config"] |= changes
+    (folder / "run.json").write_text(json.dumps(about))
+
+
+def damage_state(folder, drop):
+    state = load_file(folder / "state.safetensors")
+    save_file({k: v for k, v in state.items() if k != drop}, folder / "state.safetensors")
+
+
+TAMPERINGS = {
+    "other seed": (lambda f: edit(f, seeds=[7]), "other settings"),
+    "other memory": (lambda f: edit(f, memory="sink"), "other settings"),
+    "other dtype": (lambda f: edit(f, dtype="bfloat16"), "other settings"),
+    "config no table": (lambda f: (f / "run.json").write_text('{"config": 5}'), "table"),
+    "no config": (lambda f: (f / "run.json").write_text("[]"), "config"),
+    "no next block": (lambda f: damage_state(f, "next_block"), "next_block"),
+    "no window": (lambda f: damage_state(f, "policy.window.frames"), "window"),
+    "no trace": (lambda f: (f / "trace.jsonl").unlink(), "blocks drawn so far"),
+    "odd trace": (lambda f: (f / "trace.jsonl").write_text('{"a": 1}\n' * 4), "blocks drawn so far"),
+    "listed trace": (lambda f: (f / "trace.jsonl").write_text("[1, 2]\n" * 4), "no tables"),
+    "garbage trace": (lambda f: (f / "trace.jsonl").write_text("garbage\n"), "trace.jsonl"),
+    "no latents": (lambda f: (f / "work" / "000001.safetensors").unlink(), "missing or damaged"),
+    "cut latents": (lambda f: (f / "work" / "000001.safetensors").write_bytes(b"12"), "missing or damaged"),
+    "no clip": (lambda f: (f / "work" / "row0-000002.mp4").unlink(), "no such file"),
+    "no work": (lambda f: shutil.rmtree(f / "work"), "missing or damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_changes_behind_a_stopped_run_are_refused_before_anything_is_drawn(tmp_path, name):
+    folder = begun(tmp_path / "run", 4)
+    tamper, message = TAMPERINGS[name]
+    tamper(folder)
+    left = sorted(p.name for p in folder.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        resume(folder, notice=quiet)
+    assert sorted(p.name for p in folder.rglob("*")) == left
+
+
+def test_one_process_per_run(tmp_path):
+    """A second one is turned away while the first is at work, and leaves its record alone."""
+    folder, inside, done = tmp_path / "run", threading.Event(), threading.Event()
+
+    def wait(finished, total, rate):
+        inside.set()
+        assert done.wait(60)
+
+    worker = threading.Thread(target=lambda: generate(config(), folder, progress=wait, notice=quiet))
+    worker.start()
+    assert inside.wait(60)
+    record = (folder / "run.json").read_bytes()
+    try:
+        with pytest.raises(ValueError, match="another process"):
+            resume(folder, notice=quiet)
+        with pytest.raises(ValueError, match="not empty"):
+            generate(config(seeds=[3]), folder, notice=quiet)
+    finally:
+        done.set()
+        worker.join()
+    assert (folder / "run.json").read_bytes() == record
+
+
+class Broken:
+    """A backbone that draws NaN in its third block."""
+
+    def __init__(self, real):
+        self.real, self.drawn = real, 0
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def denoise(self, noise, given, context):
+        self.drawn += 1
+        made = self.real.denoise(noise, given, context)
+        return made * torch.nan if self.drawn == 3 else made
+
+
+def test_latents_that_are_not_finite_stop_the_run_and_spoil_nothing(tmp_path, monkeypatch, backbone, whole):
+    monkeypatch.setattr("recap.run.load_backbone", lambda *a, **k: Broken(backbone))
+    with pytest.raises(ValueError, match="NaN"):
+        generate(config(memory="sink"), tmp_path / "run", notice=quiet)
+    monkeypatch.undo()
+    assert len((tmp_path / "run" / "trace.jsonl").read_text().splitlines()) == 2
+    resume(tmp_path / "run", notice=quiet)
+
+
+def test_other_versions_are_said_once(tmp_path):
+    folder = begun(tmp_path / "run", 2)
+    about = json.loads((folder / "run.json").read_text())
+    assert about["versions"] == versions() and about["versions"]["opencv-python-headless"] != "none"
+    about["versions"]["torch"] = "1.0"
+    (folder / "run.json").write_text(json.dumps(about))
+    notices = []
+    resume(folder, notice=notices.append)
+    assert len(notices) == 1 and "other versions" in notices[0]
