@@ -125,6 +125,8 @@ class _Run:
             config.backbone, device=config.device, dtype=DTYPES[config.dtype]
         )
         self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec)
+        for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
+            self.backbone.condition(prompts)  # a prompt that cannot be read is refused before any file is made
         self.policy: MemoryPolicy = build_memory(config, self.backbone.spec, notice)
         self.decoder: Decoder = self.backbone.decoder()
 

@@ -195,6 +195,7 @@ def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, cl
         (("a boat", "--set", "seeds=3"), ("seeds", "3")),
         (("--script", "missing.json"), ("missing.json",)),
         (("--resume", "missing"), ("missing", "run.json")),
+        (("a foks on a beach", "--backbone", "embedded"), ("foks", "fox")),
         (("a boat", "--seconds", "1e18"), ("seconds", "1e+18")),
         (("a boat", "--rows", "3000000"), ("rows", "3000000")),
         (("a boat", "--device", "meta"), ("device", "meta")),
