@@ -95,7 +95,7 @@ class RecapMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecapConfig:
-    """Defaults are the paper's table: sink 1, lambda 5, a bank of one frame's tokens."""
+    """Reinforced sink and novelty bank; defaults are the paper's: sink 1, lambda 5, a bank of one frame's tokens."""
 
     sink_frames: int = 1
     reinforcement: float = 5.0

@@ -33,7 +33,7 @@ from recap.types import BackboneSpec, Block, Candidates
 
 @dataclass(frozen=True, slots=True)
 class FlowNoveltyConfig:
-    """Defaults are the paper's."""
+    """Optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
 
     cycle_threshold_px: float = 2.0
     photometric_threshold: float = 0.2

@@ -76,7 +76,10 @@ class WanBackbone:
 def build_untrained(
     seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanBackbone:
-    """The `untrained` row: weights drawn from the seed alone, words by checksum, a decoder of mixtures."""
+    """The real layers, small, with random weights: for tests and for trying the plumbing.
+
+    Weights are drawn from the seed alone, words by checksum, and the decoder mixes colours.
+    """
     with torch.device("meta"):  # without storage there is nothing to draw, so the global generator stays put
         model = CausalWan(UNTRAINED)
     model = model.to_empty(device="cpu")
