@@ -1,0 +1,247 @@
+"""The measurements: statistics on known cases, and every part from end to end at a minute size."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recap.backbones.tiny.autoencoder import Autoencoder, AutoencoderSpec
+from recap.backbones.tiny.backbone import WEIGHTS, WordTable
+from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import EMBEDDED
+from recap.flow.classical import ClassicalFlow
+from recap.plan import Shot, make_plan
+from recap.rollout import rollout
+from training.bench import Bench, Options, join_models, make_cases, make_prompts
+from training.evaluate import PARTS, main, measure
+from training.measures import (
+    ForcedBackbone,
+    RowsDecoder,
+    ThreadedFlow,
+    cluster_interval,
+    colour_distance,
+    contrast,
+    markdown,
+    mean_colour,
+    paired_difference,
+    partners,
+    sharpness,
+    to_lab,
+)
+from training.probe import CELL, NOBODY, Judged, Probe
+
+SMALL = replace(EMBEDDED, name="small", dim=64, ffn_dim=64, heads=1, layers=2, freq_dim=32, steps=(1000, 500))
+SMALL_AUTOENCODER = AutoencoderSpec(16, 4, widths=(8, 16, 16), depths=(1, 1, 1), remembered=(4, 4))
+NAN = float("nan")
+
+
+class Checkered(Probe):
+    """A judge that finds everybody in every picture, each in some cells, in the colours that are there."""
+
+    def judge(self, pictures: Tensor, at_once: int = 256) -> Judged:
+        colours = functional.avg_pool2d(pictures.flatten(0, 1), CELL).unflatten(0, pictures.shape[:2])
+        rows, columns = colours.shape[-2:]
+        cells = (
+            (torch.arange(rows * columns) % NOBODY).view(rows, columns).expand(*pictures.shape[:2], -1, -1)
+        )
+        shares = functional.one_hot(cells, NOBODY + 1).movedim(-1, 2).float()
+        return Judged(torch.ones(*pictures.shape[:2], NOBODY), cells, shares, colours.movedim(2, -1))
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    model, autoencoder, text = CausalWan(SMALL), Autoencoder(SMALL_AUTOENCODER), WordTable(SMALL)
+    draw_weights(model, 0)
+    return join_models(model, autoencoder.eval().requires_grad_(False), text.requires_grad_(False))
+
+
+@pytest.fixture(scope="module")
+def bench(models, world):
+    memories = ("none", "sink", "recap, lambda 5")
+    options = Options(prompts=2, repeats=1, seconds=2.25, rows=1, memories=memories)
+    return Bench(options, models, Checkered((16, 16, 16, 16)), world)
+
+
+# Statistics
+
+
+def test_the_interval_of_equal_values_is_a_point():
+    estimate = cluster_interval(torch.full((12,), 3.0), [i // 3 for i in range(12)])
+    assert estimate == (3.0, 3.0, 3.0, 12, 4)
+
+
+def test_the_interval_of_independent_values_is_the_normal_one():
+    values = torch.randn(400, generator=torch.Generator().manual_seed(1)) + 2
+    estimate = cluster_interval(values, range(400))
+    half = 1.96 * float(values.std(correction=0)) / 20
+    assert estimate.mean == pytest.approx(float(values.mean()), abs=1e-6)
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(half, rel=0.05)
+    assert estimate == cluster_interval(values, range(400))
+
+
+def test_copies_within_a_cluster_do_not_narrow_the_interval():
+    values = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    once = cluster_interval(values, range(50))
+    copied = cluster_interval(values.repeat_interleave(8), [i // 8 for i in range(400)])
+    assert (copied.low, copied.high) == pytest.approx((once.low, once.high))
+    assert (copied.n, copied.clusters) == (400, 50)
+
+
+def test_paired_differences_take_whole_pairs_only():
+    ours, theirs = torch.tensor([1.0, NAN, 5.0, 2.0]), torch.tensor([3.0, 1.0, NAN, 4.0])
+    assert paired_difference(ours, theirs, range(4)) == (-2.0, -2.0, -2.0, 2, 2)
+    nothing = paired_difference(ours[1:3], theirs[1:3], range(2))
+    assert nothing.n == 0 and math.isnan(nothing.mean)
+
+
+def test_partners_are_the_next_repeat_of_the_same_prompt():
+    assert partners(6, 3) == [1, 2, 0, 4, 5, 3]
+    assert partners(4, 1) == [0, 1, 2, 3]
+
+
+# Pictures
+
+
+def test_lab_of_known_colours():
+    rgb = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5, 0.5, 0.5]])
+    known = [[100.0, 0, 0], [0, 0, 0], [53.24, 80.09, 67.20], [87.73, -86.18, 83.18], [32.30, 79.19, -107.86],
+             [53.39, 0, 0]]  # fmt: skip
+    torch.testing.assert_close(to_lab(rgb), torch.tensor(known, dtype=torch.float64), atol=0.02, rtol=0)
+    assert float(colour_distance(rgb[0], rgb[1])) == pytest.approx(100, abs=0.01)
+    assert math.isnan(float(colour_distance(rgb[0], torch.full((3,), NAN))))
+
+
+def test_contrast_and_sharpness_of_known_pictures():
+    board = (torch.arange(8)[:, None] + torch.arange(10)) % 2
+    pictures = torch.stack([torch.full((8, 10), 0.3), board.float()])[:, None].expand(-1, 3, -1, -1)
+    torch.testing.assert_close(contrast(pictures), torch.tensor([0.0, 0.5]), atol=1e-6, rtol=0)
+    # On a chessboard the Laplacian is 4 x 255, up and down in turns.
+    torch.testing.assert_close(
+        sharpness(pictures), torch.tensor([0.0, (4 * 255.0) ** 2]), atol=1e-2, rtol=1e-5
+    )
+
+
+def test_colours_are_weighted_by_the_cells_that_show_them():
+    colour = torch.tensor([[[1.0, 0, 0], [0, 1, 0], [NAN] * 3]])
+    cells, found = torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])
+    torch.testing.assert_close(mean_colour(found, colour, cells), torch.tensor([[0.25, 0.75, 0]]))
+    assert mean_colour(torch.zeros(1, 3), colour, cells).isnan().all()
+
+
+def test_an_empty_row_begins_another_table():
+    assert markdown([["a", "b"], ["1", "2"], [], ["c"], ["3"]]).splitlines() == [
+        "| a | b |", "|---|---|", "| 1 | 2 |", "", "| c |", "|---|", "| 3 |",
+    ]  # fmt: skip
+
+
+# Ways to watch a rollout
+
+
+def test_threads_find_the_flow_that_one_search_finds(world):
+    pictures = world.sample(5, range(3), 6).pictures[..., ::2, ::2]
+    one, many = ClassicalFlow()(pictures), ThreadedFlow(2)(pictures)
+    assert torch.equal(one.forward, many.forward) and torch.equal(one.backward, many.backward)
+
+
+def test_rows_decoded_apart_are_the_rows_decoded_together(models):
+    latents = torch.randn(3, 6, 16, 16, 26, generator=torch.Generator().manual_seed(3))
+    together, apart = models.four.decoder(), RowsDecoder(models.four.decoder, at_once=2)
+    for part in latents.split(3, dim=1):
+        torch.testing.assert_close(apart.decode(part), together.decode(part))
+
+
+@pytest.mark.parametrize("memory", ["sink", "recap, lambda 5"])
+def test_a_told_past_leaves_the_memory_of_one_that_was_drawn(bench, memory):
+    plan = make_plan([[Shot("a fox in a city", 2.25)], [Shot("a bus on a beach", 2.25)]], bench.spec)
+    drawn, told = bench.policy(memory), bench.policy(memory)
+    made = list(rollout(bench.models.four, drawn, plan, seeds=[1, 2]))
+    past = torch.cat([block.latents for block in made[:2]], dim=1)
+    again = list(rollout(ForcedBackbone(bench.models.four, past), told, plan, seeds=[1, 2]))
+    assert torch.equal(again[2].latents, made[2].latents)  # told two blocks, it draws the third as before
+    wanted = drawn.state()
+    assert set(wanted) == set(told.state()) and len(wanted) > 3
+    for name, value in told.state().items():
+        assert torch.equal(value, wanted[name]), name
+
+
+# The parts
+
+
+def test_prompts_differ_and_go_through_the_cast():
+    prompts = make_prompts(30, 7, actors=2)
+    assert len(set(prompts)) == 30 and len({prompt.actors[0] for prompt in prompts}) == 24
+    assert make_prompts(30, 7, actors=2) == prompts
+    cases = make_cases(3, 2, 7)
+    assert [case.cluster for case in cases] == [0, 0, 1, 1, 2, 2]
+    assert len({case.seed for case in cases}) == 6
+    assert parse_prompt(cases[0].prompt).actors == (cases[0].actor,)
+    assert parse_prompt(cases[0].empty).actors == ()
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_every_part_runs_and_writes_its_numbers(part, bench, tmp_path, capsys):
+    measure(part, bench, tmp_path)
+    written = json.loads((tmp_path / f"{part}.json").read_text())
+    assert written["part"] == part and written["options"]["prompts"] == 2
+    result = written["result"]
+    lookups = [result[where]["n"] for where in result] if part == "lookup" else [result["n"]]
+    assert set(lookups) == ({1} if part == "speed" else {2})
+    compared = {"lookup": ("after it", "sink", "error"), "retention": ("sink", "error at 2.25 s"),
+                "reappearance": ("recap, lambda 5", "error")}.get(part, ())  # fmt: skip
+    for name in compared:
+        result = result[name]
+    assert not compared or (result["n"] == 2 and result["low"] <= result["mean"] <= result["high"])
+    said = capsys.readouterr().out
+    assert f"### {part}\n| " in said and "|---|" in said
+
+
+def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
+    result = measure("reappearance", bench, tmp_path)["result"]
+    assert len(result["segments_s"]) == 5 and result["segments_s"][0] == 0
+    assert 0 <= result["recap, lambda 5"]["bank_slots_from_B"] <= 104
+    assert "recap, lambda 5 - sink" in result["differences"]
+    assert result["recap, lambda 5"]["attention_in_D"]["bank"] > 0
+
+
+def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, tmp_path):
+    torch.manual_seed(0)
+    strict = Bench(replace(bench.options, memories=("sink",)), models, Probe((16, 24, 32, 48)).eval(), world)
+    result = measure("retention", strict, tmp_path)["result"]["sink"]
+    assert result["kept"]["mean"] == 0 and result["error at 2.25 s"]["mean"] is None
+
+
+def test_time_that_runs_out_leaves_whole_batches(models, world, bench, tmp_path):
+    short = Bench(bench.options, models, bench.probe, world, minutes=0)
+    assert measure("stability", short, tmp_path)["result"]["n"] == 1
+    assert not short.time_left()
+
+
+def test_the_command_measures_the_shipped_weights(tmp_path):
+    words = [
+        "speed",
+        "--weights",
+        str(WEIGHTS),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "2.25",
+    ]
+    main(words)
+    result = json.loads((tmp_path / "speed.json").read_text())["result"]
+    assert result["block_s_median"] > 0 and result["peak_memory_mib"] > 100
+
+
+def test_a_part_that_needs_the_judge_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"training\.probe"):
+        main(["opening", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--device", "cpu"])

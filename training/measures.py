@@ -1,0 +1,349 @@
+"""What `training.evaluate` measures with: pure statistics, colours and sharpness, and ways to watch a rollout.
+
+Everything takes and returns plain tensors or numbers; nothing here knows which claim it serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recap.backbones.tiny.vocabulary import ACTORS
+from recap.contracts import Context, Decoder, Flow, Noise, State
+from recap.flow.classical import ClassicalFlow, load_opencv
+from recap.types import BackboneSpec, GeneratedBlock
+from training.probe import Judged, Probe
+
+# Statistics
+
+
+class Estimate(NamedTuple):
+    """A mean and its interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int  # values it rests on
+    clusters: int
+
+
+def cluster_interval(
+    values: Tensor, clusters: Sequence[int], *, seed: int = 0, draws: int = 10_000, level: float = 0.95
+) -> Estimate:
+    """Mean of finite values and its bootstrap interval, whole clusters drawn with replacement."""
+    x, labels = values.double().numpy(force=True), np.asarray(clusters)
+    known = np.isfinite(x)
+    x, labels = x[known], labels[known]
+    nan = float("nan")
+    if not len(x):
+        return Estimate(nan, nan, nan, 0, 0)
+    names, index = np.unique(labels, return_inverse=True)
+    sums, counts = np.bincount(index, weights=x), np.bincount(index)
+    drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
+    low, high = np.quantile((drawn @ sums) / (drawn @ counts), [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(x.mean()), float(low), float(high), len(x), len(names))
+
+
+def paired_difference(ours: Tensor, theirs: Tensor, clusters: Sequence[int], *, seed: int = 0) -> Estimate:
+    """Mean of ours - theirs over the pairs in which both are finite, with its cluster interval."""
+    return cluster_interval(ours.double() - theirs.double(), clusters, seed=seed)
+
+
+def mean_of(values: Tensor) -> float:
+    """Mean of the finite values, nan if there are none."""
+    known = values[values.isfinite()]
+    return float(known.double().mean()) if len(known) else float("nan")
+
+
+def partners(num: int, repeats: int) -> list[int]:
+    """For every row, prompt by prompt with so many repeats each, the next repeat of the same prompt."""
+    return [row - row % repeats + (row + 1) % repeats for row in range(num - num % repeats)]
+
+
+# Pictures
+
+
+def luma(pictures: Tensor) -> Tensor:
+    """Rec. 601 luma `... Y X` of pictures `... 3 Y X`, 0..1."""
+    red, green, blue = pictures.float().unbind(-3)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def contrast(pictures: Tensor) -> Tensor:
+    """Standard deviation of the luma, `...` of pictures `... 3 Y X`."""
+    return luma(pictures).flatten(-2).std(dim=-1, correction=0)
+
+
+def sharpness(pictures: Tensor) -> Tensor:
+    """Variance of the luma's 4-neighbour Laplacian, luma counted 0..255 as usual, inner pixels only."""
+    y = 255 * luma(pictures)
+    around = y[..., :-2, 1:-1] + y[..., 2:, 1:-1] + y[..., 1:-1, :-2] + y[..., 1:-1, 2:]
+    return (around - 4 * y[..., 1:-1, 1:-1]).flatten(-2).var(dim=-1, correction=0)
+
+
+_TO_XYZ = (
+    (0.4124564, 0.3575761, 0.1804375),
+    (0.2126729, 0.7151522, 0.0721750),
+    (0.0193339, 0.1191920, 0.9503041),
+)
+_WHITE = (0.95047, 1.0, 1.08883)  # D65
+
+
+def to_lab(rgb: Tensor) -> Tensor:
+    """CIE L*a*b* (D65) of sRGB colours `... 3` in 0..1."""
+    rgb = rgb.double()
+    linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb.clamp(min=0) + 0.055) / 1.055) ** 2.4)
+    xyz = linear @ torch.tensor(_TO_XYZ, dtype=torch.float64, device=rgb.device).T
+    share = xyz / torch.tensor(_WHITE, dtype=torch.float64, device=rgb.device)
+    edge = 6 / 29
+    f = torch.where(share > edge**3, share.clamp(min=1e-12) ** (1 / 3), share / (3 * edge**2) + 4 / 29)
+    x, y, z = f.unbind(-1)
+    return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), dim=-1)
+
+
+def colour_distance(one: Tensor, other: Tensor) -> Tensor:
+    """Delta E (CIE 1976) of sRGB colours `... 3`: 2.3 is just noticeable, nan where a colour is unknown."""
+    return torch.linalg.vector_norm(to_lab(one) - to_lab(other), dim=-1)
+
+
+def psnr(made: Tensor, wanted: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Decibels of pixels in 0..1, the error averaged over `dims`."""
+    return -10 * torch.log10((made - wanted).square().mean(dim=dims).clamp_min(1e-10))
+
+
+# Watching a rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One picture per frame of B rollouts, measured: each row for its own actor. On the CPU."""
+
+    seconds: Tensor  # T
+    contrast: Tensor  # B T
+    sharpness: Tensor  # B T
+    found: Tensor  # B T, 1 where the probe says that the actor is there
+    colour: Tensor  # B T 3, nan where no cell shows it
+    cells: Tensor  # B T
+    shares: dict[str, Tensor]  # role -> B blocks, share of attention mass; 0 before the role exists
+
+    def within(self, first_s: float, last_s: float) -> Tensor:
+        """T: the pictures of a window, the nearest one if it holds none."""
+        inside = (self.seconds >= first_s) & (self.seconds < last_s)
+        if not bool(inside.any()):
+            inside[(self.seconds - (first_s + last_s) / 2).abs().argmin()] = True
+        return inside
+
+    def presence(self, first_s: float, last_s: float) -> Tensor:
+        """B: share of the window's pictures in which the actor was found."""
+        return self.found[:, self.within(first_s, last_s)].mean(dim=1)
+
+    def mean_colour(self, first_s: float, last_s: float) -> Tensor:
+        """B 3: the actor's colour over the window's pictures that show it, weighted by the cells that do."""
+        inside = self.within(first_s, last_s)
+        return mean_colour(self.found[:, inside], self.colour[:, inside], self.cells[:, inside])
+
+
+def mean_colour(found: Tensor, colour: Tensor, cells: Tensor) -> Tensor:
+    """B 3: colours B T 3 of the pictures in which the actor was found, weighted by cells; nan if in none."""
+    weight = (cells * found)[..., None]
+    total = weight.sum(dim=1)
+    mean = (colour.nan_to_num() * weight).sum(dim=1) / total.clamp(min=1e-6)
+    return torch.where(total > 0, mean, float("nan"))
+
+
+def join_rows(parts: Sequence[Series]) -> Series:
+    """The series of several batches as one."""
+    joined = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("contrast", "sharpness", "found", "colour", "cells")
+    }
+    shares = {role: torch.cat([part.shares[role] for part in parts]) for role in parts[0].shares}
+    return Series(parts[0].seconds, shares=shares, **joined)
+
+
+def last_of_frames(pixels: Tensor, pictures_per_frame: int) -> tuple[Tensor, list[int]]:
+    """The last picture of every frame of a block B T 3 Y X, and which of its pictures they are."""
+    chosen = list(range((pixels.shape[1] - 1) % pictures_per_frame, pixels.shape[1], pictures_per_frame))
+    return pixels[:, chosen], chosen
+
+
+def actor_by_row(judged: Judged, actors: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Found B T, colour B T 3 and cells B T, each row for its own actor."""
+    numbers = torch.tensor([ACTORS.index(actor) for actor in actors], device=judged.presence.device)
+    shape = judged.presence.shape[:2]
+    at = numbers[:, None, None].expand(*shape, 1)
+    found = (judged.presence.gather(2, at)[..., 0] > 0.5).float()
+    colour, cells = judged.colours.new_zeros(*shape, 3), judged.colours.new_zeros(shape)
+    for actor in sorted(set(actors)):
+        rows = (numbers == ACTORS.index(actor)).nonzero()[:, 0]
+        few = Judged(judged.presence[rows], judged.cells[rows], judged.shares[rows], judged.colours[rows])
+        colour[rows], seen = few.actor_colour(actor)
+        cells[rows] = seen.float()
+    return found, colour, cells
+
+
+@torch.no_grad()
+def watch(
+    blocks: Iterator[GeneratedBlock],
+    spec: BackboneSpec,
+    probe: Probe,
+    actors: Sequence[str],
+    seen: Callable[[GeneratedBlock], None] = lambda made: None,
+) -> Series:
+    """Draw a rollout to its end and keep only measurements; `seen` is called after every block."""
+    columns: dict[str, list[Tensor]] = {n: [] for n in ("contrast", "sharpness", "found", "colour", "cells")}
+    seconds: list[float] = []
+    masses: list[dict[str, Tensor]] = []
+    drawn = 0
+    for made in blocks:
+        shown, chosen = last_of_frames(made.pixels, spec.pictures_per_frame)
+        seconds += [(drawn + picture) / spec.pictures_per_second for picture in chosen]
+        drawn += made.pixels.shape[1]
+        found, colour, cells = actor_by_row(probe.judge(shown), actors)
+        for name, value in zip(
+            columns, (contrast(shown), sharpness(shown), found, colour, cells), strict=True
+        ):
+            columns[name].append(value.float().cpu())
+        masses.append({role.value: share.float().cpu() for role, share in made.shares.items()})
+        seen(made)
+    roles = sorted({role for mass in masses for role in mass})
+    shares = {r: torch.stack([m.get(r, torch.zeros(len(actors))) for m in masses], dim=1) for r in roles}
+    whole = {name: torch.cat(parts, dim=1) for name, parts in columns.items()}
+    return Series(torch.tensor(seconds), shares=shares, **whole)
+
+
+class ForcedBackbone:
+    """A backbone that is told its first blocks: `denoise` hands out given latents, then draws for itself.
+
+    Under the real rollout the memory then holds what it would hold had those latents been drawn.
+    """
+
+    def __init__(self, backbone: Any, latents: Tensor) -> None:
+        """`latents` B F C rows columns, whole blocks of frames."""
+        self._backbone = backbone
+        self._told = list(latents.split(backbone.spec.frames_per_block, dim=1))
+        self.spec: BackboneSpec = backbone.spec
+
+    def condition(self, prompts: tuple[str, ...]) -> Any:
+        return self._backbone.condition(prompts)
+
+    def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
+        drawn: Tensor = self._told.pop(0) if self._told else self._backbone.denoise(noise, given, context)
+        return drawn
+
+    def settle(self, latents: Tensor, given: Any, context: Context) -> None:
+        self._backbone.settle(latents, given, context)
+
+    def decoder(self) -> Decoder:
+        decoder: Decoder = self._backbone.decoder()
+        return decoder
+
+
+class RowsDecoder:
+    """A decoding stream per few rows, so that activations at full size stay small however large the batch."""
+
+    def __init__(self, open_decoder: Callable[[], Decoder], at_once: int = 32) -> None:
+        self._open, self._at_once = open_decoder, at_once
+        self._streams: list[Decoder] = []
+
+    def decode(self, latents: Tensor) -> Tensor:
+        parts = latents.split(self._at_once)
+        self._streams = self._streams or [self._open() for _ in parts]
+        return torch.cat([stream.decode(part) for stream, part in zip(self._streams, parts, strict=True)])
+
+    def state(self) -> State:
+        return {f"{i}.{k}": v for i, stream in enumerate(self._streams) for k, v in stream.state().items()}
+
+    def load_state(self, state: State) -> None:
+        raise NotImplementedError("measurements are not resumed")
+
+
+class ThreadedFlow:
+    """Classical flow of many rows, a search per thread: OpenCV lets go of the interpreter while it searches."""
+
+    def __init__(self, workers: int) -> None:
+        load_opencv().setNumThreads(1)  # its own threads would only fight ours for the same cores
+        self._searches = [ClassicalFlow() for _ in range(workers)]
+        self._pool = ThreadPoolExecutor(workers)
+
+    def __call__(self, pictures: Tensor) -> Flow:
+        """Pictures B T 3 Y X, 0..1; equal to `ClassicalFlow`."""
+        parts = pictures.split(-(-len(pictures) // len(self._searches)))
+        found = list(self._pool.map(lambda search, part: search(part), self._searches, parts))
+        return Flow(torch.cat([flow.forward for flow in found]), torch.cat([flow.backward for flow in found]))
+
+
+def found_shares(judged: Judged, actors: Sequence[Sequence[str]]) -> list[list[float]]:
+    """Per row and prompted actor, the share of the row's pictures in which the probe finds it."""
+    found = (judged.presence > 0.5).float().mean(dim=1).cpu()  # B ACTORS
+    return [[float(found[row, ACTORS.index(a)]) for a in names] for row, names in enumerate(actors)]
+
+
+# Telling
+
+
+def plain(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f}"
+
+
+def percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.0f} %"
+
+
+def interval(estimate: Estimate, show: Callable[[float], str] = plain) -> str:
+    return f"{show(estimate.mean)} [{show(estimate.low)}, {show(estimate.high)}]"
+
+
+def differences(
+    scores: dict[str, dict[str, Tensor]],
+    pairs: Sequence[tuple[str, str]],
+    clusters: Sequence[int],
+    compared: Sequence[tuple[str, Callable[..., str]]],
+) -> tuple[dict[str, Any], list[list[str]]]:
+    """Every pair of memories that were both drawn, rollout by rollout, by every score named."""
+    found: dict[str, Any] = {}
+    table = [["paired difference", *(f"{name} (pairs)" for name, _ in compared)]]
+    for ours, theirs in pairs:
+        if ours not in scores or theirs not in scores:
+            continue
+        name = f"{ours} - {theirs}"
+        found[name] = {
+            n: paired_difference(scores[ours][n], scores[theirs][n], clusters) for n, _ in compared
+        }
+        table.append(
+            [name, *(f"{interval(found[name][n], show)} ({found[name][n].n})" for n, show in compared)]
+        )
+    return found, table
+
+
+def markdown(table: list[list[str]]) -> str:
+    """Rows as Markdown; an empty row begins another table."""
+    lines, head = [], True
+    for row in table:
+        lines.append(f"| {' | '.join(row)} |" if row else "")
+        if row and head:
+            lines.append("|" + "---|" * len(row))
+        head = not row
+    return "\n".join(lines)
+
+
+def as_json(value: Any) -> Any:
+    """Anything a part returns as JSON takes it, numbers to five digits, nan as null."""
+    if isinstance(value, Tensor):
+        return as_json(value.tolist())
+    if isinstance(value, Estimate):
+        return as_json(value._asdict())
+    if isinstance(value, dict):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
