@@ -2,7 +2,7 @@
 
 A run is a folder. While it is under way `work/` holds one clip and one file of latents per block, and
 `state.safetensors` all that later blocks depend on; each is there whole or not at all, the state last. So a
-killed run continues from its last whole block and ends in the same bytes as an undisturbed one.
+killed run continues from its last whole block and ends in the same latents, trace and state as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class _Run:
         )
         self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
-            self.backbone.condition(prompts)  # a prompt that cannot be read is refused before any file is made
+            # A prompt that cannot be read is refused before any file is made.
+            self.backbone.condition(prompts)
         self.policy: MemoryPolicy = build_memory(config, self.backbone.spec, notice)
         self.decoder: Decoder = self.backbone.decoder()
 

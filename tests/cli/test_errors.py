@@ -312,6 +312,53 @@ def test_a_full_disk_is_one_line_and_leaves_no_result(tmp_path, clip, command):
     assert not list(tmp_path.rglob("*.mp4")) and not list(tmp_path.rglob("index.html"))
 
 
+# --- compare -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("prompt", "--script")),
+        (("a boat", "--memories", "none,recpa"), ("recpa", "did you mean 'recap'")),
+        (("a boat", "--memories", "none,sink,none"), ("none", "twice")),
+        (("a boat", "--memories", ""), ("--memories", "none,sink,recap")),
+        (("a boat", "--memories", "none,,sink"), ("--memories", "missing")),
+        (("a boat", "--memories", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
+        (("a boat", "--backbone", "untraind"), ("untraind", "untrained")),
+        (("a boat", "--flow", "raft"), ("raft", "raft-small")),
+        (("a boat", "--seconds", "0"), ("seconds", "0")),
+        (("a boat", "--device", "tpu"), ("device", "tpu")),
+        (("a boat", "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
+        (("a boat", "--memories", "none", "--set", "memory.reinforcement=5"), ("reinforcement",)),
+        (("a boat", "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
+        (("a boat", "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
+        (("a boat", "--set", "memory=sink"), ("memory=sink", "--memories")),
+        (("a boat", "--set", "seeds=[1,2]"), ("seeds", "one")),
+        (("a boat", "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
+        (("--script", "missing.json"), ("missing.json",)),
+        (("a dragon on the moon", "--backbone", "embedded"), ("dragon",)),
+    ],
+)
+def test_compare_refuses_and_makes_nothing(recap, tmp_path, arguments, words):
+    refused(recap("compare", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compare_does_not_write_into_a_folder_of_something_else(recap, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "index.html").write_text("years of work")
+    refused(recap("compare", "a boat", "--out", "thesis"), "thesis", "another folder")
+    assert files_below(tmp_path / "thesis") == {"index.html": b"years of work"}
+
+
+def test_compare_gives_a_setting_to_the_memories_that_have_it(recap, tmp_path):
+    arguments = ("--seconds", "1", "--memories", "none,sink", "--set", "memory.reinforcement=3", "--out", "c")
+    code, said = recap("compare", "a boat", *arguments)
+    assert code == 0, said
+    drawn = {n: json.loads((tmp_path / "c" / n / "run.json").read_text())["config"] for n in ("none", "sink")}
+    assert drawn["none"]["memory"] == {"name": "none"} and drawn["sink"]["memory"]["reinforcement"] == 3
+
+
 def test_weights_by_another_name_are_refused(recap):
     refused(recap("weights", "raft-smal"), "raft-smal", "raft-small")
 

@@ -21,7 +21,17 @@ PYTHON = sorted(SOURCE.rglob("*.py"))
 
 
 # What draws, keeps, notices and reads a video, without the models (backbones) and what is built on top of it all.
-ABOVE_THE_CORE = {"backbones", "bench", "cli", "inspection.py", "framing.py", "scenes", "show", "__main__.py"}
+ABOVE_THE_CORE = {
+    "backbones",
+    "bench",
+    "cli",
+    "comparison.py",
+    "inspection.py",
+    "framing.py",
+    "scenes",
+    "show",
+    "__main__.py",
+}
 
 
 def test_core_stays_small():
@@ -66,6 +76,10 @@ OPTIONS = {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
         "--out", "--from", "--resume", "--help",
     },
+    "compare": {
+        "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
+        "--help",
+    },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
     "list": {"--help"},
     "weights": {"--help"},
@@ -102,7 +116,8 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
-        assert "recap/show/page.html" in archive.namelist()
+        for name in ("page.html", "compare.html", "look.css", "wall.js"):
+            assert f"recap/show/{name}" in archive.namelist()
     modules = [n.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for n in names]
     program = f"""
 import sys

@@ -37,8 +37,9 @@ MAY_IMPORT = {
     "show": GROUND | FILES | {"framing"},
     # Inspection is a composition of its own: novelty and bank on a clip, without a backbone.
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
+    "comparison": COMPOSED | {"show"},
     "bench": COMPOSED,
-    "cli": COMPOSED | {"inspection", "scenes", "show", "cli"},
+    "cli": COMPOSED | {"comparison", "inspection", "scenes", "show", "cli"},
     "__main__": {"cli"},
 }
 

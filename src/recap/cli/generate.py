@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
-from recap.config import RunConfig, override, read_json
+from recap.cli.settings import full_config, script_shots
+from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.run import generate, resume
 
@@ -61,18 +62,11 @@ def generate_command(
                 _refuse_beside("--from", drawn)
                 values = _repeated(repeat)
             else:
-                values = {"shots": _shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
-            config = _config({**values, **given}, settings or [])
+                values = {"shots": script_shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
+            config = full_config({**values, **given}, settings or [])
             record = generate(config, out or _default_folder(config), progress=report, notice=show_notice)
     for video in record.videos:
         typer.echo(video)
-
-
-def _config(values: dict[str, Any], settings: list[str]) -> RunConfig:
-    """The config of these values, the assignments of --set applied to all its settings."""
-    plain = override({}, [text for text in settings if "." not in text.partition("=")[0]])
-    complete = RunConfig.from_dict({**values, **plain}).to_dict()
-    return RunConfig.from_dict(override(complete, settings))
 
 
 def _refuse_beside(option: str, others: dict[str, Any]) -> None:
@@ -80,18 +74,6 @@ def _refuse_beside(option: str, others: dict[str, Any]) -> None:
         if value is not None and value != []:
             limit = f"{option} takes the settings of an earlier run"
             raise refuse(name, value, limit, f"leave out {name} or {option}")
-
-
-def _shots(prompt: str | None, seconds: float | None, script: Path | None) -> Any:
-    if (prompt is None) == (script is None):
-        raise refuse(
-            "prompt", prompt, "give a prompt or a --script, one of the two", "see recap generate --help"
-        )
-    if script is not None:
-        if seconds is not None:
-            raise refuse("--seconds", seconds, "a script has its own", "leave it out")
-        return read_json(script)
-    return [{"prompt": prompt, "seconds": 10.0 if seconds is None else seconds}]
 
 
 def _seeds(seed: int | None, rows: int | None) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from recap import __version__
-from recap.cli import generate, inspect, list_names, weights
+from recap.cli import compare, generate, inspect, list_names, weights
 from recap.cli.console import show_error
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     help="Appearance memory for long video generation.",
 )
 app.command("generate")(generate.generate_command)
+app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("list")(list_names.list_command)
 app.command("weights")(weights.weights_command)

@@ -33,7 +33,6 @@ class Story:
 
 def build_page(story: Story) -> str:
     """The page as HTML."""
-    template = resources.files("recap.show").joinpath("page.html").read_text(encoding="utf-8")
     holes = {
         "title": html.escape(story.title),
         "subtitle": html.escape(story.subtitle),
@@ -50,24 +49,33 @@ def build_page(story: Story) -> str:
             for name, value in story.settings.items()
         ),
         "timeline": draw_timeline(story.timeline),
-        "data": _data(story),
+        "data": script_data(
+            {
+                "duration": round(story.timeline.duration, 3),
+                "grid": story.grid,
+                **bank_data(story.patches),
+            }
+        ),
     }
+    return fill_template("page.html", holes)
+
+
+def fill_template(name: str, holes: Mapping[str, str]) -> str:
+    """A template of this folder with its {{holes}} filled; a hole named like a file takes that file."""
+    folder = resources.files("recap.show")
     # One pass over the template: a hole's content is never searched for holes.
-    pieces = template.split("{{")
+    pieces = folder.joinpath(name).read_text(encoding="utf-8").split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
-        name, rest = piece.split("}}", 1)
-        filled += [holes[name], rest]
+        hole, rest = piece.split("}}", 1)
+        filled += [holes[hole] if hole in holes else folder.joinpath(hole).read_text(encoding="utf-8"), rest]
     return "".join(filled)
 
 
-def _data(story: Story) -> str:
-    patches = story.patches
+def bank_data(patches: Patches) -> dict[str, object]:
+    """A bank as wall.js wants it."""
     picture = base64.b64encode(png_bytes(sprite(patches, _SPRITE_COLUMNS))).decode() if len(patches) else ""
-    data = {
-        "duration": round(story.timeline.duration, 3),
-        "grid": story.grid,
-        "side": patches.pixels.shape[1],
+    return {
         "columns": _SPRITE_COLUMNS,
         "sprite": f"data:image/png;base64,{picture}",
         "patches": [
@@ -82,5 +90,8 @@ def _data(story: Story) -> str:
             )
         ],
     }
-    # Inside a script element only "</" could end the data early.
-    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+
+
+def script_data(data: object) -> str:
+    """JSON for a script element, in which no text can look like a tag."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -14,21 +14,23 @@ from recap.video import ClipWriter, open_clip
 EMBED_LIMIT = 18_000_000
 
 
-def embed(video: Path, limit: int = EMBED_LIMIT) -> tuple[str, str]:
+def embed(video: Path, limit: int = EMBED_LIMIT, link: str = "") -> tuple[str, str]:
     """The source for a page's player, and a remark for its reader (empty if the clip is embedded as it is).
 
     Beyond the limit it is embedded at half size; if that is too large as well, the page links the file.
+    `link` is the way from the page to the clip, where they do not lie in one folder.
     """
+    link = link or video.name
     if video.stat().st_size <= limit:
         return _data_uri(video), ""
     small = video.with_name("preview.mp4")
     try:
         _halve(video, small)
         if small.stat().st_size <= limit:
-            return _data_uri(small), f"Shown at half size; the full one is {video.name} beside this page."
+            return _data_uri(small), f"Shown at half size; the full one is {link} beside this page."
     finally:
         small.unlink(missing_ok=True)
-    return video.name, f"The video is too large for the page and is read from {video.name} beside it."
+    return link, f"The video is too large for the page and is read from {link} beside it."
 
 
 def _halve(video: Path, small: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recap.show.lettering import write_text
 from recap.video import Picture
 
 
@@ -27,23 +27,7 @@ class Patches:
         return len(self.seconds)
 
 
-# Five rows of three dots for every sign; a word of fifteen letters, read line by line.
-_FONT = {
-    "0": "###" "#.#" "#.#" "#.#" "###",
-    "1": ".#." "##." ".#." ".#." "###",
-    "2": "###" "..#" "###" "#.." "###",
-    "3": "###" "..#" ".##" "..#" "###",
-    "4": "#.#" "#.#" "###" "..#" "..#",
-    "5": "###" "#.." "###" "..#" "###",
-    "6": "###" "#.." "###" "#.#" "###",
-    "7": "###" "..#" ".#." ".#." ".#.",
-    "8": "###" "#.#" "###" "#.#" "###",
-    "9": "###" "#.#" "###" "..#" "###",
-    ".": "..." "..." "..." "..." ".#.",
-    "s": "..." ".##" ".#." "..#" "##.",
-}  # fmt: skip
-
-_PAPER, _INK = 18, np.array([176, 184, 192], np.uint8)
+_PAPER, _INK = 18, (176, 184, 192)
 
 
 def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
@@ -61,7 +45,8 @@ def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
         top = gap + index // columns * (cell + text + gap)
         left = gap + index % columns * (cell + gap)
         sheet[top : top + cell, left : left + cell] = large[index]
-        _write(sheet, f"{patches.seconds[index]:.1f}s", top + cell + 2, left, cell, dot)
+        label = f"{patches.seconds[index]:.1f}s"
+        write_text(sheet, label, top=top + cell + 2, left=left, width=cell, dot=dot, ink=_INK)
     return sheet
 
 
@@ -73,12 +58,3 @@ def sprite(patches: Patches, columns: int = 32) -> Picture:
     tiles[:count] = patches.pixels
     grid = tiles.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
     return np.ascontiguousarray(grid.reshape(rows * side, columns * side, 3))
-
-
-def _write(sheet: Picture, text: str, top: int, left: int, width: int, dot: int) -> None:
-    """Write a label with dots of that size, dropping the signs that would run into the next patch."""
-    for position, sign in enumerate(text[: (width + dot) // (4 * dot)]):
-        marks: NDArray[Any] = np.array([mark == "#" for mark in _FONT[sign]]).reshape(5, 3)
-        large = marks.repeat(dot, axis=0).repeat(dot, axis=1)
-        start = left + 4 * dot * position
-        sheet[top : top + 5 * dot, start : start + 3 * dot][large] = _INK

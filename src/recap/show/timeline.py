@@ -44,7 +44,9 @@ def draw_timeline(timeline: Timeline) -> str:
             )
     parts += _bank(timeline, span)
     parts += _seconds(span)
-    parts.append(f'<line id="playhead" x1="{_LEFT}" x2="{_LEFT}" y1="{_TOP}" y2="{_BOTTOM}"/></svg>')
+    parts.append(
+        f'<line id="playhead" class="playhead" x1="{_LEFT}" x2="{_LEFT}" y1="{_TOP}" y2="{_BOTTOM}"/></svg>'
+    )
     return "".join(parts)
 
 

@@ -1,0 +1,28 @@
+"""From flags to a config: what the commands that draw share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recap.config import RunConfig, override, read_json
+from recap.errors import refuse
+
+
+def full_config(values: dict[str, Any], settings: Sequence[str]) -> RunConfig:
+    """The config of these values, the assignments of --set applied to all its settings."""
+    plain = override({}, [text for text in settings if "." not in text.partition("=")[0]])
+    complete = RunConfig.from_dict({**values, **plain}).to_dict()
+    return RunConfig.from_dict(override(complete, settings))
+
+
+def script_shots(prompt: str | None, seconds: float | None, script: Path | None) -> Any:
+    """The shots of a prompt or of a script's file, as `RunConfig.from_dict` takes them."""
+    if (prompt is None) == (script is None):
+        raise refuse("prompt", prompt, "give a prompt or a --script, one of the two", "see --help")
+    if script is not None:
+        if seconds is not None:
+            raise refuse("--seconds", seconds, "a script has its own", "leave it out")
+        return read_json(script)
+    return [{"prompt": prompt, "seconds": 10.0 if seconds is None else seconds}]

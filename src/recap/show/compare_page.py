@@ -1,0 +1,138 @@
+"""One page on which the same script, drawn with several memories, can be watched and weighed side by side."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recap.show.measures import Judge
+from recap.show.page import bank_data, fill_template, script_data
+from recap.show.sheet import Patches
+from recap.show.side_by_side import colour_of
+from recap.types import Role
+
+_ROLES = [role.value for role in Role]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One memory's run, as the page shows it."""
+
+    name: str
+    about: str
+    video: str  # source of the player: a data URI or a file name
+    likeness: Sequence[float]  # one value per sample
+    contrast: Sequence[float]  # one value per sample
+    shares: Sequence[Mapping[str, float]]  # per block: role -> share of attention
+    tokens: Mapping[str, int]  # role -> tokens attended to in the last block
+    block_s: float  # median time to draw a block
+    fired: Sequence[int] | None = None  # per block, of memories that notice
+    bank: Patches | None = None  # at the end, of memories that have one
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A stretch of the script under one prompt."""
+
+    start_s: float
+    prompt: str
+    cut: bool  # the prior was dropped here
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that the page shows. Blocks and samples are the same for all methods."""
+
+    title: str
+    subtitle: str
+    duration_s: float
+    scenes: Sequence[Scene]
+    block_starts_s: Sequence[float]
+    sample_s: float  # time between two samples of a curve; the first is picture 0
+    judge: Judge
+    grid: tuple[int, int]
+    methods: Sequence[Method]
+    remarks: Sequence[str]
+    settings: Mapping[str, object]
+
+
+def build_compare_page(comparison: Comparison) -> str:
+    """The page as HTML."""
+    escape = html.escape
+    holes = {
+        "title": escape(comparison.title),
+        "subtitle": escape(comparison.subtitle),
+        "judge": escape(comparison.judge.name),
+        "about-judge": escape(comparison.judge.about),
+        "colours": " ".join(f"--m{i}: {colour_of(i)};" for i in range(len(comparison.methods))),
+        "screens": "".join(_screen(i, method) for i, method in enumerate(comparison.methods)),
+        "remarks": "".join(f"<p>{escape(remark)}</p>" for remark in comparison.remarks if remark),
+        "table": _table(comparison.methods),
+        "walls": "".join(_wall(i, m) for i, m in enumerate(comparison.methods) if m.bank is not None),
+        "settings": "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+            for name, value in comparison.settings.items()
+        ),
+        "data": script_data(_data(comparison)),
+    }
+    return fill_template("compare.html", holes)
+
+
+def _chip(index: int, name: str) -> str:
+    return f'<i class="chip" style="background:var(--m{index})"></i>{html.escape(name)}'
+
+
+def _screen(index: int, method: Method) -> str:
+    return (
+        f'<figure><div class="screen"><video src="{html.escape(method.video)}" muted playsinline preload="auto">'
+        f'</video><div class="spot"></div></div><figcaption><b>{_chip(index, method.name)}</b>'
+        f"<span>{html.escape(method.about)}</span></figcaption></figure>"
+    )
+
+
+def _wall(index: int, method: Method) -> str:
+    return (
+        f'<section class="card"><div class="bar-top"><h2>What the bank of {_chip(index, method.name)} '
+        f'remembers at the end</h2><div class="switch" role="group" aria-label="How to show the patches">'
+        f'<button aria-pressed="true">Cut-outs</button><button aria-pressed="false">Patches</button></div></div>'
+        f'<p class="quiet"></p><div class="wall" data-method="{index}"></div></section>'
+    )
+
+
+def _table(methods: Sequence[Method]) -> str:
+    roles = [role for role in _ROLES if any(role in method.tokens for method in methods)]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *roles, "tokens in all", "s per block"))
+    rows = []
+    for index, method in enumerate(methods):
+        counts = [f"{method.tokens[role]:,}" if role in method.tokens else "–" for role in roles]
+        cells = [*counts, f"{sum(method.tokens.values()):,}", f"{method.block_s:.2f}"]
+        row = "".join(f"<td>{cell}</td>" for cell in cells)
+        rows.append(f"<tr><th>{_chip(index, method.name)}</th>{row}</tr>")
+    return f"<tr>{head}</tr>{''.join(rows)}"
+
+
+def _data(comparison: Comparison) -> dict[str, Any]:
+    def rounded(values: Sequence[float]) -> list[float]:
+        return [round(value, 4) for value in values]
+
+    return {
+        "duration": round(comparison.duration_s, 3),
+        "scenes": [[round(s.start_s, 3), s.prompt, s.cut] for s in comparison.scenes],
+        "blocks": rounded(comparison.block_starts_s),
+        "sample": comparison.sample_s,
+        "grid": comparison.grid,
+        "roles": [role for role in _ROLES if any(role in s for m in comparison.methods for s in m.shares)],
+        "methods": [
+            {
+                "name": method.name,
+                "likeness": rounded(method.likeness),
+                "contrast": rounded(method.contrast),
+                "fired": method.fired,
+                "shares": [{role: round(v, 4) for role, v in share.items()} for share in method.shares],
+                "bank": None if method.bank is None else bank_data(method.bank),
+            }
+            for method in comparison.methods
+        ],
+    }
