@@ -262,7 +262,11 @@ class RowsDecoder:
         return {f"{i}.{k}": v for i, stream in enumerate(self._streams) for k, v in stream.state().items()}
 
     def load_state(self, state: State) -> None:
-        raise NotImplementedError("measurements are not resumed")
+        count = 1 + max((int(name.partition(".")[0]) for name in state), default=-1)
+        self._streams = [self._open() for _ in range(count)]
+        for index, stream in enumerate(self._streams):
+            prefix = f"{index}."
+            stream.load_state({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
 
 
 class ThreadedFlow:

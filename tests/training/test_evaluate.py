@@ -15,8 +15,9 @@ from recap.backbones.tiny.autoencoder import Autoencoder, AutoencoderSpec
 from recap.backbones.tiny.backbone import WEIGHTS, WordTable
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.spec import EMBEDDED
+from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
@@ -245,3 +246,13 @@ def test_the_command_measures_the_shipped_weights(tmp_path):
 def test_a_part_that_needs_the_judge_says_so(tmp_path):
     with pytest.raises(ValueError, match=r"training\.probe"):
         main(["opening", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--device", "cpu"])
+
+
+def test_rows_decoded_apart_go_on_from_their_state() -> None:
+    spec = UNTRAINED.backbone_spec()
+    latents = torch.randn(5, 6, spec.latent_channels, *spec.latent_size)
+    straight, first, second = (RowsDecoder(lambda: UpsampleDecoder(spec), at_once=2) for _ in range(3))
+    whole = torch.cat([straight.decode(latents[:, :3]), straight.decode(latents[:, 3:])], dim=1)
+    head = first.decode(latents[:, :3])
+    second.load_state(first.state())
+    assert torch.equal(torch.cat([head, second.decode(latents[:, 3:])], dim=1), whole)
