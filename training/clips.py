@@ -26,6 +26,7 @@ class Clips:
     novelty: (
         Tensor  # B F rows columns of tokens, 0..1: how much of a token shows somebody who is just entering
     )
+    actors: Tensor  # B F rows columns of tokens, 0..1: how much of a token shows anybody
 
 
 class World(Protocol):
@@ -40,7 +41,8 @@ def open_world(device: str) -> World:
 
     def render(num_clips: int, seed: int) -> Clips:
         made = sprites.sample(seed, range(num_clips))
-        return Clips(made.pictures, made.tokens, entering(made.instances, made.visibility))
+        present = most_of_frames((made.instances > 0).float())
+        return Clips(made.pictures, made.tokens, entering(made.instances, made.visibility), present)
 
     return render
 
@@ -55,7 +57,12 @@ def entering(instances: Tensor, visibility: Tensor) -> Tensor:
     per_picture = torch.zeros(instances.shape, device=instances.device)
     for slot in range(visibility.shape[1]):
         per_picture += (instances == slot + 1) * rise[:, slot, :, None, None]
-    tokens = functional.avg_pool2d(per_picture, TOKEN_PIXELS)
+    return most_of_frames(per_picture)
+
+
+def most_of_frames(mask: Tensor) -> Tensor:
+    """Share of each token that a mask B T Y X covers in the frame's picture that shows most: B F rows columns."""
+    tokens = functional.avg_pool2d(mask, TOKEN_PIXELS)
     later = tokens[:, 1:].unflatten(1, (-1, PICTURES_PER_FRAME)).amax(dim=2)
     return torch.cat([tokens[:, :1], later], dim=1)
 
@@ -113,6 +120,7 @@ class LatentClips:
     latents: Tensor  # B F C rows columns, normalised
     words: Tensor  # B blocks L
     novelty: Tensor  # B F rows columns of tokens
+    actors: Tensor  # B F rows columns of tokens
 
 
 class LatentPool:
@@ -135,33 +143,48 @@ class LatentPool:
         self._seed = seed
         self._draws = self._held = self._next = 0
         first = self._render()
-        self._latents = first.latents.new_empty((capacity, *first.latents.shape[1:]), dtype=torch.bfloat16)
-        self._words = first.words.new_empty((capacity, *first.words.shape[1:]))
-        self._novelty = first.novelty.new_empty((capacity, *first.novelty.shape[1:]))
+        self._clips = LatentClips(
+            *(part.new_empty((capacity, *part.shape[1:]), dtype=_stored(part)) for part in _parts(first))
+        )
         self._store(first)
 
     def fill(self, num_clips: int) -> None:
         """Render until so many clips are held: a run that starts on a handful learns the handful first."""
-        while self._held < min(num_clips, len(self._latents)):
+        while self._held < min(num_clips, len(self._clips.words)):
             self._store(self._render())
 
     def draw(self, num_clips: int) -> LatentClips:
         if self._draws % self._every == 0:
             self._store(self._render())
         self._draws += 1
-        rows = torch.randint(self._held, (num_clips,), device=self._latents.device)
-        return LatentClips(self._latents[rows].float(), self._words[rows], self._novelty[rows])
+        return self.again(num_clips)
+
+    def again(self, num_clips: int) -> LatentClips:
+        """Some of the clips that are held, at random; renders nothing."""
+        held = self._clips
+        rows = torch.randint(self._held, (num_clips,), device=held.words.device)
+        return LatentClips(
+            held.latents[rows].float(), held.words[rows], held.novelty[rows], held.actors[rows]
+        )
 
     def _render(self) -> LatentClips:
         self._seed += 1
         clips = self._world(self._fresh, self._seed)
-        return LatentClips(self._encode(clips.pixels), clips.words, clips.novelty)
+        return LatentClips(self._encode(clips.pixels), clips.words, clips.novelty, clips.actors)
 
     def _store(self, clips: LatentClips) -> None:
-        capacity, count = len(self._latents), len(clips.latents)
-        places = (torch.arange(count, device=self._latents.device) + self._next) % capacity
-        self._latents[places] = clips.latents.to(torch.bfloat16)
-        self._words[places] = clips.words
-        self._novelty[places] = clips.novelty
+        capacity, count = len(self._clips.words), len(clips.words)
+        places = (torch.arange(count, device=clips.words.device) + self._next) % capacity
+        for held, part in zip(_parts(self._clips), _parts(clips), strict=True):
+            held[places] = part.to(held.dtype)
         self._next = (self._next + count) % capacity
         self._held = min(capacity, self._held + count)
+
+
+def _parts(clips: LatentClips) -> tuple[Tensor, ...]:
+    return clips.latents, clips.words, clips.novelty, clips.actors
+
+
+def _stored(part: Tensor) -> torch.dtype:
+    """Thousands of clips are held in half precision; words stay whole numbers."""
+    return torch.bfloat16 if part.is_floating_point() else part.dtype

@@ -50,14 +50,17 @@ class Options:
     resume: Path | None = None
     seed: int = 0
     batch: int = 16
-    blocks: int = 7
+    blocks: int = 7  # that one pass compares
+    longest: int = (
+        20  # blocks of a rollout: half are `blocks` long, the others up to this, compared at their end
+    )
     generator_rate: float = 5e-5
     fake_rate: float = 1.5e-4
     fake_steps: int = 2  # updates of the fake score for each of the generator
-    uses: int = 2  # iterations that share one rollout
+    uses: int = 4  # iterations that one draw feeds, each with rows of its own: a wide draw takes no longer
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = (
-        1.0  # of the teacher: how far beyond its estimate without a prompt; 1 is the plain teacher
+        2.5  # of the teacher: how far beyond its estimate without a prompt; 1 is the plain teacher
     )
     mean_decay: float = 0.99
     num_captions: int = 480
@@ -75,7 +78,16 @@ class Rollout(NamedTuple):
     clean: Tensor  # B blocks F C rows columns
     inputs: Tensor  # B blocks steps F C rows columns: the noisy latents of every step
     text: Tensor  # B blocks L text_dim
-    score: Tensor  # B N
+    score: Tensor  # B blocks N/blocks
+
+    def ending(self, blocks: int) -> Rollout:
+        """The opening, from which the sink is, and the last blocks, so many in all."""
+        total = self.clean.shape[1]
+        chosen = torch.tensor([0, *range(total - blocks + 1, total)], device=self.clean.device)
+        return Rollout(*(part.index_select(1, chosen) for part in self))
+
+    def rows(self, chosen: Tensor) -> Rollout:
+        return Rollout(*(part[chosen] for part in self))
 
 
 class GivenScores:
@@ -132,12 +144,15 @@ def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
 
 @torch.no_grad()
 def roll_out(model: CausalWan, text: Tensor, score: Tensor, layout: Layout) -> Rollout:
-    """Draw videos of prompts B blocks L text_dim block by block, as the backbone does at inference."""
+    """Draw videos of prompts B blocks L text_dim block by block, as the backbone does at inference.
+
+    `score` B blocks N/blocks decides whom the bank keeps.
+    """
     spec = model.spec
     rows, blocks = text.shape[:2]
     shape = (rows, spec.frames_per_block, spec.in_channels, *spec.latent_size)
     sigmas = warp(spec.steps, spec.shift)
-    policy = build_policy(spec, layout, score)
+    policy = build_policy(spec, layout, score.flatten(1))
     clean, inputs = [], []
     for index in range(blocks):
         block = Block(index, index * spec.frames_per_block, spec.frames_per_block, ("",) * rows)
@@ -188,7 +203,7 @@ class Trainer:
         self.turns = make_turns(spec, device)
         frame_tokens = spec.grid[0] * spec.grid[1]
         self.layouts = rollout_layouts(options.batch, frame_tokens)
-        self.num_tokens = frame_tokens * spec.frames_per_block * options.blocks
+        self.block_tokens = frame_tokens * spec.frames_per_block
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
         self.captions = _captions(world, options.num_captions)
         self.sigmas = torch.tensor(warp(spec.steps, spec.shift), device=device)
@@ -203,37 +218,51 @@ class Trainer:
         """Distil until the clock says stop."""
         index, noted, saved = 0, self.clock.elapsed_s, self.clock.elapsed_s
         losses: list[Tensor] = []
+        drawing_s = 0.0
         while not self.clock.finished:
-            rate = self.clock.apply(self.optimisers)
-            if index % self.options.uses == 0:
-                drawn = self.draw()
-            losses.append(self.step(index, drawn))
-            index += 1
+            began = self.clock.elapsed_s
+            draws, whole = self.draw()
+            drawing_s += self.clock.elapsed_s - began
+            for drawn in draws:
+                rate = self.clock.apply(self.optimisers)
+                losses.append(self.step(index, drawn, whole))
+                index += 1
             if self.clock.elapsed_s - noted >= self.options.note_every_s:
                 noted = self.clock.elapsed_s
-                self._note(index, rate, losses, drawn)
+                self._note(index, rate, losses, drawn, drawing_s)
                 losses = []
             if self.clock.elapsed_s - saved >= self.options.save_every_s:
                 saved = self.clock.elapsed_s
                 self.save(samples=False)
         if losses:
-            self._note(index, 0.0, losses, drawn)
+            self._note(index, rate, losses, drawn, drawing_s)
         self.save(samples=self.options.sample_blocks > 0)
 
-    def draw(self) -> Rollout:
-        """Roll every layout's rows out and put them side by side."""
+    def draw(self) -> tuple[list[Rollout], bool]:
+        """Rollouts for several iterations, and whether they hold all blocks: else the second lacks its past."""
         o = self.options
-        rows = torch.randint(len(self.captions), (o.batch,))
-        text = self.teacher.text(self.captions[rows.to(self.captions.device)][:, : o.blocks])
-        score = torch.rand(o.batch, self.num_tokens, device=self.device)
-        parts, start = [], 0
+        whole = bool(torch.rand(()) < 0.5) or o.longest <= o.blocks
+        length = o.blocks if whole else int(torch.randint(o.blocks + 1, o.longest + 1, ()))
+        num = o.batch * o.uses
+        rows = torch.randint(len(self.captions), (num,))
+        words = self.captions[rows.to(self.captions.device)]
+        # Captions of a clip, read forwards and backwards for as long as the rollout takes.
+        there = words.shape[1] - 1
+        text = self.teacher.text(
+            words[:, [there - abs(there - block % (2 * there)) for block in range(length)]]
+        )
+        score = torch.rand(num, length, self.block_tokens, device=self.device)
+        parts, owners, start = [], [], 0
         for layout in self.layouts:
-            part = slice(start, start + layout.rows)
-            start += layout.rows
+            part = slice(start, start + layout.rows * o.uses)
+            owners.append(torch.arange(part.start, part.stop, device=self.device).unflatten(0, (o.uses, -1)))
+            start = part.stop
             parts.append(roll_out(self.runner, text[part], score[part], layout))
-        return Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        drawn = Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))).ending(o.blocks)
+        # Every iteration gets its share of every layout, in the order of the layouts.
+        return [drawn.rows(torch.cat(share)) for share in zip(*owners, strict=True)], whole
 
-    def step(self, index: int, drawn: Rollout) -> Tensor:
+    def step(self, index: int, drawn: Rollout, whole: bool) -> Tensor:
         """One update of the generator and some of the fake score; returns their losses and a gradient norm."""
         estimate = self._estimate(drawn)
         with torch.no_grad():
@@ -246,7 +275,7 @@ class Trainer:
         # Scaled by how far the teacher disagrees, so that all noise levels count alike.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()
-        loss = 0.5 * (estimate - target).square().mean()
+        loss = 0.5 * _mean((estimate - target).square(), whole)
         norm = self._descend(0, self.generator, loss, apply=index >= self.options.head_start)
         if index >= self.options.head_start:
             self.mean.update()
@@ -255,7 +284,7 @@ class Trainer:
             sigma = draw_sigma(*clean.shape[:2], shift=self.spec.shift, device=self.device)
             noise = torch.randn_like(clean)
             flow = self._flow(self.fake, add_noise(clean, noise, sigma), sigma, drawn)
-            fake_loss = (flow - (noise - clean)).square().mean()
+            fake_loss = _mean((flow - (noise - clean)).square(), whole)
             self._descend(1, self.fake, fake_loss, apply=True)
         return torch.stack([loss.detach(), fake_loss.detach(), norm])
 
@@ -282,7 +311,8 @@ class Trainer:
             extra=noisy[:, :0],
             extra_sigma=sigma[:, :0],
             text=drawn.text,
-            score=drawn.score,
+            extra_text=drawn.text[:, :0],
+            score=drawn.score.flatten(1),
         )
         with self.autocast():
             return predict_flow(model.dit, batch, self.layouts, self.turns).float()
@@ -312,12 +342,28 @@ class Trainer:
         self.mean.swap()
         self.record.write()
 
-    def _note(self, steps: int, rate: float, losses: list[Tensor], drawn: Rollout) -> None:
+    def _note(self, steps: int, rate: float, losses: list[Tensor], drawn: Rollout, drawing_s: float) -> None:
         generator, fake, norm = torch.stack(losses).mean(dim=0).tolist()
         stds = [float(f"{part.std().item():.3g}") for part in drawn.clean.unbind(1)]
         self.record.add(
-            "distil", steps=steps, generator=generator, fake=fake, norm=norm, rate=rate, std_by_block=stds
+            "distil",
+            steps=steps,
+            generator=generator,
+            fake=fake,
+            norm=norm,
+            rate=rate,
+            std_by_block=stds,
+            drawing_s=round(drawing_s, 1),
         )
+
+
+def _mean(square: Tensor, whole: bool) -> Tensor:
+    """Mean of B blocks F C rows columns, without the second block where its past is not in the window."""
+    return (
+        square.mean()
+        if whole
+        else (square.sum() - square[:, 1].sum()) / (square.numel() - square[:, 1].numel())
+    )
 
 
 def _wide(sigma: Tensor) -> Tensor:
@@ -341,6 +387,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--guidance", type=float)
+    parser.add_argument("--longest", type=int)
     parser.add_argument("--generator-rate", type=float)
     parser.add_argument("--fake-rate", type=float)
     parser.add_argument("--no-compile", dest="compile", action="store_false")

@@ -23,9 +23,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS
 from recap.errors import refuse
 from training.atlas import CACHE, load_atlas
+from training.records import load_weights
 from training.world import PICTURES, Clips, World
 
 CELL = 16
@@ -76,9 +78,9 @@ class Judged:
 
 
 class Probe(nn.Module):
-    """About 0.9 million parameters; any picture size that is a multiple of 16."""
+    """About 0.6 million parameters; any picture size that is a multiple of 16."""
 
-    def __init__(self, widths: tuple[int, int, int, int] = (48, 64, 80, 112)) -> None:
+    def __init__(self, widths: tuple[int, int, int, int] = (32, 48, 72, 80)) -> None:
         super().__init__()
         first, second, third, last = widths
         self.body = nn.Sequential(
@@ -290,9 +292,27 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--autoencoder", type=Path, help="pass half the pictures through this one")
     parser.add_argument("--out", type=Path, default=CACHE.parent / "probe.safetensors")
-    arguments = parser.parse_args()
-    train_probe(arguments.minutes, arguments.device, arguments.out)
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    passed = None if given.autoencoder is None else load_round_trip(given.autoencoder, given.device)
+    train_probe(given.minutes, given.device, given.out, round_trip=passed)
+
+
+def load_round_trip(file: Path, device: torch.device | str) -> RoundTrip:
+    """Single pictures through a trained autoencoder, each with the latent noise that a drawn one may have."""
+    model = Autoencoder()
+    model.load_state_dict(load_weights(file))
+    model.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+
+    def there_and_back(pictures: Tensor) -> Tensor:
+        latents = model.encode(pictures[:, None])
+        level = 0.4 * torch.rand(len(latents), 1, 1, 1, 1, device=latents.device)
+        return model.decode(latents + level * torch.randn_like(latents))[:, -1].float().clamp(0, 1)
+
+    return there_and_back
 
 
 if __name__ == "__main__":

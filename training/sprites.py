@@ -18,7 +18,7 @@ from training.dice import Dice
 LUMA = (0.299, 0.587, 0.114)
 MEAN_LUMA = 0.62
 PATTERNS = ("plain", "stripes", "patches", "halves")
-PATTERN_SHARES = (0.5, 0.18, 0.16, 0.16)
+PATTERN_SHARES = (0.7, 0.1, 0.1, 0.1)
 _TO_YIQ = torch.tensor(((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)))
 _TO_RGB = torch.linalg.inv(_TO_YIQ)
 

@@ -1,8 +1,9 @@
 """All blocks of a clip in one pass of the real model: a clean stream to remember and a noisy one to denoise.
 
 The model is `CausalWan`, untouched. Its batch axis carries *entries*: for every row of the batch its clean
-blocks, its noisy blocks, and extra noisy copies of block 0, the hardest one. What an entry may attend to is
-decided by `ClipContext`, which stands where `BlockContext` stands at inference and lays the same windows out:
+blocks, its noisy blocks, and extra noisy openings of any clips: the block that starts from nothing is the
+hardest. What an entry may attend to is decided by `ClipContext`, which stands where `BlockContext` stands at
+inference and lays the same windows out:
 
     block 0              [ own 0-2 ]
     sink                 [ sink 0 | bank 0 | prior 1-2 | own 3-5 ]
@@ -241,9 +242,10 @@ class ClipBatch(NamedTuple):
     clean: Tensor  # B blocks F C rows columns: what is remembered
     noisy: Tensor  # B blocks F C rows columns
     sigma: Tensor  # B blocks
-    extra: Tensor  # B X F C rows columns: further noisy versions of block 0
+    extra: Tensor  # B X F C rows columns: further noisy opening blocks
     extra_sigma: Tensor  # B X
     text: Tensor  # B blocks L text_dim
+    extra_text: Tensor  # B X L text_dim
     score: Tensor  # B N: frozen scores of all tokens of the clip, for the banks
 
 
@@ -263,18 +265,19 @@ def predict_flow(model: CausalWan, batch: ClipBatch, layouts: tuple[Layout, ...]
     entries = latents.shape[1]
     sigma = torch.cat([torch.zeros_like(batch.sigma), batch.sigma, batch.extra_sigma], dim=1)
     times = (NUM_TRAIN_STEPS * sigma).flatten().unsqueeze(1).expand(-1, per)
-    given = spread_text(model.condition(batch.text.flatten(0, 1)), rows, blocks, entries)
+    text = torch.cat([batch.text, batch.extra_text], dim=1)
+    given = spread_text(model.condition(text.flatten(0, 1)), rows, blocks, entries)
     flow = model(latents.flatten(0, 1), times, given, context)
     return flow.unflatten(0, (rows, entries))[:, blocks:]
 
 
 def spread_text(given: Conditioning, rows: int, blocks: int, entries: int) -> Conditioning:
-    """Conditioning of rows x blocks -> rows x entries: both streams, and block 0 again for the extra ones."""
+    """Conditioning of rows x (blocks, extra) -> rows x entries: blocks in both streams, extra ones once."""
     device = given.keys[0].device
-    order = torch.arange(blocks, device=device).repeat(2)
-    order = torch.cat([order, order.new_zeros(entries - 2 * blocks)])
+    order = torch.arange(entries, device=device)
+    order = torch.where(order < blocks, order, order - blocks)
 
     def spread(x: Tensor) -> Tensor:
-        return x.unflatten(0, (rows, blocks)).index_select(1, order).flatten(0, 1)
+        return x.unflatten(0, (rows, -1)).index_select(1, order).flatten(0, 1)
 
     return Conditioning(tuple(map(spread, given.keys)), tuple(map(spread, given.values)))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +43,19 @@ class Options:
     resume: Path | None = None
     seed: int = 0
     batch: int = 24
-    extra: int = 2  # further noisy copies of block 0
+    extra: int = 4  # further noisy openings beside each clip, of other clips
     muon_rate: float = 2.5e-3
     adam_rate: float = 1e-3
     mean_decay: float = 0.9985
     context_noise: float = 0.12  # most noise in what is remembered: a rollout's own past is never clean
     text_dropout: float = 0.1
     pool: int = 6000
-    start_pool: int = 960
-    fresh_every: int = 3
+    start_pool: int = 2400
+    fresh_every: int = 8
+    actor_weight: float = (
+        4.0  # how much more the error counts where actors are: they are a tenth of the picture
+    )
+    floor: float = 0.01  # of the rates, at the end of the run; a run that is to be continued ends higher
     eval_clips: int = 48
     eval_every_s: float = 120.0
     warmup_s: float = 8.0
@@ -106,32 +111,57 @@ def bank_scores(novelty: Tensor) -> Tensor:
     return weight * novelty.flatten(1) + 0.35 * chance
 
 
+class Practice(NamedTuple):
+    """A batch with what the model should say about its noisy entries, and where it matters most."""
+
+    batch: ClipBatch
+    wanted: Tensor  # B blocks+X F C rows columns, flow
+    weight: Tensor  # B blocks+X F 1 rows columns, mean 1
+
+
 def make_batch(
-    clips: LatentClips, model: TextAndFlow, options: Options, null_words: Tensor
-) -> tuple[ClipBatch, Tensor]:
-    """Noise a batch of clips; returns it with the flow its noisy entries should be given."""
+    clips: LatentClips, openings: LatentClips, model: TextAndFlow, options: Options, null_words: Tensor
+) -> Practice:
+    """Noise a batch of clips, and beside each the opening blocks of some other clips."""
     spec = model.dit.spec
-    clean = clips.latents.unflatten(1, (-1, spec.frames_per_block))
+    per = spec.frames_per_block
+    clean = clips.latents.unflatten(1, (-1, per))
     rows, blocks = clean.shape[:2]
     device = clean.device.type
-    sigma = draw_sigma(rows, blocks, shift=spec.shift, device=device)
-    extra_sigma = draw_sigma(rows, options.extra, shift=spec.shift, device=device)
-    noise = torch.randn_like(clean)
-    first = clean[:, :1].expand(-1, options.extra, *clean.shape[2:])
-    extra_noise = torch.randn_like(first)
+    first = openings.latents[:, :per].unflatten(0, (rows, options.extra))
+    sigma = draw_sigma(rows, blocks + options.extra, shift=spec.shift, device=device)
+    shown = torch.cat([clean, first], dim=1)
+    noise = torch.randn_like(shown)
+    noisy = add_noise(shown, noise, sigma)
     past_sigma = options.context_noise * torch.rand(rows, blocks, device=device)
+    words = torch.cat([clips.words, openings.words[:, 0].unflatten(0, (rows, options.extra))], dim=1)
     dropped = torch.rand(rows, 1, 1, device=device) < options.text_dropout
-    words = torch.where(dropped, null_words, clips.words)
+    text = model.text(torch.where(dropped, null_words, words))
+    actors = torch.cat(
+        [clips.actors.unflatten(1, (-1, per)), openings.actors[:, :per].unflatten(0, (rows, -1))], dim=1
+    )
     batch = ClipBatch(
         clean=add_noise(clean, torch.randn_like(clean), past_sigma),
-        noisy=add_noise(clean, noise, sigma),
-        sigma=sigma,
-        extra=add_noise(first, extra_noise, extra_sigma),
-        extra_sigma=extra_sigma,
-        text=model.text(words),
+        noisy=noisy[:, :blocks],
+        sigma=sigma[:, :blocks],
+        extra=noisy[:, blocks:],
+        extra_sigma=sigma[:, blocks:],
+        text=text[:, :blocks],
+        extra_text=text[:, blocks:],
         score=bank_scores(clips.novelty),
     )
-    return batch, torch.cat([noise - clean, extra_noise - first], dim=1)
+    return Practice(batch, noise - shown, actor_weights(actors, sigma, options.actor_weight))
+
+
+def actor_weights(actors: Tensor, sigma: Tensor, most: float) -> Tensor:
+    """Weights of mean 1 per latent, from the share of each token that shows actors.
+
+    They fade with the noise: where nobody can tell yet who will be where, to weigh by the answer would teach the
+    model to expect actors everywhere.
+    """
+    weight = 1 + most * actors * (1 - sigma)[..., None, None, None]
+    weight = weight.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1).unsqueeze(3)
+    return weight / weight.mean()
 
 
 class Trainer:
@@ -139,7 +169,9 @@ class Trainer:
         self, options: Options, world: World, encode: Encode, device: str, spec: WanSpec = EMBEDDED
     ) -> None:
         self.options = options
-        self.clock = Clock(options.minutes, reserve_s=options.reserve_s, warmup_s=options.warmup_s)
+        self.clock = Clock(
+            options.minutes, reserve_s=options.reserve_s, warmup_s=options.warmup_s, floor=options.floor
+        )
         self.record = Record(options.out, {**plain_settings(asdict(options)), "spec": asdict(spec)})
         torch.manual_seed(options.seed)
         self.device = device
@@ -188,9 +220,10 @@ class Trainer:
         return self.evaluate(samples=self.options.sample_blocks > 0)
 
     def step(self) -> Tensor:
-        """One update; returns the loss per entry, on the device: blocks in order, then extra ones."""
+        """One update; returns the loss per entry, on the device: blocks in order, then openings."""
         clips = self.pool.draw(self.options.batch)
-        per_entry = self.loss(clips)
+        openings = self.pool.again(self.options.batch * self.options.extra)
+        per_entry = self.loss(clips, openings, weighted=True)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         per_entry.mean().backward()
@@ -200,12 +233,13 @@ class Trainer:
         self.mean.update()
         return per_entry.detach()
 
-    def loss(self, clips: LatentClips) -> Tensor:
-        """Mean square error of the flow, per entry."""
+    def loss(self, clips: LatentClips, openings: LatentClips, *, weighted: bool) -> Tensor:
+        """Mean square error of the flow, per entry: blocks in order, then openings."""
         with self.autocast():
-            batch, wanted = make_batch(clips, self.model, self.options, self.null_words)
+            batch, wanted, weight = make_batch(clips, openings, self.model, self.options, self.null_words)
             flow = predict_flow(self.model.dit, batch, self.layouts, self.turns)
-        return (flow.float() - wanted).square().mean(dim=(0, 2, 3, 4, 5))
+        square = (flow.float() - wanted).square()
+        return (square * (weight if weighted else 1)).mean(dim=(0, 2, 3, 4, 5))
 
     @torch.no_grad()
     def evaluate(self, samples: bool) -> float:
@@ -217,7 +251,7 @@ class Trainer:
             rounds = max(1, self.options.eval_clips // self.options.batch)
             # With gradients on, though none are wanted: without, every layer would be compiled a second time.
             with torch.enable_grad():
-                losses = [self.loss(self._unseen(UNSEEN_SEED + i)).detach() for i in range(rounds)]
+                losses = [self._unseen_loss(UNSEEN_SEED + i) for i in range(rounds)]
         mean = torch.stack(losses).mean(dim=0)
         blocks = len(mean) - self.options.extra
         self.record.add(
@@ -234,9 +268,16 @@ class Trainer:
         self.mean.swap()
         return mean.mean().item()
 
-    def _unseen(self, seed: int) -> LatentClips:
-        clips = self.world(self.options.batch, seed)
-        return LatentClips(self.encode(clips.pixels), clips.words, clips.novelty)
+    def _unseen_loss(self, seed: int) -> Tensor:
+        made = self.world(self.options.batch, seed)
+        clips = LatentClips(self.encode(made.pixels), made.words, made.novelty, made.actors)
+        rows = torch.arange(self.options.batch * self.options.extra, device=clips.words.device) % len(
+            clips.words
+        )
+        openings = LatentClips(
+            clips.latents[rows], clips.words[rows], clips.novelty[rows], clips.actors[rows]
+        )
+        return self.loss(clips, openings, weighted=False).detach()
 
     def _note(self, steps: int, rate: float, losses: list[Tensor]) -> None:
         mean = torch.stack(losses).mean(dim=0)
@@ -288,6 +329,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--muon-rate", type=float)
     parser.add_argument("--adam-rate", type=float)
+    parser.add_argument("--actor-weight", type=float)
+    parser.add_argument("--floor", type=float)
     parser.add_argument("--sample-blocks", type=int)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}

@@ -31,4 +31,5 @@ class SquaresWorld:
         blocks = (self.num_pictures + 3) // 12 or 1
         words = torch.randint(1, 20, (num_clips, blocks, self.words), generator=generator)
         frames = (self.num_pictures + 3) // 4
-        return Clips(pixels, words, draw(num_clips, frames, height // 16, width // 16))
+        tokens = (num_clips, frames, height // 16, width // 16)
+        return Clips(pixels, words, draw(*tokens), draw(*tokens))

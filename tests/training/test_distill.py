@@ -26,6 +26,8 @@ def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
     settings = {
         "batch": 6,
         "blocks": 3,
+        "longest": 5,
+        "uses": 2,
         "num_captions": 24,
         "head_start": 0,
         "sample_blocks": 0,
@@ -37,8 +39,9 @@ def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
 
 def test_the_parallel_pass_repeats_the_rollout(teacher: Path, tmp_path: Path) -> None:
     """A rollout's last step, asked again in one pass with the rollout as past, gives the rollout itself."""
-    trainer = trainer_of(teacher, tmp_path)
-    drawn = trainer.draw()
+    trainer = trainer_of(teacher, tmp_path, longest=3)
+    (drawn, _), whole = trainer.draw()
+    assert whole
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
     flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn)
     estimate = drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow
@@ -54,8 +57,8 @@ def test_steps_move_generator_and_fake_and_nothing_else(
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     trainer.clock.apply(trainer.optimisers)
     # At first teacher and fake agree and the generator has no reason to move; after one step they do not.
-    drawn = trainer.draw()
-    losses = torch.stack([trainer.step(index, drawn) for index in range(2)])
+    draws, whole = trainer.draw()
+    losses = torch.stack([trainer.step(index, drawn, whole) for index, drawn in enumerate(draws)])
     assert losses.isfinite().all()
     moved = [
         any(not torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
@@ -71,6 +74,25 @@ def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Pa
     resumed = trainer_of(teacher, tmp_path / "b", resume=tmp_path / "a")
     saved = load_weights(tmp_path / "a" / "fake.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in resumed.fake.dit.state_dict().items())
+
+
+def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_past(
+    teacher: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(teacher, tmp_path)
+    torch.manual_seed(0)
+    draws, whole = trainer.draw()
+    while whole:
+        draws, whole = trainer.draw()
+    drawn = draws[1]
+    sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
+    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn)
+    off = (drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow - drawn.clean).abs()
+    by_row = off.flatten(2).amax(dim=2)
+    banked = torch.tensor([bool(layout.bank) for layout in trainer.layouts for _ in range(layout.rows)])
+    # Blocks after it read it, so a little of its error reaches them; a bank of the whole holds other tokens.
+    opening, pastless, last = by_row[~banked].unbind(1)
+    assert (opening < 1e-4).all() and (last < 0.3 * pastless.max()).all()
 
 
 @pytest.mark.parametrize("batch", [4, 6, 16])

@@ -59,6 +59,7 @@ def clip_batch(rows: int, extra: int = 1) -> ClipBatch:
         extra=draw(rows, extra, *frame),
         extra_sigma=torch.rand(rows, extra, generator=generator),
         text=draw(rows, BLOCKS, SPEC.text_len, SPEC.text_dim),
+        extra_text=draw(rows, extra, SPEC.text_len, SPEC.text_dim),
         score=torch.rand(rows, BLOCKS * SPEC.frames_per_block * FRAME, generator=generator),
     )
 
@@ -119,11 +120,18 @@ def test_rows_of_a_mixed_batch_do_not_mix(model: CausalWan) -> None:
         torch.testing.assert_close(together[row : row + 1], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_extra_entries_are_block_zero_again(model: CausalWan) -> None:
+def test_extra_entries_are_openings_with_prompts_of_their_own(model: CausalWan) -> None:
     batch = clip_batch(2)
-    batch = batch._replace(extra=batch.noisy[:, :1], extra_sigma=batch.sigma[:, :1])
-    made = predict_flow(model, batch, (Layout(2),), make_turns(SPEC, "cpu"))
+    turns = make_turns(SPEC, "cpu")
+    again = batch._replace(
+        extra=batch.noisy[:, :1], extra_sigma=batch.sigma[:, :1], extra_text=batch.text[:, :1]
+    )
+    made = predict_flow(model, again, (Layout(2),), turns)
     torch.testing.assert_close(made[:, BLOCKS], made[:, 0])
+    other = predict_flow(model, again._replace(extra_text=batch.extra_text), (Layout(2),), turns)
+    assert torch.equal(other[:, :BLOCKS], made[:, :BLOCKS]) and not torch.equal(
+        other[:, BLOCKS], made[:, BLOCKS]
+    )
 
 
 def test_banks_hold_the_best_of_the_past_and_never_the_sink() -> None:

@@ -13,7 +13,7 @@ from recap.backbones.wan.spec import EMBEDDED
 from training.clips import Clips, LatentPool
 from training.optimisers import Muon, RunningMean, orthogonal
 from training.records import load_weights, save_weights
-from training.train_dit import Options, Trainer, bank_scores, draw_sigma, load_model
+from training.train_dit import Options, Trainer, actor_weights, bank_scores, draw_sigma, load_model
 
 SMALL = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=96, freq_dim=16, text_dim=8, latent_size=(4, 6))
 
@@ -74,6 +74,15 @@ def test_noise_levels_and_scores() -> None:
     novelty[:, 1, 0, 0] = 1.0
     best = bank_scores(novelty).argmax(dim=1) == 6
     assert 0.4 < best.float().mean() < 0.9
+
+
+def test_actors_count_more_the_less_noise_there_is() -> None:
+    actors = torch.zeros(1, 2, 1, 2, 3)
+    actors[..., 0, 0] = 1.0
+    weight = actor_weights(actors, torch.tensor([[0.0, 1.0]]), most=4.0)
+    assert weight.shape == (1, 2, 1, 1, 4, 6) and weight.mean().item() == pytest.approx(1)
+    clear, noisy = weight[0, :, 0, 0]
+    assert (clear[:2, :2] / clear[2:, 2:].min() == 5).all() and (noisy == noisy[0, 0]).all()
 
 
 def test_a_pool_hands_out_what_it_was_given() -> None:
