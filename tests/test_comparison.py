@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from recap.backbones.tiny.probe import Probe, save_probe
 from recap.comparison import ComparisonSummary, compare, replay_bank
 from recap.config import RunConfig
+from recap.contracts import Curve
 from recap.run import resume
-from recap.show.measures import Judge, contrast, histogram_cosine
+from recap.show.measures import contrast, histogram_cosine
 from recap.trace import read_lines
 from recap.video import open_clip
 
@@ -23,7 +25,7 @@ BLOCKS, PICTURES = 5, 57
 
 
 def config(**changes) -> RunConfig:
-    return RunConfig.from_dict({"shots": SHOTS, "flow": "classical", **changes})
+    return RunConfig.from_dict({"shots": SHOTS, "backbone": "untrained", "flow": "classical", **changes})
 
 
 class Stop(Exception):
@@ -57,7 +59,7 @@ def page_data(summary):
 
 def without_pixels(data):
     for method in data["methods"]:
-        del method["likeness"], method["contrast"]
+        del method["curves"], method["contrast"]
         if method["bank"] is not None:
             del method["bank"]["sprite"]
     return data
@@ -172,8 +174,9 @@ def test_curves_have_a_value_per_sample_and_per_block(whole):
     assert data["blocks"][:3] == [0, 0.5625, 1.3125]
     assert [scene[1:] for scene in data["scenes"]] == [["a red boat </script>", False], ["a house", True]]
     for method in data["methods"]:
-        assert len(method["likeness"]) == len(method["contrast"]) == 8  # at 0, 0.5, ... 3.5 s
-        assert method["likeness"][0] == 1
+        (colours,) = method["curves"]
+        assert len(colours) == len(method["contrast"]) == 8  # at 0, 0.5, ... 3.5 s
+        assert colours[0] == 1 and 0 < min(colours) < 1
         assert len(method["shares"]) == BLOCKS
         assert all(sum(share.values()) == pytest.approx(1, abs=1e-3) for share in method["shares"])
     assert [method["fired"] and len(method["fired"]) for method in data["methods"]] == [None, None, BLOCKS]
@@ -192,10 +195,60 @@ def test_the_page_stands_alone(whole):
 
 def test_another_judge_can_be_handed_in(tmp_path, whole):
     shutil.copytree(whole.out, tmp_path / "out")
-    judge = Judge("Half", "Always one half.", lambda opening, picture: 0.5)
-    summary = compare(config(), ["none"], tmp_path / "out", notice=quiet, judge=judge)
-    assert page_data(summary)["methods"][0]["likeness"] == [0.5] * 8
-    assert "Always one half." in summary.page.read_text()
+    told = []
+
+    class Half:
+        name, about = "Half", "Always one half, or nothing."
+
+        def curves(self, samples):
+            told.extend((sample.second, sample.prompt, tuple(sample.picture.shape)) for sample in samples)
+            return [Curve("one", [0.5] * len(told)), Curve("<two>", [None] * len(told))]
+
+    summary = compare(config(), ["none"], tmp_path / "out", notice=quiet, judge=Half())
+    boat, house = (shot["prompt"] for shot in SHOTS)
+    # The second shot begins with the fourth block, at 2.0625 s.
+    assert told == [(n / 2, boat if n <= 4 else house, (64, 96, 3)) for n in range(8)]
+    data = page_data(summary)
+    assert data["subjects"] == ["one", "<two>"]
+    assert data["methods"][0]["curves"] == [[0.5] * 8, [None] * 8]
+    assert "Always one half, or nothing." in summary.page.read_text()
+
+
+@pytest.fixture
+def blank_probe(tmp_path, monkeypatch):
+    """Weights drawn by chance, with which the probe finds nobody."""
+    save_probe(Probe(), tmp_path / "probe.safetensors")
+    monkeypatch.setattr("recap.backbones.tiny.probe.SHIPPED", tmp_path / "probe.safetensors")
+
+
+def test_videos_of_the_embedded_backbone_are_judged_by_the_probe(tmp_path, blank_probe):
+    shots = [
+        {"prompt": "a fox on a beach by day", "seconds": 1},
+        {"prompt": "a bus and a fox on a beach by day", "seconds": 1, "cut": False},
+    ]
+    drawn, shown = [], []
+    summary = compare(
+        config(shots=shots, backbone="embedded"),
+        ["none"],
+        tmp_path / "out",
+        lambda done, total, rate: drawn.append((done, total)),
+        quiet,
+        showing=lambda done, total, rate: shown.append((done, total)),
+    )
+    data = page_data(summary)
+    assert data["subjects"] == ["the fox", "the bus"]
+    # The bus is asked for from the second block on, at 0.5625 s.
+    assert data["methods"][0]["curves"] == [[0, 0, 0, 0, 0], [None, None, 0, 0, 0]]
+    assert "not found" in summary.page.read_text()
+    assert drawn[-1] == (3, 3) and shown[-1] == (66, 66)  # 33 pictures side by side, 33 judged
+
+
+def test_a_missing_probe_is_told_before_anything_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("recap.backbones.tiny.probe.SHIPPED", tmp_path / "none.safetensors")
+    shots = [{"prompt": "a fox on a beach by day", "seconds": 1}]
+    with pytest.raises(ValueError, match=r"none\.safetensors.*not there"):
+        compare(config(shots=shots, backbone="embedded"), ["none"], tmp_path / "out", notice=quiet)
+    assert not (tmp_path / "out").exists()
 
 
 def test_measures_on_pictures_whose_answer_is_known():

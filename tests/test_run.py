@@ -17,7 +17,7 @@ SHOTS = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds"
 
 
 def config(**changes) -> RunConfig:
-    return RunConfig.from_dict({"shots": SHOTS, "flow": "classical", **changes})
+    return RunConfig.from_dict({"shots": SHOTS, "backbone": "untrained", "flow": "classical", **changes})
 
 
 class Stop(Exception):

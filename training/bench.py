@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable
+from recap.backbones.tiny.probe import Probe
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, prompt_text
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
@@ -36,7 +37,6 @@ from training.measures import (
     Series,
     watch,
 )
-from training.probe import Probe
 from training.records import load_weights
 from training.sampling import MANY_STEPS, EulerBackbone
 from training.script import Script

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
+from recap.backbones.tiny.colours import colour_distance, mean_colour
+from recap.backbones.tiny.probe import load_probe
 from recap.backbones.tiny.vocabulary import parse_prompt, prompt_text
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
@@ -61,14 +63,12 @@ from training.measures import (
     actor_by_row,
     as_json,
     cluster_interval,
-    colour_distance,
     differences,
     found_shares,
     interval,
     join_rows,
     last_of_frames,
     markdown,
-    mean_colour,
     mean_of,
     paired_difference,
     partners,
@@ -77,7 +77,6 @@ from training.measures import (
     psnr,
     sharpness,
 )
-from training.probe import load_probe
 from training.script import ActorScript, Script
 from training.world import World, block_pictures
 

@@ -10,22 +10,25 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recap.config import DTYPES, RunConfig, read_json
+from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.files import remove_strays, write_whole
 from recap.flow import resolve_flow
 from recap.plan import Plan, make_plan
-from recap.registry import load_backbone
+from recap.registry import JUDGES, load_backbone
 from recap.run import LOCK, Notice, Progress, build_memory, generate, no_progress, resume, versions
 from recap.show.compare_page import Comparison, Method, Scene, build_compare_page
-from recap.show.measures import COLOURS, Judge, contrast
+from recap.show.measures import ColourJudge, contrast
 from recap.show.preview import EMBED_LIMIT, embed
 from recap.show.sheet import Patches
 from recap.show.side_by_side import write_side_by_side
@@ -36,8 +39,11 @@ from recap.video import Picture, open_clip
 RECORD = "comparison.json"
 SAMPLES_PER_SECOND = 2
 
-Held = dict[tuple[int, int, int], float]
-"""What a bank holds: (frame, row, column) -> score."""
+Place = tuple[int, int, int]
+"""A token's frame, row and column."""
+
+Held = dict[Place, float]
+"""What a bank holds, with its scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +71,31 @@ def compare(
     progress: Progress = no_progress,
     notice: Notice = print,
     *,
-    judge: Judge = COLOURS,
+    showing: Progress = no_progress,
+    judge: Judge | None = None,
 ) -> ComparisonSummary:
     """Draw the config's script once with each memory (its own is not used) and write `out/`.
 
-    It holds a run's folder per memory, side-by-side.mp4 and index.html. Progress counts the blocks of all runs.
+    It holds a run's folder per memory, side-by-side.mp4 and index.html. `progress` counts the blocks of all runs,
+    `showing` the pictures that are then put side by side and judged: by `judge`, or by the backbone's own.
     """
     configs = _configs(config, memories)
     spec = _checked(configs.values())
+    judge = judge or JUDGES.get(config.backbone, ColourJudge)()
     plan = make_plan([config.shots], spec)
     runs = {name: out / name for name in configs}
     _claim(out, configs)
     for number, (name, own) in enumerate(configs.items()):
-        _finish(own, runs[name], _counted(progress, number, len(configs), len(plan.blocks)), notice)
-    write_side_by_side(out / "side-by-side.mp4", {name: run / "video.mp4" for name, run in runs.items()})
-    page = _page(configs, runs, plan, spec, judge)
-    write_whole(out / "index.html", page.encode())
+        blocks = _counted(progress, number, len(configs), len(plan.blocks))
+        if (runs[name] / "summary.json").is_file():
+            blocks(len(plan.blocks), len(plan.blocks), 0.0)
+        else:
+            _finish(own, runs[name], blocks, notice)
     pictures = spec.num_pictures(len(plan.blocks) * spec.frames_per_block)
+    shown = _ticking(showing, (1 + len(runs)) * pictures)
+    clips = {name: run / "video.mp4" for name, run in runs.items()}
+    write_side_by_side(out / "side-by-side.mp4", clips, shown)
+    write_whole(out / "index.html", _page(configs, runs, plan, spec, judge, shown).encode())
     return ComparisonSummary(out, runs, len(plan.blocks), pictures)
 
 
@@ -164,9 +178,20 @@ def _counted(progress: Progress, number: int, runs: int, blocks: int) -> Progres
     return report
 
 
+def _ticking(progress: Progress, total: int) -> Callable[[], None]:
+    """Something to call once per picture; tells of every sixteenth, and of the last."""
+    done, began = 0, time.perf_counter()
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if done % 16 == 0 or done == total:
+            progress(done, total, done / (time.perf_counter() - began))
+
+    return tick
+
+
 def _finish(config: RunConfig, folder: Path, progress: Progress, notice: Notice) -> None:
-    if (folder / "summary.json").is_file():
-        return
     if (folder / "run.json").is_file():
         resume(folder, progress=progress, notice=notice)
         return
@@ -194,6 +219,7 @@ def _page(
     plan: Plan,
     spec: BackboneSpec,
     judge: Judge,
+    shown: Callable[[], None],
 ) -> str:
     remarks: list[str] = []
     methods: list[Method] = []
@@ -201,7 +227,8 @@ def _page(
         link = f"{name}/video.mp4"
         video, remark = embed(run / "video.mp4", EMBED_LIMIT // len(runs), link)
         remarks += [f"{name}: {remark}"] if remark else []
-        methods.append(_method(name, configs[name], run, spec, judge, video))
+        look = _look(run, plan, spec, judge, shown)
+        methods.append(_method(name, configs[name], run, spec, look, video))
     first = next(iter(configs.values()))
     settings = {key: value for key, value in _as_written(first).items() if key not in ("shots", "memory")}
     scenes = list(_scenes(plan, spec))
@@ -235,11 +262,8 @@ def _scenes(plan: Plan, spec: BackboneSpec) -> Iterator[Scene]:
             yield Scene(_second(spec, block.index), prompt, block.clears_prior)
 
 
-def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, judge: Judge, video: str) -> Method:
+def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, look: _Look, video: str) -> Method:
     trace = read_lines(run / "trace.jsonl")
-    held = replay_bank(trace)
-    new = {place: score for place, score in (held or {}).items() if score > 0}
-    likeness, contrasts, cut = _look(run / "video.mp4", spec, judge, list(new))
     fired = [sum(line["fired_tokens"][0]) if "fired_tokens" in line else 0 for line in trace]
     settings = dataclasses.asdict(config.memory.settings)
     return Method(
@@ -249,40 +273,52 @@ def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, judge: 
             for key, value in settings.items()
         ),
         video=video,
-        likeness=likeness,
-        contrast=contrasts,
+        curves=look.curves,
+        contrast=look.contrast,
         shares=[{role: share[0] for role, share in line["attention_share"].items()} for line in trace],
         tokens=trace[-1]["attended_tokens"],
         block_s=statistics.median(line["seconds"] for line in read_lines(run / "timing.jsonl")),
         fired=fired if any("fired_tokens" in line for line in trace) else None,
-        bank=None if held is None else _patches(new, cut, spec),
+        bank=look.bank,
     )
 
 
-def _look(
-    video: Path, spec: BackboneSpec, judge: Judge, places: Sequence[tuple[int, int, int]]
-) -> tuple[list[float], list[float], dict[tuple[int, int, int], Picture]]:
-    """Likeness and contrast at every sample, and the pixels of the tokens at these places, in one pass."""
-    clip, side = open_clip(video), spec.token_pixels
-    wanted: dict[int, list[tuple[int, int, int]]] = {}
-    for place in places:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one pass over a run's video shows."""
+
+    curves: list[Curve]
+    contrast: list[float]  # a value per sample
+    bank: Patches | None
+
+
+def _look(run: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callable[[], None]) -> _Look:
+    held = replay_bank(read_lines(run / "trace.jsonl"))
+    new = {place: score for place, score in (held or {}).items() if score > 0}
+    wanted: dict[int, list[Place]] = {}
+    for place in new:
         wanted.setdefault(place[0] * spec.pictures_per_frame, []).append(place)
-    likeness: list[float] = []
+    clip, side, scenes = open_clip(run / "video.mp4"), spec.token_pixels, list(_scenes(plan, spec))
     contrasts: list[float] = []
-    cut: dict[tuple[int, int, int], Picture] = {}
-    opening: Picture | None = None
-    for index, picture in enumerate(clip.pictures()):
-        opening = picture if opening is None else opening
-        if index == round(len(likeness) * clip.fps / SAMPLES_PER_SECOND):
-            likeness.append(judge.likeness(opening, picture))
-            contrasts.append(contrast(picture))
-        for frame, row, column in wanted.get(index, ()):
-            top, left = row * side, column * side
-            cut[frame, row, column] = picture[top : top + side, left : left + side].copy()
-    return likeness, contrasts, cut
+    cut: dict[Place, Picture] = {}
+
+    def samples() -> Iterator[Sample]:
+        for index, picture in enumerate(clip.pictures()):
+            shown()
+            for frame, row, column in wanted.get(index, ()):
+                top, left = row * side, column * side
+                cut[frame, row, column] = picture[top : top + side, left : left + side].copy()
+            if index == round(len(contrasts) * clip.fps / SAMPLES_PER_SECOND):
+                contrasts.append(contrast(picture))
+                second = index / clip.fps
+                prompt = next(s.prompt for s in reversed(scenes) if s.start_s <= second)
+                yield Sample(second, prompt, torch.from_numpy(picture))
+
+    curves = judge.curves(samples())
+    return _Look(curves, contrasts, None if held is None else _patches(new, cut, spec))
 
 
-def _patches(held: Held, cut: Mapping[tuple[int, int, int], Picture], spec: BackboneSpec) -> Patches:
+def _patches(held: Held, cut: Mapping[Place, Picture], spec: BackboneSpec) -> Patches:
     """What the bank holds and was new, in order of first appearance."""
     side, places = spec.token_pixels, sorted(held)
     frames, rows, columns = np.array(places, np.int64).reshape(-1, 3).T

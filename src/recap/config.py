@@ -32,7 +32,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     shots: tuple[Shot, ...]
-    backbone: str = "untrained"
+    backbone: str = "embedded"
     memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
     admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"

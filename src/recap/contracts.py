@@ -5,7 +5,7 @@ novelty notices, memory keeps, attention reads, a backbone draws, the rollout co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -110,6 +110,34 @@ class Backbone(Protocol):
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""
+
+
+class Sample(NamedTuple):
+    """A moment of a finished video, and what the script asked for there."""
+
+    second: float
+    prompt: str
+    picture: Tensor  # Y X 3, uint8
+
+
+class Curve(NamedTuple):
+    """What a judge says of one subject: 0..1 per sample, None where there is nothing to say."""
+
+    subject: str
+    values: Sequence[float | None]
+
+
+class Judge(Protocol):
+    """Says how well a video keeps what it showed at first; `name` and `about` tell the reader what is measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    def curves(self, samples: Iterable[Sample]) -> list[Curve]:
+        """A curve per subject, the same for all videos of a script; reads the samples, in order, to the end."""
 
 
 Recorder = Callable[[GeneratedBlock], None]

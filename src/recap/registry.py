@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from recap.backbones.tiny.backbone import build_embedded
+from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import build_untrained
-from recap.contracts import Admission, Backbone, FlowEstimator, MemoryPolicy
+from recap.contracts import Admission, Backbone, FlowEstimator, Judge, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
@@ -33,9 +34,11 @@ class BackboneBuilder(Protocol):
     def __call__(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
 
 
-BACKBONES: dict[str, BackboneBuilder] = {"untrained": build_untrained, "embedded": build_embedded}
+BACKBONES: dict[str, BackboneBuilder] = {"embedded": build_embedded, "untrained": build_untrained}
 MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
+JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
+"""Backbone -> a judge that knows what it draws; the videos of others are judged by their colours alone."""
 
 
 def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:

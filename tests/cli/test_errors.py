@@ -17,6 +17,9 @@ from recap.cli import main as cli
 from recap.scenes import make_scene, render
 from recap.video import ClipWriter
 
+BOAT = "a boat on the sea"
+UNTRAINED = ("--backbone", "untrained")  # draws in milliseconds
+
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> Path:
@@ -172,40 +175,40 @@ def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, cl
     ("arguments", "words"),
     [
         ((), ("prompt",)),
-        (("a boat", "--seconds", "0"), ("seconds", "0")),
-        (("a boat", "--seconds", "-3"), ("seconds", "-3")),
-        (("a boat", "--seconds", "nan"), ("seconds", "nan")),
-        (("a boat", "--rows", "0"), ("rows", "0")),
-        (("a boat", "--backbone", "untraind"), ("untraind", "untrained")),
-        (("a boat", "--backbone", "no.such.module:Name"), ("no.such.module:Name", "package.module:Name")),
-        (("a boat", "--memory", "recpa"), ("recpa", "recap")),
-        (("a boat", "--flow", "raft"), ("raft", "raft-small")),
-        (("a boat", "--device", "tpu"), ("device", "tpu")),
-        (("a boat", "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
-        (("a boat", "--set", "memory.reinforcement=0"), ("reinforcement", "0")),
-        (("a boat", "--set", "memory.reinforcement=-2"), ("reinforcement", "-2")),
-        (("a boat", "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
-        (("a boat", "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
-        (("a boat", "--set", "memory.sink_frames=1.5"), ("sink_frames", "1.5", "int")),
-        (("a boat", "--set", "memory.sink_frames=true"), ("sink_frames", "True")),
-        (("a boat", "--set", "admission.percentile=200"), ("percentile", "200")),
-        (("a boat", "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
-        (("a boat", "--set", "dtype=float31"), ("float31", "float32")),
-        (("a boat", "--set", "memroy.reinforcement=5"), ("memroy", "memory")),
-        (("a boat", "--set", "seeds=3"), ("seeds", "3")),
+        ((BOAT, "--seconds", "0"), ("seconds", "0")),
+        ((BOAT, "--seconds", "-3"), ("seconds", "-3")),
+        ((BOAT, "--seconds", "nan"), ("seconds", "nan")),
+        ((BOAT, "--rows", "0"), ("rows", "0")),
+        ((BOAT, "--backbone", "untraind"), ("untraind", "untrained")),
+        ((BOAT, "--backbone", "no.such.module:Name"), ("no.such.module:Name", "package.module:Name")),
+        ((BOAT, "--memory", "recpa"), ("recpa", "recap")),
+        ((BOAT, "--flow", "raft"), ("raft", "raft-small")),
+        ((BOAT, "--device", "tpu"), ("device", "tpu")),
+        ((BOAT, "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
+        ((BOAT, "--set", "memory.reinforcement=0"), ("reinforcement", "0")),
+        ((BOAT, "--set", "memory.reinforcement=-2"), ("reinforcement", "-2")),
+        ((BOAT, "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
+        ((BOAT, "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
+        ((BOAT, "--set", "memory.sink_frames=1.5"), ("sink_frames", "1.5", "int")),
+        ((BOAT, "--set", "memory.sink_frames=true"), ("sink_frames", "True")),
+        ((BOAT, "--set", "admission.percentile=200"), ("percentile", "200")),
+        ((BOAT, "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
+        ((BOAT, "--set", "dtype=float31"), ("float31", "float32")),
+        ((BOAT, "--set", "memroy.reinforcement=5"), ("memroy", "memory")),
+        ((BOAT, "--set", "seeds=3"), ("seeds", "3")),
         (("--script", "missing.json"), ("missing.json",)),
         (("--resume", "missing"), ("missing", "run.json")),
-        (("a foks on a beach", "--backbone", "embedded"), ("foks", "fox")),
-        (("a boat", "--seconds", "1e18"), ("seconds", "1e+18")),
-        (("a boat", "--rows", "3000000"), ("rows", "3000000")),
-        (("a boat", "--device", "meta"), ("device", "meta")),
-        (("a boat", "--set", "memory.capacity_frames=1e12"), ("capacity_frames", "1000")),
-        (("a boat", "--set", f"memory.reinforcement=1{'0' * 400}"), ("reinforcement", "too large")),
-        (("a boat", "--memory", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
-        (("a boat", "--memory", ".x:y"), (".x:y", "package.module:Name")),
-        (("a boat", "--backbone", "json:loads"), ("json:loads", "Backbone")),
-        (("a boat", "--script", "s.json"), ("one of the two",)),
-        (("a boat", "--from", "run.json"), ("prompt", "leave out")),
+        (("a foks on a beach",), ("foks", "fox")),
+        ((BOAT, "--seconds", "1e18"), ("seconds", "1e+18")),
+        ((BOAT, "--rows", "3000000"), ("rows", "3000000")),
+        ((BOAT, "--device", "meta"), ("device", "meta")),
+        ((BOAT, "--set", "memory.capacity_frames=1e12"), ("capacity_frames", "1000")),
+        ((BOAT, "--set", f"memory.reinforcement=1{'0' * 400}"), ("reinforcement", "too large")),
+        ((BOAT, "--memory", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
+        ((BOAT, "--memory", ".x:y"), (".x:y", "package.module:Name")),
+        ((BOAT, "--backbone", "json:loads"), ("json:loads", "Backbone")),
+        ((BOAT, "--script", "s.json"), ("one of the two",)),
+        ((BOAT, "--from", "run.json"), ("prompt", "leave out")),
         (("--from", "run.json", "--seed", "5"), ("--seed", "leave out")),
         (("--resume", "run", "--seconds", "77"), ("--seconds", "leave out")),
         (("--resume", "run", "--memory", "none"), ("--memory", "leave out")),
@@ -238,16 +241,35 @@ def test_generate_refuses_bad_scripts(recap, tmp_path, text, word):
     assert [p.name for p in tmp_path.iterdir()] == ["script.json"]
 
 
+def test_generate_draws_with_the_embedded_backbone_unless_told_otherwise(recap, tmp_path):
+    code, said = recap("generate", BOAT, "--seconds", "0.5", "--memory", "none", "--out", "run")
+    assert code == 0, said
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["backbone"] == "embedded"
+    assert (tmp_path / "run" / "video.mp4").is_file()
+
+
 def test_generate_does_not_touch_a_folder_that_holds_something(recap, tmp_path):
-    code, said = recap("generate", "a boat", "--seconds", "1", "--out", "run", "--flow", "classical")
+    code, said = recap("generate", BOAT, "--seconds", "1", "--out", "run", *UNTRAINED, "--flow", "classical")
     assert code == 0, said
     before = files_below(tmp_path / "run")
-    refused(recap("generate", "a boat", "--seconds", "1", "--out", "run"), "run", "--resume")
+    refused(recap("generate", BOAT, "--seconds", "1", "--out", "run"), "run", "--resume")
     assert files_below(tmp_path / "run") == before
 
 
 def test_a_run_repeats_exactly_from_its_own_record(recap, tmp_path):
-    first = ("generate", "a boat", "--seconds", "2", "--seed", "7", "--memory", "sink", "--out", "one")
+    first = (
+        "generate",
+        BOAT,
+        "--seconds",
+        "2",
+        "--seed",
+        "7",
+        "--memory",
+        "sink",
+        *UNTRAINED,
+        "--out",
+        "one",
+    )
     assert recap(*first, "--set", "memory.reinforcement=3")[0] == 0
     assert recap("generate", "--from", "one/run.json", "--out", "two")[0] == 0
     for name in ("latents.safetensors", "trace.jsonl", "run.json"):
@@ -255,7 +277,7 @@ def test_a_run_repeats_exactly_from_its_own_record(recap, tmp_path):
 
 
 def test_a_run_repeats_with_another_device_or_setting(recap, tmp_path):
-    assert recap("generate", "a boat", "--seconds", "1", "--memory", "sink", "--out", "one")[0] == 0
+    assert recap("generate", BOAT, "--seconds", "1", "--memory", "sink", *UNTRAINED, "--out", "one")[0] == 0
     record = json.loads((tmp_path / "one" / "run.json").read_text())
     record["config"]["device"] = "cuda"  # as if drawn elsewhere
     (tmp_path / "cuda.json").write_text(json.dumps(record))
@@ -267,7 +289,9 @@ def test_a_run_repeats_with_another_device_or_setting(recap, tmp_path):
 
 
 def test_a_damaged_state_is_refused_and_left_alone(recap, tmp_path):
-    assert recap("generate", "a boat", "--seconds", "2", "--out", "run", "--flow", "classical")[0] == 0
+    assert (
+        recap("generate", BOAT, "--seconds", "2", "--out", "run", *UNTRAINED, "--flow", "classical")[0] == 0
+    )
     (tmp_path / "run" / "summary.json").unlink()
     state = tmp_path / "run" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
@@ -278,7 +302,7 @@ def test_a_damaged_state_is_refused_and_left_alone(recap, tmp_path):
 
 def test_an_output_that_cannot_be_written_is_one_line(recap, tmp_path, clip):
     (tmp_path / "file").write_text("in the way")
-    refused(recap("generate", "a boat", "--out", "file/run", "--flow", "classical"), "file")
+    refused(recap("generate", BOAT, "--out", "file/run", "--flow", "classical"), "file")
     refused(recap("inspect", clip, "--out", "file/result", "--flow", "classical"), "file")
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -291,7 +315,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_result(tmp_path, clip, command):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
-    what = ["a boat", "--seconds", "2"] if command == "generate" else [str(clip)]
+    what = [BOAT, "--seconds", "2", *UNTRAINED] if command == "generate" else [str(clip)]
     done = subprocess.run(
         [
             sys.executable,
@@ -319,24 +343,24 @@ def test_a_full_disk_is_one_line_and_leaves_no_result(tmp_path, clip, command):
     ("arguments", "words"),
     [
         ((), ("prompt", "--script")),
-        (("a boat", "--memories", "none,recpa"), ("recpa", "did you mean 'recap'")),
-        (("a boat", "--memories", "none,sink,none"), ("none", "twice")),
-        (("a boat", "--memories", ""), ("--memories", "none,sink,recap")),
-        (("a boat", "--memories", "none,,sink"), ("--memories", "missing")),
-        (("a boat", "--memories", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
-        (("a boat", "--backbone", "untraind"), ("untraind", "untrained")),
-        (("a boat", "--flow", "raft"), ("raft", "raft-small")),
-        (("a boat", "--seconds", "0"), ("seconds", "0")),
-        (("a boat", "--device", "tpu"), ("device", "tpu")),
-        (("a boat", "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
-        (("a boat", "--memories", "none", "--set", "memory.reinforcement=5"), ("reinforcement",)),
-        (("a boat", "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
-        (("a boat", "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
-        (("a boat", "--set", "memory=sink"), ("memory=sink", "--memories")),
-        (("a boat", "--set", "seeds=[1,2]"), ("seeds", "one")),
-        (("a boat", "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
+        ((BOAT, "--memories", "none,recpa"), ("recpa", "did you mean 'recap'")),
+        ((BOAT, "--memories", "none,sink,none"), ("none", "twice")),
+        ((BOAT, "--memories", ""), ("--memories", "none,sink,recap")),
+        ((BOAT, "--memories", "none,,sink"), ("--memories", "missing")),
+        ((BOAT, "--memories", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
+        ((BOAT, "--backbone", "untraind"), ("untraind", "untrained")),
+        ((BOAT, "--flow", "raft"), ("raft", "raft-small")),
+        ((BOAT, "--seconds", "0"), ("seconds", "0")),
+        ((BOAT, "--device", "tpu"), ("device", "tpu")),
+        ((BOAT, "--set", "memory.reinforcment=5"), ("reinforcment", "reinforcement")),
+        ((BOAT, "--memories", "none", "--set", "memory.reinforcement=5"), ("reinforcement",)),
+        ((BOAT, "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
+        ((BOAT, "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
+        ((BOAT, "--set", "memory=sink"), ("memory=sink", "--memories")),
+        ((BOAT, "--set", "seeds=[1,2]"), ("seeds", "one")),
+        ((BOAT, "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
         (("--script", "missing.json"), ("missing.json",)),
-        (("a dragon on the moon", "--backbone", "embedded"), ("dragon",)),
+        (("a dragon on the moon",), ("dragon",)),
     ],
 )
 def test_compare_refuses_and_makes_nothing(recap, tmp_path, arguments, words):
@@ -347,13 +371,13 @@ def test_compare_refuses_and_makes_nothing(recap, tmp_path, arguments, words):
 def test_compare_does_not_write_into_a_folder_of_something_else(recap, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "index.html").write_text("years of work")
-    refused(recap("compare", "a boat", "--out", "thesis"), "thesis", "another folder")
+    refused(recap("compare", BOAT, *UNTRAINED, "--out", "thesis"), "thesis", "another folder")
     assert files_below(tmp_path / "thesis") == {"index.html": b"years of work"}
 
 
 def test_compare_gives_a_setting_to_the_memories_that_have_it(recap, tmp_path):
     arguments = ("--seconds", "1", "--memories", "none,sink", "--set", "memory.reinforcement=3", "--out", "c")
-    code, said = recap("compare", "a boat", *arguments)
+    code, said = recap("compare", BOAT, *UNTRAINED, *arguments)
     assert code == 0, said
     drawn = {n: json.loads((tmp_path / "c" / n / "run.json").read_text())["config"] for n in ("none", "sink")}
     assert drawn["none"]["memory"] == {"name": "none"} and drawn["sink"]["memory"]["reinforcement"] == 3
@@ -369,5 +393,7 @@ def test_list_names_everything(monkeypatch, capsys):
         cli.main()
     assert not stopped.value.code
     said = capsys.readouterr().out
-    for name in ("untrained", "none", "sink", "recap", "flow", "classical", "raft-small"):
+    for name in ("embedded", "untrained", "none", "sink", "recap", "flow", "classical", "raft-small"):
         assert name in said
+    defaults = [line.split()[3] for line in said.splitlines() if "(default)" in line]
+    assert defaults == ["embedded", "recap", "flow", "auto"]

@@ -1,4 +1,7 @@
-"""Every policy on the real layers of the small backbone: the promises of `MemoryPolicy`, and how policies relate."""
+"""Every policy on every backbone: the promises of `MemoryPolicy`, and how policies relate.
+
+What takes many blocks runs on `untrained` alone; `every_backbone` marks what the others must hold too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.retention import retain_top
 from recap.plan import Shot, make_plan
-from recap.registry import MEMORIES
+from recap.registry import BACKBONES, MEMORIES, load_backbone
 from recap.rollout import block_noise, rollout
 from recap.trace import block_record
 from recap.types import Candidates, Role
@@ -43,9 +46,19 @@ class SeededAdmission:
         pass
 
 
-def draw(backbone, config, *, seconds=4.0, seeds=(0,), shots=None):
+PROMPT = "a boat on the sea"  # understood by every backbone
+SECONDS = {"untrained": 4.0, "embedded": 2.25}  # three blocks fill window and bank
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def every_backbone(request):
+    return load_backbone(request.param)
+
+
+def draw(backbone, config, *, seconds=None, seeds=(0,), shots=None):
     policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, seeds))
-    plan = make_plan([shots or [Shot("a red boat", seconds)]] * len(seeds), backbone.spec)
+    shots = shots or [Shot(PROMPT, seconds or SECONDS[backbone.spec.name])]
+    plan = make_plan([shots] * len(seeds), backbone.spec)
     return list(rollout(backbone, policy, plan, seeds=seeds)), policy
 
 
@@ -53,12 +66,13 @@ def same(one, other):
     return all(torch.equal(a.latents, b.latents) for a, b in zip(one, other, strict=True))
 
 
-def test_every_registered_memory_is_tested_here():
-    assert set(FACTORS) == set(MEMORIES)
+def test_everything_registered_is_tested_here():
+    assert set(FACTORS) == set(MEMORIES) and set(SECONDS) == set(BACKBONES)
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_policy_runs_and_its_trace_adds_up(backbone, name):
+def test_policy_runs_and_its_trace_adds_up(every_backbone, name):
+    backbone = every_backbone
     blocks, _ = draw(backbone, FACTORS[name], seeds=(0, 1))
     for made in blocks:
         assert torch.isfinite(made.latents).all()
@@ -72,9 +86,9 @@ def test_policy_runs_and_its_trace_adds_up(backbone, name):
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_stopping_and_going_on_changes_nothing(backbone, name):
-    spec = backbone.spec
-    plan = make_plan([[Shot("a red boat", 4.0)]], spec)
+def test_stopping_and_going_on_changes_nothing(every_backbone, name):
+    backbone, spec = every_backbone, every_backbone.spec
+    plan = make_plan([[Shot(PROMPT, SECONDS[spec.name])]], spec)
 
     def fresh():
         return FACTORS[name].build(spec, lambda: SeededAdmission(spec)), backbone.decoder()
@@ -94,12 +108,13 @@ def test_stopping_and_going_on_changes_nothing(backbone, name):
         assert all(torch.equal(policy.state()[n], v) for n, v in second.state().items())
 
 
-def test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit(backbone):
-    sink, _ = draw(backbone, SinkConfig(), seeds=(0, 5))
-    recap, _ = draw(backbone, RecapConfig(reinforcement=1.0, capacity_frames=0.0), seeds=(0, 5))
+def test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit(every_backbone):
+    backbone = every_backbone
+    sink, _ = draw(backbone, SinkConfig(), seeds=(5,))
+    recap, _ = draw(backbone, RecapConfig(reinforcement=1.0, capacity_frames=0.0), seeds=(5,))
     assert same(sink, recap)
-    reinforced, _ = draw(backbone, SinkConfig(reinforcement=5.0), seeds=(0, 5))
-    without_bank, _ = draw(backbone, RecapConfig(capacity_frames=0.0), seeds=(0, 5))
+    reinforced, _ = draw(backbone, SinkConfig(reinforcement=5.0), seeds=(5,))
+    without_bank, _ = draw(backbone, RecapConfig(capacity_frames=0.0), seeds=(5,))
     assert same(reinforced, without_bank)
     assert not same(reinforced, sink)
 
@@ -117,8 +132,8 @@ def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(back
     assert same(*outcomes)
 
 
-def test_memory_changes_what_is_drawn(backbone):
-    results = [draw(backbone, config)[0] for config in FACTORS.values()]
+def test_memory_changes_what_is_drawn(every_backbone):
+    results = [draw(every_backbone, config)[0] for config in FACTORS.values()]
     for one, other in ((0, 1), (1, 2), (0, 2)):
         assert torch.equal(results[one][0].latents, results[other][0].latents)  # nothing to remember yet
         assert not torch.equal(results[one][-1].latents, results[other][-1].latents)

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
     "comparison": COMPOSED | {"show"},
     "bench": COMPOSED,
-    "cli": COMPOSED | {"comparison", "inspection", "scenes", "show", "cli"},
+    "cli": COMPOSED | {"comparison", "inspection", "show", "cli"},
     "__main__": {"cli"},
 }
 

@@ -24,7 +24,7 @@ def test_the_six_lines_draw_a_video(capsys):
     )
     exec(compile(lines, "README", "exec"), {})
     said = capsys.readouterr().out
-    assert "torch.Size([1, 9, 3, 64, 96])" in said and "bank" in said
+    assert "torch.Size([1, 9, 3, 128, 208])" in said and "bank" in said
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def recap(*arguments: str | Path) -> subprocess.Popen[bytes]:
 
 
 def start(folder: Path, script: Path) -> subprocess.Popen[bytes]:
-    return recap("generate", "--script", script, "--rows", "2", "--flow", "classical", "--out", folder)
+    how = ("--backbone", "untrained", "--rows", "2", "--flow", "classical")
+    return recap("generate", "--script", script, *how, "--out", folder)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:

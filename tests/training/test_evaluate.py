@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from recap.backbones.tiny.autoencoder import Autoencoder, AutoencoderSpec
 from recap.backbones.tiny.backbone import WEIGHTS, WordTable
+from recap.backbones.tiny.probe import CELL, NOBODY, Judged, Probe
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.decoder import UpsampleDecoder
@@ -28,16 +29,12 @@ from training.measures import (
     RowsDecoder,
     ThreadedFlow,
     cluster_interval,
-    colour_distance,
     contrast,
     markdown,
-    mean_colour,
     paired_difference,
     partners,
     sharpness,
-    to_lab,
 )
-from training.probe import CELL, NOBODY, Judged, Probe
 
 SMALL = replace(EMBEDDED, name="small", dim=64, ffn_dim=64, heads=1, layers=2, freq_dim=32, steps=(1000, 500))
 SMALL_AUTOENCODER = AutoencoderSpec(16, 4, widths=(8, 16, 16), depths=(1, 1, 1), remembered=(4, 4))
@@ -112,15 +109,6 @@ def test_partners_are_the_next_repeat_of_the_same_prompt():
 # Pictures
 
 
-def test_lab_of_known_colours():
-    rgb = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5, 0.5, 0.5]])
-    known = [[100.0, 0, 0], [0, 0, 0], [53.24, 80.09, 67.20], [87.73, -86.18, 83.18], [32.30, 79.19, -107.86],
-             [53.39, 0, 0]]  # fmt: skip
-    torch.testing.assert_close(to_lab(rgb), torch.tensor(known, dtype=torch.float64), atol=0.02, rtol=0)
-    assert float(colour_distance(rgb[0], rgb[1])) == pytest.approx(100, abs=0.01)
-    assert math.isnan(float(colour_distance(rgb[0], torch.full((3,), NAN))))
-
-
 def test_contrast_and_sharpness_of_known_pictures():
     board = (torch.arange(8)[:, None] + torch.arange(10)) % 2
     pictures = torch.stack([torch.full((8, 10), 0.3), board.float()])[:, None].expand(-1, 3, -1, -1)
@@ -129,13 +117,6 @@ def test_contrast_and_sharpness_of_known_pictures():
     torch.testing.assert_close(
         sharpness(pictures), torch.tensor([0.0, (4 * 255.0) ** 2]), atol=1e-2, rtol=1e-5
     )
-
-
-def test_colours_are_weighted_by_the_cells_that_show_them():
-    colour = torch.tensor([[[1.0, 0, 0], [0, 1, 0], [NAN] * 3]])
-    cells, found = torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])
-    torch.testing.assert_close(mean_colour(found, colour, cells), torch.tensor([[0.25, 0.75, 0]]))
-    assert mean_colour(torch.zeros(1, 3), colour, cells).isnan().all()
 
 
 def test_an_empty_row_begins_another_table():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recap.backbones.tiny.probe import CELL, NOBODY, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
-from training.probe import CELL, NOBODY, UNSURE, Probe, degrade, labels_of, load_probe, probe_loss, save_probe
+from training.probe import UNSURE, degrade, labels_of, probe_loss
 from training.script import ActorScript, Script
 
 CAST = ("fox", "bus")
@@ -56,16 +57,3 @@ def test_degraded_pictures_keep_their_mean(clips):
     worse = degrade(pictures)
     assert worse.shape == pictures.shape and worse.min() >= 0 and worse.max() <= 1
     torch.testing.assert_close(worse.mean((2, 3)), pictures.mean((2, 3)), atol=0.01, rtol=0)
-
-
-def test_a_saved_probe_comes_back(tmp_path, clips):
-    probe = Probe()
-    assert 0.5e6 < sum(weight.numel() for weight in probe.parameters()) < 1e6
-    save_probe(probe, tmp_path / "probe.safetensors")
-    again = load_probe(tmp_path / "probe.safetensors")
-    before, after = probe.judge(clips.pictures), again.judge(clips.pictures)
-    torch.testing.assert_close(before.presence, after.presence, atol=1e-2, rtol=0)
-    with pytest.raises(ValueError, match=r"training\.probe"):
-        load_probe(tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match="multiples of 16"):
-        probe(torch.zeros(1, 3, 100, 208))

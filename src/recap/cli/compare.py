@@ -28,7 +28,7 @@ def compare_command(
         typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Which model draws; see `recap list` [default: untrained].")
+        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
     ] = None,
     flow: Annotated[
         str | None, typer.Option(help="Optical flow for the novelty bank; see `recap list` [default: auto].")
@@ -58,8 +58,9 @@ def compare_command(
     own = [text for text in settings or [] if text not in shared]
     config = full_config(values, shared)
     folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-compare"
-    with progress_bar("drawing", "blocks") as report:
-        summary = compare(config, _tables(config, names, own), folder, report, show_notice)
+    tables = _tables(config, names, own)
+    with progress_bar("drawing", "blocks") as drawing, progress_bar("showing", "pictures") as showing:
+        summary = compare(config, tables, folder, drawing, show_notice, showing=showing)
     typer.echo(summary.page)
 
 

@@ -41,6 +41,8 @@ def progress_bar(what: str, unit: str) -> Iterator[Report]:
     def report(done: int, total: int | None, rate: float) -> None:
         bar.start()  # not before there is something to report: a refusal then stands alone
         bar.update(task, completed=done, total=total, rate=rate)
+        if done == total:
+            bar.stop()  # one bar is live at a time: what follows may have its own
 
     try:
         yield report

@@ -1,47 +1,66 @@
-"""`make demo`: render a clip in which actors enter, hide and return, and show what novelty notices in it."""
+"""`make demo`: one minute drawn with three memories, in which somebody joins, somebody leaves and comes back."""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import sys
 from pathlib import Path
-
-import numpy as np
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
-from recap.flow import build_flow
-from recap.inspection import inspect_clip
-from recap.novelty.flow_novelty import FlowNoveltyConfig
-from recap.scenes import draw, make_scene
+from recap.comparison import RECORD, compare
+from recap.config import RunConfig, read_json
+from recap.plan import Shot
+from recap.show.moments import moments_sheet
 from recap.show.png import write_png
-from recap.video import ClipWriter, open_clip
 
+FIRST, SECOND = "a fox", "a bus"
+PLACE = "on a beach by day"
+BOTH = f"{FIRST} and {SECOND}"
+# No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
+SHOTS = (
+    Shot(f"{FIRST} {PLACE}", 15.0, cut=False),
+    Shot(f"{BOTH} {PLACE}", 15.0, cut=False),
+    Shot(f"{SECOND} {PLACE}", 12.0, cut=False),
+    Shot(f"{BOTH} {PLACE}", 18.0, cut=False),
+)
+MOMENTS = {1.0: FIRST, 20.0: BOTH, 35.0: SECOND, 45.0: BOTH, 58.0: BOTH}
+MEMORIES = ("none", "sink", "recap")
+SEED = 0
 FOLDER = Path("demo")
 
 
 def demo() -> None:
-    """Leave demo/clip.mp4, demo/figure.png and demo/inspection/index.html."""
-    scene = make_scene("demo")
-    clip = FOLDER / "clip.mp4"
-    FOLDER.mkdir(exist_ok=True)
-    with progress_bar("rendering", "pictures") as report, ClipWriter(clip, scene.size, scene.fps) as writer:
-        for index in range(scene.num_pictures):
-            writer.write(draw(scene, index)[0][None])
-            report(index + 1, scene.num_pictures, 0.0)
-    with progress_bar("noticing", "pictures") as report:
-        flow = build_flow("auto", notice=show_notice)
-        out = FOLDER / "inspection"
-        summary = inspect_clip(
-            clip, out, flow=flow, config=FlowNoveltyConfig(), progress=report, notice=show_notice
-        )
-    _write_figure(out / "overlay.mp4", FOLDER / "figure.png")
-    print(f"\nLook at {summary.page}")
+    """Leave demo/comparison/ with its page, and demo/figure.png."""
+    out = FOLDER / "comparison"
+    _make_room(out)
+    config = RunConfig(shots=SHOTS, backbone="embedded", seeds=(SEED,))
+    with progress_bar("drawing", "blocks") as drawing, progress_bar("showing", "pictures") as showing:
+        summary = compare(config, MEMORIES, out, drawing, show_notice, showing=showing)
+    clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
+    labels = {second: f"{second:g}s {who.upper()}" for second, who in MOMENTS.items()}
+    write_png(FOLDER / "figure.png", moments_sheet(clips, labels))
+    print(f"\nIn one picture: {FOLDER / 'figure.png'}\nLook at {summary.page}")
 
 
-def _write_figure(overlay: Path, figure: Path) -> None:
-    """Four moments of the overlay in one picture: hiding, panning, something new beyond the border, returning."""
-    moments = [p for index, p in enumerate(open_clip(overlay).pictures()) if index in (20, 50, 80, 110)]
-    write_png(figure, np.vstack([np.hstack(moments[:2]), np.hstack(moments[2:])]))
+def _make_room(out: Path) -> None:
+    """A finished demo gives way to a new one, and so does one of another script; a stopped one goes on."""
+    if not (out / RECORD).is_file():
+        return
+    if (out / "index.html").is_file():
+        show_notice(f"{out} holds a finished demo: it is drawn anew")
+    elif read_json(out / RECORD).get("shots") != [dataclasses.asdict(shot) for shot in SHOTS]:
+        show_notice(f"{out} holds a stopped demo of another script: it is drawn anew")
+    else:
+        show_notice(f"{out} holds a stopped demo: it goes on")
+        return
+    shutil.rmtree(out)
 
 
 if __name__ == "__main__":
-    run_safely(demo)
+    try:
+        run_safely(demo)
+    except KeyboardInterrupt:
+        show_notice("stopped; the same command goes on from here")
+        sys.exit(130)

@@ -25,7 +25,7 @@ def generate_command(
         typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Which model draws; see `recap list` [default: untrained].")
+        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")

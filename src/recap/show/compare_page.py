@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recap.show.measures import Judge
+from recap.contracts import Curve, Judge
 from recap.show.page import bank_data, fill_template, script_data
 from recap.show.sheet import Patches
 from recap.show.side_by_side import colour_of
@@ -23,7 +23,7 @@ class Method:
     name: str
     about: str
     video: str  # source of the player: a data URI or a file name
-    likeness: Sequence[float]  # one value per sample
+    curves: Sequence[Curve]  # of the judge, one value per sample
     contrast: Sequence[float]  # one value per sample
     shares: Sequence[Mapping[str, float]]  # per block: role -> share of attention
     tokens: Mapping[str, int]  # role -> tokens attended to in the last block
@@ -114,8 +114,8 @@ def _table(methods: Sequence[Method]) -> str:
 
 
 def _data(comparison: Comparison) -> dict[str, Any]:
-    def rounded(values: Sequence[float]) -> list[float]:
-        return [round(value, 4) for value in values]
+    def rounded(values: Sequence[float | None]) -> list[float | None]:
+        return [None if value is None else round(value, 4) for value in values]
 
     return {
         "duration": round(comparison.duration_s, 3),
@@ -123,11 +123,12 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         "blocks": rounded(comparison.block_starts_s),
         "sample": comparison.sample_s,
         "grid": comparison.grid,
+        "subjects": [curve.subject for curve in comparison.methods[0].curves],
         "roles": [role for role in _ROLES if any(role in s for m in comparison.methods for s in m.shares)],
         "methods": [
             {
                 "name": method.name,
-                "likeness": rounded(method.likeness),
+                "curves": [rounded(curve.values) for curve in method.curves],
                 "contrast": rounded(method.contrast),
                 "fired": method.fired,
                 "shares": [{role: round(v, 4) for role, v in share.items()} for share in method.shares],

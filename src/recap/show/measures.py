@@ -1,26 +1,17 @@
-"""What can be said of a picture by arithmetic alone, and the form a better judge would have."""
+"""What can be said of a picture by arithmetic alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recap.contracts import Curve, Sample
 from recap.video import Picture
 
 _LEVELS = 8  # per colour channel
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Says how much a picture is like the opening one, 0 to 1; `name` and `about` tell the reader what it is."""
-
-    name: str
-    about: str
-    likeness: Callable[[Picture, Picture], float]  # (opening, picture)
 
 
 def histogram_cosine(opening: Picture, picture: Picture) -> float:
@@ -40,9 +31,20 @@ def contrast(picture: Picture) -> float:
     return float((picture.astype(np.float64) @ np.array([0.299, 0.587, 0.114]) / 255).std())
 
 
-COLOURS = Judge(
-    name="Colours like the opening picture",
-    about="Cosine of the colour histograms (8x8x8, whole picture) with picture 0. It sees drifting colours, "
-    "not who is in the picture.",
-    likeness=histogram_cosine,
-)
+class ColourJudge:
+    """One curve: how much every picture is like the first in its colours."""
+
+    name = "Colours like the opening picture"
+    about = (
+        "Cosine of the colour histograms (8x8x8, whole picture) with picture 0. It sees drifting colours, "
+        "not who is in the picture."
+    )
+
+    def curves(self, samples: Iterable[Sample]) -> list[Curve]:
+        values: list[float | None] = []
+        opening: Picture | None = None
+        for sample in samples:
+            picture: Picture = sample.picture.numpy()
+            opening = picture if opening is None else opening
+            values.append(histogram_cosine(opening, picture))
+        return [Curve("the whole picture", values)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,8 @@ def colour_of(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def write_side_by_side(out: Path, clips: Mapping[str, Path]) -> None:
-    """Clips of equal size and length, by name, in rows of up to four."""
+def write_side_by_side(out: Path, clips: Mapping[str, Path], shown: Callable[[], None]) -> None:
+    """Clips of equal size and length, by name, in rows of up to four; `shown` is called after every picture."""
     opened = [open_clip(path) for path in clips.values()]
     first, columns = opened[0], min(len(clips), _MOST_COLUMNS)
     scale = 2 if first.width < _SMALL_PX else 1
@@ -53,3 +53,4 @@ def write_side_by_side(out: Path, clips: Mapping[str, Path]) -> None:
                 large = picture.repeat(scale, axis=0).repeat(scale, axis=1)
                 sheet[top + _BAR_PX : top + _BAR_PX + height, left : left + width] = large
             writer.write(torch.from_numpy(sheet).permute(2, 0, 1)[None])
+            shown()

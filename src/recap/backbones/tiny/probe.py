@@ -1,0 +1,146 @@
+"""The judge's eye: names the actors in a picture and reads the colours of their instances.
+
+A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it says
+which actor covers it and that instance's mean colour; per picture, which actors are there at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
+from recap.backbones.tiny.vocabulary import ACTORS
+from recap.errors import refuse
+
+CELL = 16
+NOBODY = len(ACTORS)
+SHIPPED = WEIGHTS / "probe.safetensors"
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.GroupNorm(8, channels), nn.SiLU(), nn.Conv2d(channels, channels, 3, padding=1),
+            nn.GroupNorm(8, channels), nn.SiLU(), nn.Conv2d(channels, channels, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = x + self.body(x)
+        return changed
+
+
+class Verdict(NamedTuple):
+    """What the net says of N pictures, before it is put into words."""
+
+    cells: Tensor  # N ACTORS+1 rows columns, logits; the last is nobody
+    colours: Tensor  # N 3 rows columns
+    presence: Tensor  # N ACTORS, logits
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is in B clips of T pictures, in cells of 16 x 16 pixels."""
+
+    presence: Tensor  # B T ACTORS, probability that the actor is in the picture
+    cells: Tensor  # B T rows columns, int64: the likeliest actor, NOBODY for none
+    shares: Tensor  # B T ACTORS+1 rows columns, probabilities
+    colours: Tensor  # B T rows columns 3, mean colour of the instance that covers the cell
+
+    def actor_colour(self, actor: str) -> tuple[Tensor, Tensor]:
+        """Colour B T 3 of an actor over the cells that show it (nan: none does), and how many do, B T."""
+        if actor not in ACTORS:
+            raise refuse("actor", actor, "no such name", f"take one of {', '.join(ACTORS)}")
+        number = ACTORS.index(actor)
+        weight = self.shares[:, :, number] * (self.cells == number)
+        total = weight.sum((-2, -1))
+        colour = (self.colours * weight[..., None]).sum((-3, -2)) / total[..., None].clamp(min=1e-6)
+        colour = torch.where(total[..., None] > 0, colour, float("nan"))
+        return colour, (self.cells == number).sum((-2, -1))
+
+
+class Probe(nn.Module):
+    """About 0.6 million parameters; any picture size that is a multiple of 16."""
+
+    def __init__(self, widths: tuple[int, int, int, int] = (32, 48, 72, 80)) -> None:
+        super().__init__()
+        first, second, third, last = widths
+        self.body = nn.Sequential(
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(12, first, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(first, second, 3, stride=2, padding=1),
+            _Residual(second),
+            nn.Conv2d(second, third, 3, stride=2, padding=1),
+            _Residual(third),
+            _Residual(third),
+            nn.Conv2d(third, last, 3, stride=2, padding=1),
+            _Residual(last),
+            _Residual(last),
+            nn.GroupNorm(8, last),
+            nn.SiLU(),
+        )
+        self.cells = nn.Conv2d(last, NOBODY + 1, 1)
+        self.colours = nn.Conv2d(last, 3, 1)
+        self.presence = nn.Conv2d(last, len(ACTORS), 1)
+        # The soft maximum adds ln(number of cells) to what starts near zero; begin where most actors are absent.
+        assert self.presence.bias is not None
+        nn.init.constant_(self.presence.bias, -8.0)
+
+    def forward(self, pictures: Tensor) -> Verdict:
+        """Pictures N 3 Y X in 0..1."""
+        if pictures.ndim != 4 or pictures.shape[-2] % CELL or pictures.shape[-1] % CELL:
+            limit = f"it must be N 3 Y X with multiples of {CELL}"
+            raise refuse("pictures", tuple(pictures.shape), limit, "cut or pad the pictures")
+        features = self.body(pictures * 2 - 1)
+        # An actor is present if some cell says so: a soft maximum over cells.
+        presence = self.presence(features).float().flatten(2).logsumexp(-1)
+        return Verdict(self.cells(features).float(), self.colours(features).float() + 0.5, presence)
+
+    @torch.no_grad()
+    def judge(self, pictures: Tensor, at_once: int = 256) -> Judged:
+        """Pictures B T 3 Y X in 0..1, on the probe's device."""
+        flat = pictures.flatten(0, 1)
+        verdicts = [self(part) for part in flat.split(at_once)]
+        cells, colours, presence = (torch.cat(part) for part in zip(*verdicts, strict=True))
+        shape = pictures.shape[:2]
+        shares = cells.softmax(1)
+        return Judged(
+            presence=presence.sigmoid().unflatten(0, shape),
+            cells=shares.argmax(1).unflatten(0, shape),
+            shares=shares.unflatten(0, shape),
+            colours=colours.clamp(0, 1).permute(0, 2, 3, 1).unflatten(0, shape),
+        )
+
+
+def save_probe(probe: Probe, file: Path) -> None:
+    """Write the weights in half precision, with the names of the actors they know."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.half().contiguous().cpu() for name, value in probe.state_dict().items()}
+    save_file(weights, file, metadata={"actors": ",".join(ACTORS)})
+
+
+def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
+    """Read what `save_probe` wrote."""
+    if not file.is_file():
+        remedy = "install the released package, or make it with python -m training.probe"
+        raise refuse("probe", str(file), "its weights are not there", remedy)
+    probe = Probe()
+    load_strictly(probe, file)
+    with safe_open(file, framework="pt") as stored:
+        known = (stored.metadata() or {}).get("actors")
+    if known != ",".join(ACTORS):
+        raise refuse("probe", str(file), "it knows other actors than the vocabulary", "train it anew")
+    return probe.to(device).eval().requires_grad_(False)
+
+
+def load_shipped_probe() -> Probe:
+    """The probe that comes with the package."""
+    return load_probe(SHIPPED)

@@ -1,0 +1,49 @@
+"""A few moments of several clips as one picture: a row per clip, a column per moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from recap.errors import refuse
+from recap.show.lettering import write_text
+from recap.show.side_by_side import colour_of
+from recap.video import Picture, open_clip
+
+_PAPER, _INK = 16, (200, 206, 212)
+_BAR_PX, _GAP_PX, _DOT_PX = 22, 6, 2
+
+
+def moments_sheet(clips: Mapping[str, Path], moments: Mapping[float, str]) -> Picture:
+    """Clips of equal size by name, each under a bar in its colour; moments are seconds and what to write above."""
+    first = open_clip(next(iter(clips.values())))
+    row_px, column_px = _BAR_PX + first.height + _GAP_PX, first.width + _GAP_PX
+    size = _BAR_PX + len(clips) * row_px, len(moments) * column_px - _GAP_PX
+    sheet: Picture = np.full((*size, 3), _PAPER, np.uint8)
+    for column, label in enumerate(moments.values()):
+        _write(sheet, label, 0, column * column_px, first.width, _INK)
+    for row, (name, clip) in enumerate(clips.items()):
+        top = _BAR_PX + row * row_px
+        sheet[top : top + _BAR_PX] = list(bytes.fromhex(colour_of(row)[1:]))
+        _write(sheet, name.upper(), top, 0, size[1], (255, 255, 255))
+        for column, picture in enumerate(_pictures(clip, list(moments))):
+            left = column * column_px
+            sheet[top + _BAR_PX : top + _BAR_PX + first.height, left : left + first.width] = picture
+    return sheet
+
+
+def _write(sheet: Picture, text: str, top: int, left: int, width: int, ink: tuple[int, int, int]) -> None:
+    above = (_BAR_PX - 5 * _DOT_PX) // 2
+    write_text(sheet, text, top=top + above, left=left + 6, width=width - 12, dot=_DOT_PX, ink=ink)
+
+
+def _pictures(path: Path, seconds: list[float]) -> list[Picture]:
+    clip = open_clip(path)
+    wanted = [round(second * clip.fps) for second in seconds]
+    found = {index: picture for index, picture in enumerate(clip.pictures()) if index in wanted}
+    for second, index in zip(seconds, wanted, strict=True):
+        if index not in found:
+            raise refuse("moment", second, f"{path.name} ends before it", "choose an earlier one")
+    return [found[index] for index in wanted]
