@@ -57,7 +57,7 @@ class Options:
     generator_rate: float = 5e-5
     fake_rate: float = 1.5e-4
     fake_steps: int = 2  # updates of the fake score for each of the generator
-    uses: int = 4  # iterations that one draw feeds, each with rows of its own: a wide draw takes no longer
+    uses: int = 8  # iterations that one draw feeds, each with rows of its own: a wide draw takes no longer
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = (
         2.5  # of the teacher: how far beyond its estimate without a prompt; 1 is the plain teacher

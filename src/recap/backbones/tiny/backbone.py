@@ -43,7 +43,7 @@ class WordTable(nn.Module):
 def build_embedded(
     device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
 ) -> WanBackbone:
-    """A small causal Wan trained by us, with weights from the package; still in training."""
+    """A small causal Wan trained by us, with weights from the package."""
     with torch.device("meta"):  # nothing is drawn that would be overwritten at once
         model, autoencoder, text = CausalWan(EMBEDDED), Autoencoder(), WordTable()
     load_strictly(model, folder / "dit.safetensors")
