@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from recap.plan import Shot as Shot
     from recap.plan import make_plan as make_plan
     from recap.registry import load_backbone as load_backbone
+    from recap.run import build_backbone as build_backbone
     from recap.run import build_memory as build_memory
     from recap.run import generate as generate
     from recap.run import resume as resume
@@ -37,6 +38,7 @@ _HOMES = {
     "Shot": "plan",
     "make_plan": "plan",
     "load_backbone": "registry",
+    "build_backbone": "run",
     "build_memory": "run",
     "generate": "run",
     "resume": "run",

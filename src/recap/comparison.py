@@ -19,14 +19,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from recap.config import DTYPES, RunConfig, read_json
+from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.files import remove_strays, write_whole
 from recap.flow import resolve_flow
+from recap.opening import read_opening
 from recap.plan import Plan, make_plan
-from recap.registry import JUDGES, load_backbone
-from recap.run import LOCK, Notice, Progress, build_memory, generate, no_progress, resume, versions
+from recap.registry import JUDGES
+from recap.run import (
+    LOCK,
+    Notice,
+    Progress,
+    build_backbone,
+    build_memory,
+    generate,
+    no_progress,
+    resume,
+    versions,
+)
 from recap.show.compare_page import Comparison, Method, Scene, build_compare_page
 from recap.show.measures import ColourJudge, contrast
 from recap.show.preview import EMBED_LIMIT, embed
@@ -81,8 +92,8 @@ def compare(
     """
     configs = _configs(config, memories)
     spec = _checked(configs.values())
-    judge = judge or JUDGES.get(config.backbone, ColourJudge)()
-    plan = make_plan([config.shots], spec)
+    judge = judge or JUDGES.get(config.backbone.name, ColourJudge)()
+    plan = make_plan([config.shots], spec, _given_frames(config, spec))
     runs = {name: out / name for name in configs}
     _claim(out, configs)
     for number, (name, own) in enumerate(configs.items()):
@@ -91,7 +102,7 @@ def compare(
             blocks(len(plan.blocks), len(plan.blocks), 0.0)
         else:
             _finish(own, runs[name], blocks, notice)
-    pictures = spec.num_pictures(len(plan.blocks) * spec.frames_per_block)
+    pictures = spec.num_pictures(plan.blocks[-1].end_frame)
     shown = _ticking(showing, (1 + len(runs)) * pictures)
     clips = {name: run / "video.mp4" for name, run in runs.items()}
     write_side_by_side(out / "side-by-side.mp4", clips, shown)
@@ -125,12 +136,20 @@ def _checked(configs: Iterable[RunConfig]) -> BackboneSpec:
     """The spec of the backbone; refuses what any of the runs would refuse, before the first of them begins."""
     configs = list(configs)
     first = configs[0]
-    backbone = load_backbone(first.backbone, device=first.device, dtype=DTYPES[first.dtype])
+    backbone = build_backbone(first)
     for shot in first.shots:
         backbone.condition((shot.prompt,))
     for config in configs:
         build_memory(config, backbone.spec, notice=lambda _: None)
     return backbone.spec
+
+
+def _given_frames(config: RunConfig, spec: BackboneSpec) -> int:
+    """Frames of the pictures that all runs go on from."""
+    if not config.opening:
+        return 0
+    pictures = read_opening(config.opening, spec, notice=lambda _: None).shape[1]
+    return 1 + (pictures - 1) // spec.pictures_per_frame
 
 
 def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
@@ -236,9 +255,9 @@ def _page(
     comparison = Comparison(
         title=scenes[0].prompt or "(no prompt)",
         subtitle=f"{', '.join(runs)}: the same script and seed {seed}, drawn by {spec.name}; only the memory differs",
-        duration_s=_second(spec, len(plan.blocks)),
+        duration_s=_second(spec, plan.blocks[-1].end_frame),
         scenes=scenes,
-        block_starts_s=[_second(spec, block.index) for block in plan.blocks],
+        block_starts_s=[_second(spec, block.first_frame) for block in plan.blocks],
         sample_s=1 / SAMPLES_PER_SECOND,
         judge=judge,
         grid=spec.grid,
@@ -249,9 +268,9 @@ def _page(
     return build_compare_page(comparison)
 
 
-def _second(spec: BackboneSpec, block: int) -> float:
-    """Where a block begins."""
-    return spec.num_pictures(block * spec.frames_per_block) / spec.pictures_per_second
+def _second(spec: BackboneSpec, frame: int) -> float:
+    """Where a frame begins."""
+    return spec.num_pictures(frame) / spec.pictures_per_second
 
 
 def _scenes(plan: Plan, spec: BackboneSpec) -> Iterator[Scene]:
@@ -259,7 +278,7 @@ def _scenes(plan: Plan, spec: BackboneSpec) -> Iterator[Scene]:
     for block in plan.blocks:
         if block.prompts[0] != prompt or block.clears_prior:
             prompt = block.prompts[0]
-            yield Scene(_second(spec, block.index), prompt, block.clears_prior)
+            yield Scene(_second(spec, block.first_frame), prompt, block.clears_prior)
 
 
 def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, look: _Look, video: str) -> Method:

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
+from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot
-from recap.registry import ADMISSIONS, MEMORIES, look_up
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
+
+PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
+"""What is chosen by name and has settings of its own."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,10 +36,11 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     shots: tuple[Shot, ...]
-    backbone: str = "embedded"
+    backbone: Choice = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
     memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
     admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"
+    opening: str = ""  # a clip or a picture that the video goes on from
     seeds: tuple[int, ...] = (0,)  # one row of the batch each
     device: str = "cpu"
     dtype: str = "float32"
@@ -68,7 +73,7 @@ class RunConfig:
             if name not in known:
                 raise unknown_name("setting", name, known)
         ready = dict(values)
-        for part, table in (("memory", MEMORIES), ("admission", ADMISSIONS)):
+        for part, table in PARTS.items():
             if part in ready:
                 ready[part] = _choice(part, ready[part], table)
         if "shots" in ready:
@@ -76,8 +81,8 @@ class RunConfig:
         if "seeds" in ready:
             ready["seeds"] = tuple(_typed(int, s, "seeds") for s in _listed("seeds", ready["seeds"]))
         for name, kind in (
-            ("backbone", str),
             ("flow", str),
+            ("opening", str),
             ("device", str),
             ("dtype", str),
             ("checkpoint_every", int),
@@ -91,7 +96,7 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back to an equal config."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for part in ("memory", "admission"):
+        for part in PARTS:
             choice: Choice = plain[part]
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]

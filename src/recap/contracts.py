@@ -67,6 +67,9 @@ class MemoryPolicy(Stateful, Protocol):
     def clear_prior(self) -> None:
         """Shot boundary: forget the prior, keep sink and bank."""
 
+    def reread(self, block: Block) -> None:
+        """Instead of `commit`, of an earlier block read again under another prompt: prior, but nothing new."""
+
 
 class Context(Protocol):
     """What one block may attend to, as a backbone sees it."""
@@ -110,6 +113,9 @@ class Backbone(Protocol):
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pictures B T 3 Y X in 0..1, T = 1 + n pictures_per_frame -> latents B 1+n C rows columns."""
 
 
 class Sample(NamedTuple):

@@ -58,6 +58,16 @@ def fit(clip: Clip, size: tuple[int, int] | None, token_pixels: int) -> Lens:
     return Lens(scaled, cropped, token_pixels, notices)
 
 
+def cover(clip: Clip, size: tuple[int, int], token_pixels: int) -> Lens:
+    """The lens that fills `size` (rows, columns) with a clip's pictures; what is too wide or too high is cut off."""
+    share = max(size[0] / clip.height, size[1] / clip.width)
+    scaled = max(size[0], round(share * clip.height)), max(size[1], round(share * clip.width))
+    notices: tuple[str, ...] = ()
+    if (clip.height, clip.width) != size:
+        notices = (f"rescaled from {clip.width}x{clip.height} and cropped to {size[1]}x{size[0]}",)
+    return Lens(scaled if scaled != (clip.height, clip.width) else None, size, token_pixels, notices)
+
+
 def cut_tokens(pictures: Tensor, place: Tensor) -> Tensor:
     """The pixels of every token, F rows columns D (its rows, columns and colours in one), from pictures T 3 Y X.
 

@@ -14,11 +14,15 @@ LONGEST_SHOT_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank go on."""
+    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank go on.
+
+    Without a cut the prior was drawn under the old prompt; `reread` makes it anew under the new one.
+    """
 
     prompt: str
     seconds: float
     cut: bool = True
+    reread: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
@@ -26,6 +30,9 @@ class Shot:
         if not 0 < self.seconds <= LONGEST_SHOT_S:
             limit = f"must be above 0 and at most {LONGEST_SHOT_S}, a day"
             raise refuse("seconds", self.seconds, limit, "5 gives 81 pictures at 16 per second")
+        if self.cut and self.reread:
+            limit = "a cut drops the prior, so there is none to read again"
+            raise refuse("reread", self.reread, limit, 'add "cut": false, or leave reread out')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +46,38 @@ class Plan:
         return len(self.blocks[0].prompts)
 
 
-def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec) -> Plan:
-    """One list of shots per row of the batch."""
+def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: int = 0) -> Plan:
+    """One list of shots per row of the batch, after so many frames that are not drawn but given."""
     first = rows[0] if rows else ()
     if not first:
         raise refuse("shots", rows, "at least 1 row of 1 shot is needed", "give a prompt and its seconds")
     for row in rows:
-        if [(s.seconds, s.cut) for s in row] != [(s.seconds, s.cut) for s in first]:
+        if [(s.seconds, s.cut, s.reread) for s in row] != [(s.seconds, s.cut, s.reread) for s in first]:
             limit = "all rows of a batch must share the lengths and cuts of their shots"
             raise refuse("shots", [len(r) for r in rows], limit, "run differing scripts one by one")
-    blocks: list[Block] = []
+    blocks = _given_blocks(given_frames, spec, tuple(row[0].prompt for row in rows))
+    told = len(blocks)
     for number, end in enumerate(_block_ends(first, spec)):
         start = len(blocks)
         blocks.extend(
             Block(
                 index=index,
-                first_frame=index * spec.frames_per_block,
+                first_frame=given_frames + (index - told) * spec.frames_per_block,
                 num_frames=spec.frames_per_block,
                 prompts=tuple(row[number].prompt for row in rows),
                 clears_prior=index == start and number > 0 and first[number].cut,
+                rereads_prior=index == start and number > 0 and first[number].reread,
             )
-            for index in range(start, end)
+            for index in range(start, told + end)
         )
     return Plan(tuple(blocks))
+
+
+def _given_blocks(frames: int, spec: BackboneSpec, prompts: tuple[str, ...]) -> list[Block]:
+    """Given frames in blocks; what does not fill one comes first, as a short block."""
+    short = frames % spec.frames_per_block
+    sizes = [short] * bool(short) + [spec.frames_per_block] * (frames // spec.frames_per_block)
+    return [Block(index, sum(sizes[:index]), size, prompts) for index, size in enumerate(sizes)]
 
 
 def _block_ends(shots: Sequence[Shot], spec: BackboneSpec) -> list[int]:

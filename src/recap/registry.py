@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from recap.backbones.tiny.backbone import build_embedded
+from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.judge import build_probe_judge
-from recap.backbones.wan.backbone import build_untrained
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.contracts import Admission, Backbone, FlowEstimator, Judge, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
@@ -30,11 +29,13 @@ class AdmissionConfig(Protocol):
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> Admission: ...
 
 
-class BackboneBuilder(Protocol):
-    def __call__(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
+class BackboneConfig(Protocol):
+    """A frozen dataclass of what a backbone is loaded from and how it is set up."""
+
+    def build(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
 
 
-BACKBONES: dict[str, BackboneBuilder] = {"embedded": build_embedded, "untrained": build_untrained}
+BACKBONES: dict[str, type[BackboneConfig]] = {"embedded": EmbeddedConfig, "untrained": UntrainedConfig}
 MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
@@ -56,11 +57,6 @@ def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
 
 
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
-    """A backbone by name, ready to draw."""
-    builder: BackboneBuilder = look_up("backbone", name, BACKBONES)
-    try:
-        inspect.signature(builder).bind(device=device, dtype=dtype)
-    except (TypeError, ValueError) as error:
-        limit = "it cannot be called with device= and dtype="
-        raise refuse("backbone", name, limit, "name a function that returns a Backbone") from error
-    return builder(device=device, dtype=dtype)
+    """A backbone by name with its default settings, ready to draw."""
+    kind: type[BackboneConfig] = look_up("backbone", name, BACKBONES)
+    return kind().build(device=device, dtype=dtype)

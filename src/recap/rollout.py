@@ -7,7 +7,8 @@ longer plan, a resumed run and another batch draw the same block from the same n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,32 +34,79 @@ def rollout(
     decoder: Decoder | None = None,
     start: int = 0,
     recorder: Recorder = silent,
-) -> Iterator[GeneratedBlock]:
+    told: Tensor | None = None,
+    recent: Sequence[Tensor] = (),
+) -> Generator[GeneratedBlock, str | None, None]:
     """Yield the plan's blocks from `start` on, one seed per row.
 
-    To continue a stopped rollout, hand in policy and decoder with their states loaded and the next index.
+    `told` are latents B F C rows columns of the first frames: blocks within them are not drawn but taken from
+    there, and remembered like any other. To continue a stopped rollout, hand in policy and decoder with their
+    states loaded, the next index, and as `recent` the latents of the last blocks (see `reach`).
+    `send(prompt)` draws the next block under another prompt, which then stays until the plan's next shot.
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
     decoder = decoder if decoder is not None else backbone.decoder()
+    past = list(zip(plan.blocks[start - len(recent) : start], recent, strict=True))
     prompts: tuple[str, ...] | None = None
     given: Any = None
+    planned = sent = None
     for block in plan.blocks[start:]:
+        if block.prompts != planned:
+            planned, sent = block.prompts, None
+        if sent is not None:
+            block = replace(block, prompts=(sent,) * plan.num_rows)
         if block.prompts != prompts:
             prompts, given = block.prompts, backbone.condition(block.prompts)
-        made = _draw(backbone, policy, decoder, block, given, block_noise(backbone.spec, seeds, block.index))
+        if block.rereads_prior:
+            _reread(backbone, policy, past, block, given)
+        noise = block_noise(backbone.spec, seeds, block)
+        known = None
+        if told is not None and block.end_frame <= told.shape[1]:
+            known = told[:, block.first_frame : block.end_frame]
+        made = _draw(backbone, policy, decoder, block, given, noise, known)
+        past = [*past, (block, made.latents)][-reach(backbone.spec) :]
         recorder(made)
-        yield made
+        sent = (yield made) or sent
+
+
+def reach(spec: BackboneSpec) -> int:
+    """How many blocks before the current one a window can hold frames of."""
+    return -(-(spec.window_frames - spec.frames_per_block) // spec.frames_per_block)
+
+
+@torch.no_grad()
+def _reread(
+    backbone: Backbone, policy: MemoryPolicy, past: Sequence[tuple[Block, Tensor]], block: Block, given: Any
+) -> None:
+    """Make the prior anew under another prompt, block by block; sink and bank stay.
+
+    Only a sink whose own block is still that near is made anew too, since it is part of that block.
+    """
+    if len(past) < min(block.index, reach(backbone.spec)):
+        limit = f"block {block.index} rereads the prior and needs the latents before it"
+        raise refuse("recent", len(past), limit, "pass the latents of the last blocks")
+    policy.clear_prior()
+    for earlier, latents in past:
+        context = BlockContext(policy, policy.begin(earlier))
+        backbone.settle(latents, given, context.settling())
+        policy.reread(earlier)
 
 
 @torch.no_grad()
 def _draw(
-    backbone: Backbone, policy: MemoryPolicy, decoder: Decoder, block: Block, given: Any, noise: Noise
+    backbone: Backbone,
+    policy: MemoryPolicy,
+    decoder: Decoder,
+    block: Block,
+    given: Any,
+    noise: Noise,
+    told: Tensor | None,
 ) -> GeneratedBlock:
     if block.clears_prior:
         policy.clear_prior()
     context = BlockContext(policy, policy.begin(block))
-    latents = backbone.denoise(noise, given, context)
+    latents = backbone.denoise(noise, given, context) if told is None else told
     shares = context.shares()  # of the denoising steps; the clean pass draws nothing
     backbone.settle(latents, given, context.settling())
     pixels = decoder.decode(latents)
@@ -66,10 +114,10 @@ def _draw(
     return GeneratedBlock(block, latents, pixels, memory, shares)
 
 
-def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: int) -> Noise:
+def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block) -> Noise:
     """The noise of one block, row by row from (seed, block); drawn on the CPU so that every device agrees."""
-    generators = [torch.Generator().manual_seed(_mix(seed, block)) for seed in seeds]
-    shape = (spec.frames_per_block, spec.latent_channels, *spec.latent_size)
+    generators = [torch.Generator().manual_seed(_mix(seed, block.index)) for seed in seeds]
+    shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
 
     def draw() -> Tensor:
         return torch.stack([torch.randn(shape, generator=g) for g in generators])

@@ -30,14 +30,16 @@ from recap.contracts import Admission, Backbone, Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.files import remove_strays, write_whole
 from recap.flow import build_flow, resolve_flow
+from recap.opening import read_opening
 from recap.plan import Plan, make_plan
-from recap.registry import load_backbone
-from recap.rollout import rollout
+from recap.rollout import reach, rollout
 from recap.trace import append_line, block_record, read_lines
 from recap.types import BackboneSpec, GeneratedBlock
 from recap.video import ClipWriter, join_clips, open_clip
 
 LOCK = ".lock"
+TOLD = "told.safetensors"
+"""Latents of the pictures a run goes on from: kept, so that it can be resumed when their file is gone."""
 
 Notice = Callable[[str], None]
 Progress = Callable[[int, int, float], None]
@@ -56,6 +58,12 @@ class RunRecord:
     videos: tuple[Path, ...]  # one per row
     num_blocks: int
     num_pictures: int
+
+
+def build_backbone(config: RunConfig) -> Backbone:
+    """The run's backbone, ready to draw."""
+    made: Backbone = config.backbone.settings.build(device=config.device, dtype=DTYPES[config.dtype])
+    return made
 
 
 def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
@@ -82,6 +90,8 @@ def generate(
     with _locked(folder):
         if {path.name for path in folder.iterdir()} != {LOCK}:  # somebody was faster
             raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
+        if run.told is not None:
+            write_whole(folder / TOLD, save({"latents": run.told.cpu().contiguous()}))
         about = {"config": run.config.to_dict(), "versions": versions()}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
         return run.finish(progress)
@@ -121,15 +131,23 @@ class _Run:
         # Written down as what it means here, so that a resumed or repeated run means the same.
         self.config = replace(config, flow=resolve_flow(config.flow))
         self.folder = folder
-        self.backbone: Backbone = load_backbone(
-            config.backbone, device=config.device, dtype=DTYPES[config.dtype]
-        )
-        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec)
+        self.backbone = build_backbone(config)
+        self.told = self._read_told(notice) if config.opening else None
+        given = 0 if self.told is None else self.told.shape[1]
+        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
         self.policy: MemoryPolicy = build_memory(config, self.backbone.spec, notice)
         self.decoder: Decoder = self.backbone.decoder()
+
+    def _read_told(self, notice: Notice) -> Tensor:
+        """The latents that are given, for every row."""
+        path = self.folder / TOLD
+        if path.is_file():
+            return load_file(path, device=self.config.device)["latents"]
+        pixels = read_opening(self.config.opening, self.backbone.spec, notice).to(self.config.device)
+        return self.backbone.encode(pixels).repeat(len(self.config.seeds), 1, 1, 1, 1)
 
     def finish(self, progress: Progress) -> RunRecord:
         """Draw what is missing, then join the parts."""
@@ -139,9 +157,10 @@ class _Run:
             self._draw(start, progress)
             self._join()
         shutil.rmtree(self.folder / "work", ignore_errors=True)
-        spec, blocks = self.backbone.spec, len(self.plan.blocks)
+        blocks = self.plan.blocks
         videos = tuple(self.folder / name for name in self._video_names())
-        return RunRecord(self.folder, videos, blocks, spec.num_pictures(blocks * spec.frames_per_block))
+        pictures = self.backbone.spec.num_pictures(blocks[-1].end_frame)
+        return RunRecord(self.folder, videos, len(blocks), pictures)
 
     def _draw(self, start: int, progress: Progress) -> None:
         (self.folder / "work").mkdir(exist_ok=True)
@@ -154,6 +173,11 @@ class _Run:
             decoder=self.decoder,
             start=start,
             recorder=self._record,
+            told=self.told,
+            recent=[
+                load_file(self._latents(block), device=self.config.device)["latents"]
+                for block in range(max(0, start - reach(self.backbone.spec)), start)
+            ],
         )
         began = time.perf_counter()
         for made in blocks:

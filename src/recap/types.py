@@ -84,13 +84,18 @@ class BackboneSpec:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of a plan: which frames, under which prompts, and whether the prior is dropped first."""
+    """One block of a plan: which frames, under which prompts, and what happens to the prior first."""
 
     index: int
     first_frame: int
     num_frames: int
     prompts: tuple[str, ...]  # one per row
     clears_prior: bool = False
+    rereads_prior: bool = False  # the prior is made anew under this block's prompts
+
+    @property
+    def end_frame(self) -> int:
+        return self.first_frame + self.num_frames
 
 
 def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:

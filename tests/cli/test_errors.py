@@ -206,7 +206,7 @@ def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, cl
         ((BOAT, "--set", f"memory.reinforcement=1{'0' * 400}"), ("reinforcement", "too large")),
         ((BOAT, "--memory", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
         ((BOAT, "--memory", ".x:y"), (".x:y", "package.module:Name")),
-        ((BOAT, "--backbone", "json:loads"), ("json:loads", "Backbone")),
+        ((BOAT, "--backbone", "json:loads"), ("json:loads", "no dataclass")),
         ((BOAT, "--script", "s.json"), ("one of the two",)),
         ((BOAT, "--from", "run.json"), ("prompt", "leave out")),
         (("--from", "run.json", "--seed", "5"), ("--seed", "leave out")),
@@ -244,7 +244,9 @@ def test_generate_refuses_bad_scripts(recap, tmp_path, text, word):
 def test_generate_draws_with_the_embedded_backbone_unless_told_otherwise(recap, tmp_path):
     code, said = recap("generate", BOAT, "--seconds", "0.5", "--memory", "none", "--out", "run")
     assert code == 0, said
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["backbone"] == "embedded"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["backbone"] == {
+        "name": "embedded"
+    }
     assert (tmp_path / "run" / "video.mp4").is_file()
 
 

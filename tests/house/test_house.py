@@ -74,7 +74,7 @@ def test_equations_of_the_paper_are_mapped():
 OPTIONS = {
     "generate": {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
-        "--out", "--from", "--resume", "--help",
+        "--out", "--from", "--resume", "--help", "--continue", "--image",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",

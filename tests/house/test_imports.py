@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
 GROUND = {"types", "contracts", "errors"}
 CORE = GROUND | {"attention", "flow", "novelty", "memory", "backbones", "plan", "trace", "rollout"}
 FILES = {"files", "video"}
-COMPOSED = CORE | FILES | {"run", "registry", "config", "__init__"}
+COMPOSED = CORE | FILES | {"run", "registry", "config", "opening", "__init__"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "__init__": COMPOSED,
     "scenes": {"errors", "flow.warp"},
     "framing": {"errors", "video"},
+    "opening": GROUND | {"framing", "video"},
     "show": GROUND | FILES | {"framing"},
     # Inspection is a composition of its own: novelty and bank on a clip, without a backbone.
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},

@@ -35,7 +35,7 @@ def demo() -> None:
     """Leave demo/comparison/ with its page, and demo/figure.png."""
     out = FOLDER / "comparison"
     _make_room(out)
-    config = RunConfig(shots=SHOTS, backbone="embedded", seeds=(SEED,))
+    config = RunConfig(shots=SHOTS, seeds=(SEED,))
     with progress_bar("drawing", "blocks") as drawing, progress_bar("showing", "pictures") as showing:
         summary = compare(config, MEMORIES, out, drawing, show_notice, showing=showing)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}

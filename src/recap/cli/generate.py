@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
-from recap.cli.settings import full_config, script_shots
+from recap.cli.settings import full_config, opening_of, script_shots
 from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.run import generate, resume
@@ -41,6 +41,10 @@ def generate_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
     ] = None,
+    go_on: Annotated[
+        Path | None, typer.Option("--continue", help="A clip whose pictures the video goes on from.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="A picture that the video goes on from.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
@@ -50,7 +54,8 @@ def generate_command(
 ) -> None:
     """Draw a video block by block and write it, its trace and its state to a folder."""
     drawn = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
-    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device}
+    opening = opening_of(go_on, image)
+    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "opening": opening}
     given = {name: value for name, value in chosen.items() if value is not None}
     with progress_bar("drawing", "blocks") as report:
         if resume_folder is not None:

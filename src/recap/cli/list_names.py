@@ -20,7 +20,7 @@ def _first_line(thing: object) -> str:
 def list_command() -> None:
     """List backbones, memories, admission rules and flow estimators."""
     default = RunConfig(shots=(Shot("", 1.0),))
-    chosen = {default.backbone, default.memory.name, default.admission.name, default.flow}
+    chosen = {default.backbone.name, default.memory.name, default.admission.name, default.flow}
     table = Table("kind", "name", "what it is")
     groups = {
         "backbone": {name: _about_backbone(name) for name in BACKBONES},

@@ -26,3 +26,11 @@ def script_shots(prompt: str | None, seconds: float | None, script: Path | None)
             raise refuse("--seconds", seconds, "a script has its own", "leave it out")
         return read_json(script)
     return [{"prompt": prompt, "seconds": 10.0 if seconds is None else seconds}]
+
+
+def opening_of(clip: Path | None, image: Path | None) -> str | None:
+    """The pictures to go on from, as the config names them."""
+    if clip is not None and image is not None:
+        raise refuse("--image", str(image), "--continue names pictures too", "give one of the two")
+    chosen = clip or image
+    return None if chosen is None else str(chosen)

@@ -70,12 +70,15 @@ class RecapMemory:
         offered = Candidates(proposed.source[:, skip:], proposed.score[:, skip:])
         admitted = evicted = None
         if offered.count:
-            current = self._window.current
+            current, own = self._window.current, slice(skip, proposed.count)
             admitted, evicted = self._bank.admit(
-                offered, current.keys[:, :, skip:], current.values[:, :, skip:], self._admission.retain
+                offered, current.keys[:, :, own], current.values[:, :, own], self._admission.retain
             )
         fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
         return MemoryTrace(counts, admitted, evicted, fired)
+
+    def reread(self, block: Block) -> None:
+        self._window.slide(block)
 
     def clear_prior(self) -> None:
         self._window.clear_prior()

@@ -36,6 +36,9 @@ class WindowMemory:
         self._window.slide(block)
         return trace
 
+    def reread(self, block: Block) -> None:
+        self._window.slide(block)
+
     def clear_prior(self) -> None:
         self._window.clear_prior()
 

@@ -45,7 +45,8 @@ class Window:
         held = spec.window_frames - spec.frames_per_block
         start = block.first_frame if spec.phases == "absolute" else min(block.first_frame, held)
         parts = [
-            (Role.SINK, self._sink, slice(0, self._num_sink), 0, self._log_bias),
+            # A block that is read again must not see itself as its own sink.
+            (Role.SINK, self._sink, slice(0, min(self._num_sink, block.first_frame)), 0, self._log_bias),
             # The prior ends at its store's end, so that sliding is the same copy at every fill.
             (Role.PRIOR, self._prior, slice(self.prior_frames - self._num_prior, self.prior_frames),
              start - self._num_prior, 0.0),
@@ -74,8 +75,9 @@ class Window:
     def write(self, layer: int, tokens: Tokens) -> None:
         """Take the clean keys and values of the current block."""
         self.current.allocate(tokens.keys)
-        self.current.keys[layer].copy_(tokens.keys)
-        self.current.values[layer].copy_(tokens.values)
+        count = tokens.keys.shape[1]  # fewer than a block's where frames were given that fill none
+        self.current.keys[layer][:, :count].copy_(tokens.keys)
+        self.current.values[layer][:, :count].copy_(tokens.values)
 
     def owned(self, block: Block) -> int:
         """How many leading frames of the block belong to the sink."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ class WordTable(nn.Module):
 def build_embedded(
     device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
 ) -> WanBackbone:
-    """A small causal Wan trained by us, with weights from the package."""
+    """Load the weights of a folder; the package's own by default."""
     with torch.device("meta"):  # nothing is drawn that would be overwritten at once
         model, autoencoder, text = CausalWan(EMBEDDED), Autoencoder(), WordTable()
     load_strictly(model, folder / "dit.safetensors")
@@ -54,8 +55,19 @@ def build_embedded(
     autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     text.requires_grad_(False).to(device)
     return WanBackbone(
-        model.to(device=device, dtype=dtype), text.encode, lambda: StreamingDecoder(autoencoder)
+        model.to(device=device, dtype=dtype),
+        text.encode,
+        lambda: StreamingDecoder(autoencoder),
+        lambda pixels: autoencoder.encode(pixels.to(device, dtype)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedConfig:
+    """A small causal Wan trained by us, with weights from the package."""
+
+    def build(self, *, device: str, dtype: torch.dtype) -> WanBackbone:
+        return build_embedded(device, dtype)
 
 
 def load_strictly(module: nn.Module, file: Path) -> None:

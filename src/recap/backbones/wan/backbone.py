@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from recap.types import BackboneSpec
 EncodeText = Callable[[str], Tensor]
 """A prompt -> 1 text_len text_dim."""
 
+EncodePixels = Callable[[Tensor], Tensor]
+"""Pictures B T 3 Y X in 0..1 -> latents B F C rows columns."""
+
 CLEAN_TIME = 0.0
 
 
@@ -29,11 +33,18 @@ class WanBackbone:
     in place later, which inference tensors forbid.
     """
 
-    def __init__(self, model: CausalWan, encode: EncodeText, open_decoder: Callable[[], Decoder]) -> None:
+    def __init__(
+        self,
+        model: CausalWan,
+        encode: EncodeText,
+        open_decoder: Callable[[], Decoder],
+        encode_pixels: EncodePixels | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
         self._encode = encode
         self._open_decoder = open_decoder
+        self._encode_pixels = encode_pixels
         self._sigmas = warp(model.spec.steps, model.spec.shift)
 
     @torch.no_grad()
@@ -62,6 +73,17 @@ class WanBackbone:
         """A fresh decoding stream."""
         return self._open_decoder()
 
+    @torch.no_grad()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Latents of given pictures."""
+        if self._encode_pixels is None:
+            limit = f"backbone {self.spec.name!r} cannot read pictures"
+            raise refuse("opening", tuple(pixels.shape), limit, "use a backbone that has an encoder")
+        if pixels.dim() != 5 or (pixels.shape[1] - 1) % self.spec.pictures_per_frame:
+            limit = f"whole frames are 1 picture and then {self.spec.pictures_per_frame} each"
+            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X of whole frames")
+        return self._take(self._encode_pixels(pixels))
+
     def _estimate(self, noisy: Tensor, sigma: float, given: Conditioning, context: Context) -> Tensor:
         flow = self.model(noisy, model_time(sigma), given, context)
         return clean_estimate(noisy, flow, sigma)
@@ -76,10 +98,7 @@ class WanBackbone:
 def build_untrained(
     seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanBackbone:
-    """The real layers, small, with random weights: for tests and for trying the plumbing.
-
-    Weights are drawn from the seed alone, words by checksum, and the decoder mixes colours.
-    """
+    """Weights are drawn from the seed alone, words by checksum, and the decoder mixes colours."""
     with torch.device("meta"):  # without storage there is nothing to draw, so the global generator stays put
         model = CausalWan(UNTRAINED)
     model = model.to_empty(device="cpu")
@@ -87,6 +106,16 @@ def build_untrained(
     text = HashedWords(UNTRAINED.text_len, UNTRAINED.text_dim)
     spec = UNTRAINED.backbone_spec()
     return WanBackbone(model.to(device=device, dtype=dtype), text, lambda: UpsampleDecoder(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedConfig:
+    """The real layers, small, with random weights: for tests and for trying the plumbing."""
+
+    seed: int = 0
+
+    def build(self, *, device: str, dtype: torch.dtype) -> WanBackbone:
+        return build_untrained(self.seed, device, dtype)
 
 
 @torch.no_grad()

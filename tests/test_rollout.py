@@ -1,0 +1,121 @@
+"""What a rollout does beside drawing its plan: frames that are told, prompts that are sent, priors read again."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.novelty.flow_novelty import FlowNoveltyConfig
+from recap.plan import Shot, make_plan
+from recap.rollout import reach, rollout
+from recap.types import Role
+
+
+class StillFlow:
+    """Nothing moves."""
+
+    def __call__(self, pictures):
+        from recap.contracts import Flow
+
+        shape = (pictures.shape[0], pictures.shape[1] - 1, 2, *pictures.shape[3:])
+        return Flow(torch.zeros(shape), torch.zeros(shape))
+
+
+def policy_of(config, backbone):
+    spec = backbone.spec
+    return config.build(spec, lambda: FlowNoveltyConfig().build(spec, StillFlow()))
+
+
+def draw(backbone, config, shots, **more):
+    plan = make_plan([shots], backbone.spec, more.pop("given_frames", 0))
+    return list(rollout(backbone, policy_of(config, backbone), plan, seeds=[0], **more))
+
+
+def latents(blocks):
+    return torch.cat([made.latents for made in blocks], dim=1)
+
+
+@pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig(), RecapConfig()])
+def test_told_frames_are_remembered_as_if_they_had_been_drawn(backbone, config):
+    shots = [Shot("a red boat", 6.0)]
+    whole = draw(backbone, config, shots)
+    told = latents(whole[:3])
+    again = draw(backbone, config, shots, told=told)
+    assert torch.equal(latents(again), latents(whole))
+    assert all(not made.shares for made in again[:3])  # nothing was drawn, so nothing was attended to
+    assert torch.equal(
+        torch.cat([made.pixels for made in again], 1), torch.cat([made.pixels for made in whole], 1)
+    )
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 8])
+def test_given_frames_need_not_fill_blocks(backbone, frames):
+    spec = backbone.spec
+    told = torch.randn(1, frames, spec.latent_channels, *spec.latent_size)
+    made = draw(backbone, RecapConfig(), [Shot("a red boat", 4.5)], told=told, given_frames=frames)
+    blocks = [each.block for each in made]
+    assert blocks[0].num_frames == (frames % spec.frames_per_block or spec.frames_per_block)
+    assert [b.first_frame for b in blocks[1:]] == [b.end_frame for b in blocks[:-1]]
+    assert blocks[-1].end_frame == frames + 6 * spec.frames_per_block
+    assert torch.equal(latents(made)[:, :frames], told)
+    pictures = sum(each.pixels.shape[1] for each in made)
+    assert pictures == spec.num_pictures(blocks[-1].end_frame)
+    # The sink is the first given frame, and windows are full once there is enough to fill them.
+    full = made[-1].memory.tokens
+    assert full[Role.SINK] == spec.frame_tokens and full[Role.PRIOR] == 2 * spec.frame_tokens
+
+
+def test_a_prompt_that_is_sent_holds_until_the_next_shot(backbone):
+    shots = [Shot("a red boat", 3.0), Shot("a house", 1.5, cut=False)]
+    plan = make_plan([shots], backbone.spec)
+    planned = draw(backbone, SinkConfig(), shots)
+    live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
+    made = [next(live), live.send("a blue tree"), *live]
+    prompts = [each.block.prompts[0] for each in made]
+    assert prompts == ["a red boat", "a blue tree", "a blue tree", "a blue tree", "a house", "a house"]
+    assert torch.equal(made[0].latents, planned[0].latents)
+    assert not torch.equal(made[1].latents, planned[1].latents)
+
+
+def test_rereading_changes_the_prior_and_keeps_the_sink(backbone):
+    plain = [Shot("a red boat", 3.0), Shot("a house", 1.5, cut=False)]
+    reread = [plain[0], Shot("a house", 1.5, cut=False, reread=True)]
+    kept, anew = (policy_of(SinkConfig(), backbone) for _ in range(2))
+    plan = [make_plan([shots], backbone.spec) for shots in (plain, reread)]
+    one = list(rollout(backbone, kept, plan[0], seeds=[0]))
+    two = list(rollout(backbone, anew, plan[1], seeds=[0]))
+    assert torch.equal(latents(one[:4]), latents(two[:4]))
+    assert not torch.equal(one[4].latents, two[4].latents)
+    assert torch.equal(kept.state()["sink.keys"], anew.state()["sink.keys"])
+    # Under the same prompt a prior read again is what it was, but for what it saw of its own past.
+    same = [plain[0], Shot("a red boat", 1.5, cut=False, reread=True)]
+    short = [Shot("a red boat", 4.5)]
+    three, four = draw(backbone, SinkConfig(), same), draw(backbone, SinkConfig(), short)
+    near = (three[4].latents - four[4].latents).abs().mean()
+    assert near < (two[4].latents - four[4].latents).abs().mean()
+
+
+def test_a_stopped_rollout_rereads_what_it_is_handed(backbone):
+    shots = [Shot("a red boat", 2.25), Shot("a house", 1.5, cut=False, reread=True)]
+    plan, spec = make_plan([shots], backbone.spec), backbone.spec
+    whole = draw(backbone, SinkConfig(), shots)
+    first = policy_of(SinkConfig(), backbone)
+    *_, last = islice(rollout(backbone, first, plan, seeds=[0]), 3)
+    second = policy_of(SinkConfig(), backbone)
+    second.load_state(first.state())
+    more = {"seeds": [0], "start": 3}
+    recent = [last.latents] * reach(spec)
+    assert reach(spec) == 1
+    rest = list(rollout(backbone, second, plan, recent=recent, **more))
+    assert torch.equal(latents(rest), latents(whole[3:]))
+    with pytest.raises(ValueError, match="rereads the prior"):
+        next(rollout(backbone, second, plan, **more))
+
+
+def test_a_cut_leaves_nothing_to_reread():
+    with pytest.raises(ValueError, match="reread"):
+        Shot("a red boat", 1.0, cut=True, reread=True)
