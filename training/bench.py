@@ -32,7 +32,6 @@ from recap.plan import Plan, Shot, make_plan
 from recap.rollout import rollout
 from recap.types import GeneratedBlock
 from training.measures import (
-    ForcedBackbone,
     RowsDecoder,
     Series,
     watch,
@@ -212,11 +211,9 @@ class Bench:
         seen: Callable[[GeneratedBlock, Any], None] = lambda made, policy: None,
     ) -> Series:  # fmt: skip
         """One batch of the real rollout under a memory, its first blocks told where latents are given."""
-        backbone = self.models.four if told is None else ForcedBackbone(self.models.four, told)
-        policy = self.policy(memory)
-        blocks = rollout(
-            backbone, policy, plan, seeds=[c.seed for c in cases], decoder=RowsDecoder(backbone.decoder)
-        )
+        backbone, policy = self.models.four, self.policy(memory)
+        decoder = RowsDecoder(backbone.decoder)
+        blocks = rollout(backbone, policy, plan, seeds=[c.seed for c in cases], decoder=decoder, told=told)
 
         def after(made: GeneratedBlock) -> None:
             if not bool(made.latents.isfinite().all()):

@@ -18,7 +18,7 @@ from torch import Tensor
 from recap.backbones.tiny.colours import mean_colour
 from recap.backbones.tiny.probe import Judged, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
-from recap.contracts import Context, Decoder, Flow, Noise, State
+from recap.contracts import Decoder, Flow, State
 from recap.flow.classical import ClassicalFlow, load_opencv
 from recap.types import BackboneSpec, GeneratedBlock
 
@@ -185,33 +185,6 @@ def watch(
     shares = {r: torch.stack([m.get(r, torch.zeros(len(actors))) for m in masses], dim=1) for r in roles}
     whole = {name: torch.cat(parts, dim=1) for name, parts in columns.items()}
     return Series(torch.tensor(seconds), shares=shares, **whole)
-
-
-class ForcedBackbone:
-    """A backbone that is told its first blocks: `denoise` hands out given latents, then draws for itself.
-
-    Under the real rollout the memory then holds what it would hold had those latents been drawn.
-    """
-
-    def __init__(self, backbone: Any, latents: Tensor) -> None:
-        """`latents` B F C rows columns, whole blocks of frames."""
-        self._backbone = backbone
-        self._told = list(latents.split(backbone.spec.frames_per_block, dim=1))
-        self.spec: BackboneSpec = backbone.spec
-
-    def condition(self, prompts: tuple[str, ...]) -> Any:
-        return self._backbone.condition(prompts)
-
-    def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
-        drawn: Tensor = self._told.pop(0) if self._told else self._backbone.denoise(noise, given, context)
-        return drawn
-
-    def settle(self, latents: Tensor, given: Any, context: Context) -> None:
-        self._backbone.settle(latents, given, context)
-
-    def decoder(self) -> Decoder:
-        decoder: Decoder = self._backbone.decoder()
-        return decoder
 
 
 class RowsDecoder:

@@ -25,7 +25,6 @@ from recap.rollout import rollout
 from training.bench import Bench, Options, join_models, make_cases, make_prompts
 from training.evaluate import PARTS, main, measure
 from training.measures import (
-    ForcedBackbone,
     RowsDecoder,
     ThreadedFlow,
     cluster_interval,
@@ -147,7 +146,7 @@ def test_a_told_past_leaves_the_memory_of_one_that_was_drawn(bench, memory):
     drawn, told = bench.policy(memory), bench.policy(memory)
     made = list(rollout(bench.models.four, drawn, plan, seeds=[1, 2]))
     past = torch.cat([block.latents for block in made[:2]], dim=1)
-    again = list(rollout(ForcedBackbone(bench.models.four, past), told, plan, seeds=[1, 2]))
+    again = list(rollout(bench.models.four, told, plan, seeds=[1, 2], told=past))
     assert torch.equal(again[2].latents, made[2].latents)  # told two blocks, it draws the third as before
     wanted = drawn.state()
     assert set(wanted) == set(told.state()) and len(wanted) > 3
