@@ -1,0 +1,175 @@
+"""Embeddings of prompts that outlive the encoder: eleven gigabytes are loaded once per new prompt, or never.
+
+An embedding is kept on disk under a hash of all it depends on, so a cache folder can be shared by any models,
+and a second run with the same prompts does not touch the encoder.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recap.backbones.wan.tensors import UNREADABLE, shards
+from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_place
+from recap.errors import refuse
+from recap.files import staged_file
+
+NAME = "prompt_embeds"
+LAYOUT = "recap text 1"  # part of every hash: another layout of the files never meets the old ones
+SAMPLES, SAMPLE_BYTES = 256, 4096
+TAIL_BYTES = 2**20  # a `.pth` is a zip, which ends with the checksums of all its parts
+PRECISION = torch.bfloat16  # of the encoder and of what is kept
+
+
+class CachedText:
+    """A prompt -> 1 text_len text_dim, on the CPU; holds embeddings, and the encoder only while it works."""
+
+    def __init__(
+        self,
+        encoder: Path,
+        tokenizer: Path,
+        cache: Path,
+        *,
+        text_len: int,
+        text_dim: int,
+        device: torch.device | str = "cpu",
+        notice: Notice = print,
+    ) -> None:
+        self._encoder = Path(encoder)
+        self._tokenizer_folder = Path(tokenizer)
+        self._cache = Path(cache).expanduser()
+        self._shape = (1, text_len, text_dim)
+        self._device = torch.device(device)
+        self._notice = notice
+        self._tokenizer: Umt5Tokenizer | None = None
+        self._identity: str | None = None
+        self._known: dict[str, Tensor] = {}  # by prompt
+
+    def prepare(self, prompts: Iterable[str]) -> None:
+        """Have the embeddings of all these prompts at hand, with at most one load of the encoder."""
+        missing: dict[Path, TokenIds] = {}
+        places = {prompt: self._place(prompt) for prompt in prompts if prompt not in self._known}
+        found: dict[Path, Tensor] = {}
+        for path, tokens in places.values():
+            kept = self._read(path)
+            if kept is None:
+                missing[path] = tokens
+            else:
+                found[path] = kept
+        if missing:
+            found |= self._encode(missing)
+        self._known |= {prompt: found[path] for prompt, (path, _) in places.items()}
+
+    def __call__(self, prompt: str) -> Tensor:
+        if prompt not in self._known:
+            self.prepare([prompt])
+        return self._known[prompt]
+
+    def _place(self, prompt: str) -> tuple[Path, TokenIds]:
+        """Where the embedding of a prompt lies, whether or not it is there yet."""
+        if self._tokenizer is None:
+            self._tokenizer = Umt5Tokenizer(self._tokenizer_folder, self._shape[1], self._notice)
+        if self._identity is None:
+            self._identity = encoder_identity(self._encoder)
+        tokens = self._tokenizer(prompt)
+        # The tokens say what the encoder sees: prompts that differ in spaces share a file, tokenizers do not.
+        ids = ",".join(str(token) for token in tokens.ids[0].tolist())
+        key = "\n".join([LAYOUT, self._identity, str(PRECISION), ids])
+        return self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors", tokens
+
+    def _read(self, path: Path) -> Tensor | None:
+        if not path.is_file():
+            return None
+        try:
+            kept = load_file(path).get(NAME)
+        except (OSError, SafetensorError):
+            kept = None
+        if kept is None or kept.shape != self._shape or not kept.isfinite().all():
+            self._notice(f"text cache: {path.name} is damaged, its prompt is encoded again")
+            return None
+        return kept
+
+    def _encode(self, missing: Mapping[Path, TokenIds]) -> dict[Path, Tensor]:
+        encoder = load_umt5(self._encoder, self._shape[2], self._device, PRECISION)
+        made = {}
+        for path, tokens in missing.items():
+            made[path] = encoder(tokens).cpu()
+            self._keep(path, made[path])
+        # The transformer comes next and needs the room.
+        del encoder
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return made
+
+    def _keep(self, path: Path, embedding: Tensor) -> None:
+        try:
+            with staged_file(path) as staged:
+                save_file({NAME: embedding.contiguous()}, staged)
+        except (OSError, SafetensorError) as problem:  # a full disk comes as either
+            self._notice(f"text cache: {path.parent} cannot be written ({problem}); prompts are not kept")
+
+
+def encoder_identity(path: Path) -> str:
+    """A hash that tells encoder files apart, wherever they lie: sizes, and samples spread over the content.
+
+    Reading all of 11 GB takes longer than encoding; two trainings differ in every sample.
+    """
+    place = weights_place(path)
+    if not place.exists():
+        raise refuse(FIELD, str(place), "no such file or folder", "check the path")
+    digest = hashlib.sha256()
+    for file in shards(place, FIELD) if place.is_dir() else [place]:
+        if not file.is_file():
+            raise refuse(FIELD, str(file), "no such file", "fetch the missing part of the weights")
+        size = file.stat().st_size
+        digest.update(f"{size};".encode())
+        with file.open("rb") as content:
+            for sample in range(SAMPLES):
+                content.seek(max(size - SAMPLE_BYTES, 0) * sample // (SAMPLES - 1))
+                digest.update(content.read(SAMPLE_BYTES))
+            content.seek(max(size - TAIL_BYTES, 0))
+            digest.update(content.read())
+    return digest.hexdigest()
+
+
+def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
+    """Ready-made embeddings, B text_len text_dim: a `.pt` (a tensor, or a dict) or a safetensors file.
+
+    In a dict or a safetensors file they are called `prompt_embeds`; fewer slots are filled up with zeros, as
+    the encoder's own padding is.
+    """
+    path = Path(path).expanduser()
+    field = "prompt embeddings"
+    if not path.is_file():
+        raise refuse(field, str(path), "no such file", "check the path")
+    try:
+        found: object
+        if path.suffix == ".safetensors":
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as problem:
+        reason = str(problem).partition("\n")[0]
+        raise refuse(
+            field, str(path), f"cannot be read ({reason})", "save a tensor with torch.save"
+        ) from problem
+    if isinstance(found, Mapping):
+        found = found.get(NAME)
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        limit = f"it holds no tensor of floats, alone or under the name {NAME!r}"
+        raise refuse(field, str(path), limit, f"save {{{NAME!r}: tensor}}")
+    rows = found.unsqueeze(0) if found.dim() == 2 else found
+    wanted = f"rows of up to {text_len} slots of {text_dim} channels"
+    if rows.dim() != 3 or 0 in rows.shape or rows.shape[1] > text_len or rows.shape[2] != text_dim:
+        raise refuse(f"{field} in {path.name}", tuple(found.shape), f"the model reads {wanted}", "pass B L C")
+    if not rows.isfinite().all():
+        raise refuse(field, str(path), "it holds values that are not finite", "encode the prompt again")
+    return torch.nn.functional.pad(rows, (0, 0, 0, text_len - rows.shape[1]))
