@@ -82,7 +82,8 @@ OPTIONS = {
     },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
     "list": {"--help"},
-    "weights": {"--help"},
+    "weights": {"--dry-run", "--help"},
+    "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
 
@@ -103,6 +104,12 @@ def test_commands_and_options_do_not_swell_by_accident():
         # Default values and examples in help texts may mention options; only rows of the table count.
         found, _ = options(command)
         assert found == expected, command
+
+
+EXTRAS = {
+    "cv2", "torchvision", "diffusers", "transformers", "huggingface_hub", "ftfy", "sentencepiece", "ray", "pytest",
+    "hypothesis",
+}  # fmt: skip
 
 
 def test_wheel_builds_and_imports_without_extras(tmp_path):
@@ -126,7 +133,7 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
 import sys
 class NoExtras:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {{"cv2", "pytest", "hypothesis", "torchvision", "diffusers", "transformers", "ray"}}:
+        if name.split(".")[0] in {EXTRAS!r}:
             raise ImportError(name + " is an extra")
 sys.meta_path.insert(0, NoExtras())
 sys.path.insert(0, {str(site)!r})
