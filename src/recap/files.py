@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all.
+"""Files that are there whole or not at all, and the folder for those that the package fetches.
 
 Everything is written under a hidden name beside its goal and renamed when it is finished, so a reader or a
 second run never meets half a result. `OSError` (no permission, no space) passes through untouched.
@@ -6,16 +6,37 @@ second run never meets half a result. `OSError` (no permission, no space) passes
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from recap.errors import refuse
 
 _PREFIX = ".recap-"
+_PIECE = 1 << 22  # bytes hashed between two reports
+
+
+def weights_folder() -> Path:
+    """$RECAP_HOME, or `recap` in the user's cache."""
+    if home := os.environ.get("RECAP_HOME"):
+        return Path(home).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG rules say that a relative path there is invalid and to be ignored.
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "recap"
+
+
+def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
+    """Hash a file in hexadecimal; `advance` hears how many bytes were read since it was last called."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            advance(len(piece))
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from recap.files import weights_folder
 from recap.flow import weights
-from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small, weights_folder
+from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small
 
 
 class Answer(io.BytesIO):

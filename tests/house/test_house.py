@@ -82,7 +82,8 @@ OPTIONS = {
     },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
     "list": {"--help"},
-    "weights": {"--help"},
+    "weights": {"--dry-run", "--help"},
+    "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
 
@@ -105,6 +106,12 @@ def test_commands_and_options_do_not_swell_by_accident():
         assert found == expected, command
 
 
+EXTRAS = {
+    "cv2", "torchvision", "diffusers", "transformers", "huggingface_hub", "ftfy", "sentencepiece", "ray", "pytest",
+    "hypothesis",
+}  # fmt: skip
+
+
 def test_wheel_builds_and_imports_without_extras(tmp_path):
     """Everything in the wheel imports with nothing but the core dependencies."""
     subprocess.run(
@@ -124,10 +131,9 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     modules = [n.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for n in names]
     program = f"""
 import sys
-extras = "cv2 pytest hypothesis torchvision diffusers transformers huggingface_hub ftfy sentencepiece ray".split()
 class NoExtras:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in extras:
+        if name.split(".")[0] in {EXTRAS!r}:
             raise ImportError(name + " is an extra")
 sys.meta_path.insert(0, NoExtras())
 sys.path.insert(0, {str(site)!r})

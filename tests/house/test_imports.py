@@ -44,10 +44,17 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 
-
 EXTRAS = {
-    "cv2", "torchvision", "diffusers", "transformers", "huggingface_hub", "ftfy", "sentencepiece", "google", "ray",
-}  # fmt: skip
+    "cv2",
+    "torchvision",
+    "diffusers",
+    "transformers",
+    "huggingface_hub",
+    "ftfy",
+    "sentencepiece",
+    "google",
+    "ray",
+}
 
 
 def modules() -> list[Path]:
@@ -96,7 +103,7 @@ def test_nobody_imports_the_commands():
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_optional_packages_are_imported_lazily(path):
-    """Extras are extras: machines without them must be able to import every module."""
+    """Machines without the extras must be able to import every module."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]

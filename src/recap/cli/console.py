@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 _console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -43,6 +51,24 @@ def progress_bar(what: str, unit: str) -> Iterator[Report]:
         bar.update(task, completed=done, total=total, rate=rate)
         if done == total:
             bar.stop()  # one bar is live at a time: what follows may have its own
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+@contextmanager
+def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes with their rate and the time left; what it hands out is called with (done, total)."""
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=_console)
+    task = bar.add_task(what, total=None)
+
+    def report(done: int, total: int) -> None:
+        bar.start()  # not before there is something to report: a refusal then stands alone
+        bar.update(task, completed=done, total=total)
 
     try:
         yield report

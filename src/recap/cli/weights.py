@@ -6,15 +6,32 @@ from typing import Annotated
 
 import typer
 
-from recap.cli.console import show_notice
+from recap.backbones.wan.weights import SETS, fetch_weights
+from recap.cli.console import byte_bar, show_notice
 from recap.errors import unknown_name
-from recap.flow.weights import fetch_raft_small
+from recap.files import weights_folder
+from recap.flow.weights import FILE_NAME, LICENCE, fetch_raft_small
 
-FETCHERS = {"raft-small": fetch_raft_small}
+NAMES = ("raft-small", *SETS)
 
 
-def weights_command(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FETCHERS)}.")]) -> None:
+def weights_command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print licences, files and sizes, and fetch nothing.")
+    ] = False,
+) -> None:
     """Fetch public weights, check them and put them where they are found."""
-    if name not in FETCHERS:
-        raise unknown_name("weights", name, FETCHERS)
-    typer.echo(FETCHERS[name](show_notice))
+    if name not in NAMES:
+        raise unknown_name("weights", name, NAMES)
+    if name == "raft-small":
+        if dry_run:
+            show_notice(f"licence: {LICENCE}")
+            show_notice(f"raft-small: 4.0 MB to fetch, to {weights_folder() / FILE_NAME}")
+        else:
+            typer.echo(fetch_raft_small(show_notice))
+        return
+    with byte_bar("checking") as progress:
+        files = fetch_weights(name, dry_run=dry_run, report=show_notice, progress=progress)
+    if files is not None:
+        typer.echo(files.checkpoint)

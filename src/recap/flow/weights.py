@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import importlib.util
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recap.errors import refuse
-from recap.files import write_whole
+from recap.files import weights_folder, write_whole
 
 Report = Callable[[str], None]
 
@@ -39,15 +38,6 @@ FAILURES = (
     RuntimeError,
     subprocess.SubprocessError,
 )
-
-
-def weights_folder() -> Path:
-    """$RECAP_HOME, or `recap` in the user's cache."""
-    if home := os.environ.get("RECAP_HOME"):
-        return Path(home).expanduser()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG rules say that a relative path there is invalid and to be ignored.
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "recap"
 
 
 def find_raft_small() -> Path | None:

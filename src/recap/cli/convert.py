@@ -1,0 +1,44 @@
+"""`recap convert`: rewrite a published checkpoint as one file that loads fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap.backbones.wan.convert import DTYPES, FILES, convert
+from recap.cli.console import byte_bar
+from recap.errors import unknown_name
+
+
+def convert_command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="Wan checkpoint: .pt, .safetensors, an index of shards or a folder."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; it must not be there.")],
+    lora: Annotated[
+        Path | None, typer.Option(help="LoRA to merge into the weights; LongLive needs its own.")
+    ] = None,
+    lora_alpha: Annotated[
+        float | None,
+        typer.Option(help="Alpha of the LoRA, which scales it by alpha / rank [default: its rank]."),
+    ] = None,
+    ema: Annotated[
+        bool | None,
+        typer.Option("--ema/--no-ema", help="Averaged weights or not [default: averaged if they are there]."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "bfloat16",
+) -> None:
+    """Rewrite a public Wan checkpoint as one safetensors file with a manifest."""
+    if dtype not in DTYPES:
+        raise unknown_name("--dtype", dtype, DTYPES)
+    with byte_bar("converting") as progress:
+        convert(
+            source, out, dtype=DTYPES[dtype], ema=ema, lora=lora, lora_alpha=lora_alpha, progress=progress
+        )
+    for name in FILES:
+        typer.echo(out / name)
