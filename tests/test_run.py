@@ -171,7 +171,7 @@ class Broken:
 
 
 def test_latents_that_are_not_finite_stop_the_run_and_spoil_nothing(tmp_path, monkeypatch, backbone, whole):
-    monkeypatch.setattr("recap.run.build_backbone", lambda _: Broken(backbone))
+    monkeypatch.setattr("recap.run.build_backbone", lambda *_: Broken(backbone))
     with pytest.raises(ValueError, match="NaN"):
         generate(config(memory="sink"), tmp_path / "run", notice=quiet)
     monkeypatch.undo()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import UntrainedConfig
+from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
 from recap.contracts import Admission, Backbone, FlowEstimator, Judge, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
@@ -32,10 +33,19 @@ class AdmissionConfig(Protocol):
 class BackboneConfig(Protocol):
     """A frozen dataclass of what a backbone is loaded from and how it is set up."""
 
-    def build(self, *, device: str, dtype: torch.dtype) -> Backbone: ...
+    def build(
+        self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]
+    ) -> Backbone:
+        """Ready to draw; `prompts` are those to come, so that a text encoder can go before the rest is read."""
 
 
-BACKBONES: dict[str, type[BackboneConfig]] = {"embedded": EmbeddedConfig, "untrained": UntrainedConfig}
+BACKBONES: dict[str, type[BackboneConfig]] = {
+    "embedded": EmbeddedConfig,
+    "untrained": UntrainedConfig,
+    "self-forcing": SelfForcingConfig,
+    "infinite-forcing": InfiniteForcingConfig,
+    "longlive": LongLiveConfig,
+}
 MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
@@ -59,4 +69,4 @@ def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
     """A backbone by name with its default settings, ready to draw."""
     kind: type[BackboneConfig] = look_up("backbone", name, BACKBONES)
-    return kind().build(device=device, dtype=dtype)
+    return kind().build(device=device, dtype=dtype, prompts=(), notice=print)

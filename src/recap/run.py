@@ -60,9 +60,12 @@ class RunRecord:
     num_pictures: int
 
 
-def build_backbone(config: RunConfig) -> Backbone:
+def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
     """The run's backbone, ready to draw."""
-    made: Backbone = config.backbone.settings.build(device=config.device, dtype=DTYPES[config.dtype])
+    prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
+    made: Backbone = config.backbone.settings.build(
+        device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
+    )
     return made
 
 
@@ -131,7 +134,7 @@ class _Run:
         # Written down as what it means here, so that a resumed or repeated run means the same.
         self.config = replace(config, flow=resolve_flow(config.flow))
         self.folder = folder
-        self.backbone = build_backbone(config)
+        self.backbone = build_backbone(config, notice)
         self.told = self._read_told(notice) if config.opening else None
         given = 0 if self.told is None else self.told.shape[1]
         self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)

@@ -10,6 +10,7 @@ import dataclasses
 import pytest
 import torch
 
+from recap.backbones.wan.spec import RELEASED
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.retention import retain_top
@@ -50,7 +51,7 @@ PROMPT = "a boat on the sea"  # understood by every backbone
 SECONDS = {"untrained": 4.0, "embedded": 2.25}  # three blocks fill window and bank
 
 
-@pytest.fixture(scope="module", params=BACKBONES)
+@pytest.fixture(scope="module", params=SECONDS)
 def every_backbone(request):
     return load_backbone(request.param)
 
@@ -67,7 +68,7 @@ def same(one, other):
 
 
 def test_everything_registered_is_tested_here():
-    assert set(FACTORS) == set(MEMORIES) and set(SECONDS) == set(BACKBONES)
+    assert set(FACTORS) == set(MEMORIES) and set(SECONDS) == set(BACKBONES) - set(RELEASED)
 
 
 @pytest.mark.parametrize("name", FACTORS)

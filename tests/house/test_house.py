@@ -75,6 +75,7 @@ OPTIONS = {
     "generate": {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
         "--out", "--from", "--resume", "--help", "--continue", "--image",
+        "--as-released", "--decoder", "--prompt-embeds", "--dtype",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
-from recap.cli.settings import full_config, opening_of, script_shots
+from recap.cli.settings import backbone_choice, full_config, opening_of, script_shots
 from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.run import generate, resume
@@ -41,11 +41,26 @@ def generate_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
     ] = None,
+    as_released: Annotated[
+        bool,
+        typer.Option(
+            "--as-released", help="Window, phases and, if none is named, memory of the public code."
+        ),
+    ] = False,
+    decoder: Annotated[
+        str | None, typer.Option(help="full or tiny, of the public models [default: full].")
+    ] = None,
+    prompt_embeds: Annotated[
+        Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
+    ] = None,
     go_on: Annotated[
         Path | None, typer.Option("--continue", help="A clip whose pictures the video goes on from.")
     ] = None,
     image: Annotated[Path | None, typer.Option(help="A picture that the video goes on from.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16 [default: float32].")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
     resume_folder: Annotated[
@@ -55,7 +70,8 @@ def generate_command(
     """Draw a video block by block and write it, its trace and its state to a folder."""
     drawn = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
     opening = opening_of(go_on, image)
-    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "opening": opening}
+    chosen = {"memory": memory, "flow": flow, "device": device, "dtype": dtype, "opening": opening}
+    chosen |= backbone_choice(backbone, memory, decoder, prompt_embeds, as_released=as_released)
     given = {name: value for name, value in chosen.items() if value is not None}
     with progress_bar("drawing", "blocks") as report:
         if resume_folder is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recap.backbones.wan.family import released_memory
 from recap.config import RunConfig, override, read_json
 from recap.errors import refuse
 
@@ -34,3 +35,28 @@ def opening_of(clip: Path | None, image: Path | None) -> str | None:
         raise refuse("--image", str(image), "--continue names pictures too", "give one of the two")
     chosen = clip or image
     return None if chosen is None else str(chosen)
+
+
+def backbone_choice(
+    name: str | None,
+    memory: str | None,
+    decoder: str | None,
+    prompt_embeds: Path | None,
+    *,
+    as_released: bool,
+) -> dict[str, Any]:
+    """Backbone and memory as the config takes them; None where nothing was said."""
+    said = {"decoder": decoder, "prompt_embeds": None if prompt_embeds is None else str(prompt_embeds)}
+    settings: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
+    if not (settings or as_released):
+        return {"backbone": name, "memory": memory}
+    if name is None:
+        first = "--as-released" if as_released else f"--{next(iter(settings)).replace('_', '-')}"
+        limit = "it is a setting of the public models"
+        raise refuse(first, next(iter(settings.values()), True), limit, "name one with --backbone")
+    if as_released:
+        return {
+            "backbone": {"name": name, "as_released": True, **settings},
+            "memory": memory or released_memory(name),
+        }
+    return {"backbone": {"name": name, **settings}, "memory": memory}

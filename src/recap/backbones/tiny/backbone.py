@@ -66,7 +66,7 @@ def build_embedded(
 class EmbeddedConfig:
     """A small causal Wan trained by us, with weights from the package."""
 
-    def build(self, *, device: str, dtype: torch.dtype) -> WanBackbone:
+    def build(self, *, device: str, dtype: torch.dtype, **_: object) -> WanBackbone:
         return build_embedded(device, dtype)
 
 

@@ -114,7 +114,7 @@ class UntrainedConfig:
 
     seed: int = 0
 
-    def build(self, *, device: str, dtype: torch.dtype) -> WanBackbone:
+    def build(self, *, device: str, dtype: torch.dtype, **_: object) -> WanBackbone:
         return build_untrained(self.seed, device, dtype)
 
 

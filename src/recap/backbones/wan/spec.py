@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from recap.errors import refuse
@@ -164,4 +164,33 @@ EMBEDDED = WanSpec(
 )
 """The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
-ROWS: dict[str, WanSpec] = {row.name: row for row in (UNTRAINED, EMBEDDED)}
+SELF_FORCING = replace(WAN_1_3B, name="self-forcing")
+INFINITE_FORCING = replace(WAN_1_3B, name="infinite-forcing")
+LONGLIVE = replace(WAN_1_3B, name="longlive")
+
+ROWS: dict[str, WanSpec] = {
+    row.name: row for row in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a public code does where the paper's shared setting (window 6, phases in the window) differs."""
+
+    window_frames: int
+    sink_frames: int
+    phases: Literal["window", "absolute"]
+
+
+RELEASED: dict[str, Released] = {
+    # Its cache holds the 21 frames it was trained on and does not slide; ours slides where it would stop.
+    "self-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
+    "infinite-forcing": Released(window_frames=6, sink_frames=1, phases="window"),
+    "longlive": Released(window_frames=12, sink_frames=3, phases="absolute"),
+}
+
+
+def as_released(row: WanSpec) -> WanSpec:
+    """The row with the window and the phases of its public code."""
+    released = RELEASED[row.name]
+    return replace(row, window_frames=released.window_frames, phases=released.phases)

@@ -1,0 +1,183 @@
+"""The public causal Wan models as backbones: a row each, one way to load them.
+
+Everything may be named by path; what is not is looked for where `recap weights` puts it. The text encoder comes
+and goes before the transformer is read, so that the two never share a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from recap.backbones.wan.backbone import WanBackbone
+from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
+from recap.backbones.wan.checkpoint import load_checkpoint
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import (
+    INFINITE_FORCING,
+    LONGLIVE,
+    RELEASED,
+    SELF_FORCING,
+    WanSpec,
+    as_released,
+)
+from recap.backbones.wan.taehv import Taehv, load_taehv
+from recap.backbones.wan.vae import WanVae, load_wan_vae
+from recap.backbones.wan.weights import SETS, WanFiles, find_weights
+from recap.contracts import Decoder
+from recap.errors import refuse, unknown_name
+from recap.files import weights_folder
+
+Notice = Callable[[str], None]
+
+DECODERS = ("full", "tiny")
+TEXT_ENCODER_BYTES = 11_361_920_418
+AUTOENCODER_PARAMETERS = 126_892_531
+
+
+@dataclass(frozen=True, slots=True)
+class WanConfig:
+    """Where the parts of a public model lie and how they are set up; "" is where `recap weights` puts them."""
+
+    checkpoint: str = ""
+    lora: str = ""
+    text_encoder: str = ""
+    tokenizer: str = ""
+    autoencoder: str = ""
+    decoder: str = "full"  # or "tiny": a small public one, twenty times faster
+    tiny_decoder: str = ""
+    prompt_embeds: str = ""  # a file of embeddings instead of the text encoder, for every prompt
+    as_released: bool = False  # window and phases of the public code instead of the paper's shared setting
+
+    row: ClassVar[WanSpec]
+
+    def __post_init__(self) -> None:
+        if self.decoder not in DECODERS:
+            raise unknown_name("backbone.decoder", self.decoder, DECODERS)
+
+    @property
+    def spec(self) -> WanSpec:
+        return as_released(self.row) if self.as_released else self.row
+
+    def build(
+        self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
+    ) -> WanBackbone:
+        spec = self.spec
+        for line in memory_plan(spec, dtype, text=not self.prompt_embeds):
+            notice(line)
+        encode = self._text(spec, device, prompts, notice)
+        with torch.device("meta"):
+            model = CausalWan(spec)
+        checkpoint, ema, lora = self._weights()
+        load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora)
+        # Only what is used is read: a tiny decoder needs no full one unless pictures are given.
+        full = cache(lambda: self._vae(device, dtype))
+        open_decoder: Callable[[], Decoder]
+        if self.decoder == "tiny":
+            tiny = self._tiny(device, dtype)
+            open_decoder = tiny.open_decoder
+        else:
+            open_decoder = full().open_decoder
+        return WanBackbone(model, encode, open_decoder, lambda pixels: full().encode(pixels))
+
+    def _files(self) -> WanFiles:
+        return find_weights(self.row.name)
+
+    def _weights(self) -> tuple[Path, bool | None, Path | None]:
+        """Checkpoint, which of its weights, and adapter."""
+        if self.checkpoint:
+            chosen = Path(self.checkpoint).expanduser()
+            # A converted folder has made its choice; a published file is drawn with as its authors do.
+            published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
+            lora = Path(self.lora).expanduser() if self.lora else None
+            return chosen, SETS[self.row.name].ema if published else None, lora
+        files = self._files()
+        return files.checkpoint, files.ema, Path(self.lora).expanduser() if self.lora else files.lora
+
+    def _text(
+        self, spec: WanSpec, device: str, prompts: Sequence[str], notice: Notice
+    ) -> Callable[[str], Tensor]:
+        if self.prompt_embeds:
+            embeds = load_prompt_embeds(Path(self.prompt_embeds), spec.text_len, spec.text_dim)
+            if len(embeds) != 1:
+                limit = f"it holds {len(embeds)} rows, and every prompt gets the same one"
+                raise refuse("backbone.prompt_embeds", self.prompt_embeds, limit, "save one row")
+            return lambda prompt: embeds
+        given = bool(self.text_encoder and self.tokenizer)
+        text = CachedText(
+            Path(self.text_encoder).expanduser() if given else self._files().text_encoder,
+            Path(self.tokenizer).expanduser() if given else self._files().tokenizer,
+            weights_folder() / "text",
+            text_len=spec.text_len,
+            text_dim=spec.text_dim,
+            device=device,
+            notice=notice,
+        )
+        text.prepare(prompts)
+        return text
+
+    def _vae(self, device: str, dtype: torch.dtype) -> WanVae:
+        path = Path(self.autoencoder).expanduser() if self.autoencoder else self._files().autoencoder
+        return load_wan_vae(path, device, dtype)
+
+    def _tiny(self, device: str, dtype: torch.dtype) -> Taehv:
+        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self._files().tiny_decoder
+        if path is None:
+            limit = "the tiny decoder is not installed"
+            remedy = "put taew2_1.safetensors into the weights folder, or name it as backbone.tiny_decoder"
+            raise refuse("backbone.decoder", self.decoder, limit, remedy)
+        return load_taehv(path, device, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfForcingConfig(WanConfig):
+    """Self-Forcing, Wan2.1 1.3B distilled to four steps (public checkpoint, not for commercial use)."""
+
+    row = SELF_FORCING
+
+
+@dataclass(frozen=True, slots=True)
+class InfiniteForcingConfig(WanConfig):
+    """Infinite-Forcing, the same trained with a one-frame sink and phases in the window (public checkpoint)."""
+
+    row = INFINITE_FORCING
+
+
+@dataclass(frozen=True, slots=True)
+class LongLiveConfig(WanConfig):
+    """LongLive, the same tuned on long videos and prompt switches (public checkpoint, not for commercial use)."""
+
+    row = LONGLIVE
+
+
+def released_memory(name: str) -> dict[str, object]:
+    """The memory that a public code has by itself, as a config names it."""
+    if name not in RELEASED:
+        limit = "it has no public code of its own"
+        raise refuse("--as-released", name, limit, f"choose one of {', '.join(RELEASED)}")
+    frames = RELEASED[name].sink_frames
+    return {"name": "sink", "sink_frames": frames} if frames else {"name": "none"}
+
+
+def memory_plan(spec: WanSpec, dtype: torch.dtype, *, text: bool) -> list[str]:
+    """What will be held at once, in words, before anything is read."""
+    size = dtype.itemsize
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in CausalWan(spec).parameters())
+    frame = 2 * spec.layers * spec.grid[0] * spec.grid[1] * spec.dim * size
+    held = spec.window_frames + 1  # a bank of one frame's tokens
+    parts = {
+        "transformer": parameters * size,
+        "autoencoder": AUTOENCODER_PARAMETERS * size,
+        f"keys and values of {held} frames, stored and as read": 2 * held * frame,
+    }
+    total = sum(parts.values())
+    lines = [f"memory: {name} {amount / 1e9:.2f} GB" for name, amount in parts.items()]
+    first = f"; before that, for new prompts, the text encoder alone {TEXT_ENCODER_BYTES / 1e9:.1f} GB"
+    return [*lines, f"memory: about {total / 1e9:.1f} GB and activations{first if text else ''}"]

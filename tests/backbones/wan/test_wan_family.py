@@ -1,0 +1,184 @@
+"""A public model at the size of a thumbnail, in the published files, through the normal loader to a video."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_fakes import make_state
+from safetensors.torch import load_file, save_file
+from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
+
+from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.family import WanConfig, memory_plan, released_memory
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
+from recap.backbones.wan.taehv import Taehv
+from recap.backbones.wan.vae import published_name
+from recap.cli.main import main
+from recap.config import Choice, RunConfig
+from recap.plan import Shot
+from recap.run import build_backbone, generate
+from recap.types import Role
+
+MINI = replace(
+    UNTRAINED, name="longlive", dim=48, heads=2, layers=2, ffn_dim=64, text_dim=TEXT_DIM, text_len=TEXT_LEN
+)
+PROMPT = "a red fox walks on a beach"
+
+
+@dataclass(frozen=True, slots=True)
+class MiniConfig(WanConfig):
+    """LongLive in small."""
+
+    row = MINI
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    from diffusers import AutoencoderKLWan
+
+    folder = tmp_path_factory.mktemp("published")
+    torch.manual_seed(0)
+    model = CausalWan(MINI)
+    draw_weights(model, 0)
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save({"generator": state, "step": 3}, folder / "base.pt")
+    torch.save(wan_tensors(make_encoder()), folder / "umt5.pth")
+    vae = AutoencoderKLWan(base_dim=4).eval()
+    named = {published_name(name): tensor for name, tensor in vae.state_dict().items()}
+    torch.save(named, folder / "Wan2.1_VAE.pth")
+    save_file(Taehv().state_dict(), folder / "taew2_1.safetensors")
+    return {
+        "checkpoint": str(folder / "base.pt"),
+        "text_encoder": str(folder / "umt5.pth"),
+        "tokenizer": str(make_tokenizer(folder / "tokenizer")),
+        "autoencoder": str(folder / "Wan2.1_VAE.pth"),
+        "tiny_decoder": str(folder / "taew2_1.safetensors"),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
+
+
+def config_of(files: dict[str, str], **changes) -> RunConfig:
+    settings = MiniConfig(**{**files, **changes})
+    shots = (Shot(PROMPT, 2.25), Shot("a boat sails on the sea", 0.75, cut=False))
+    return RunConfig(shots=shots, backbone=Choice("mini", settings), flow="classical")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    config = config_of(files)
+    backbone = build_backbone(config, said.append)
+    assert sum("memory: " in line for line in said) == 4
+    pixels = torch.rand(1, 9, 3, *backbone.spec.picture_size)
+    assert backbone.encode(pixels).shape == (1, 3, 16, *MINI.latent_size)
+    # The prompts are on disk now: the encoder must not be needed again.
+    monkeypatch.setattr("recap.backbones.wan.cached_text.load_umt5", None)
+    named = {"name": f"{__name__}:MiniConfig", **files}
+    config = RunConfig.from_dict({**config.to_dict(), "backbone": named})
+    record = generate(config, tmp_path / "run", notice=quiet)
+    assert record.num_blocks == 4 and record.num_pictures == 45
+    latents = load_file(tmp_path / "run" / "latents.safetensors")["latents"]
+    assert latents.shape == (1, 12, 16, *MINI.latent_size) and latents.std() > 0.1
+
+
+def test_the_tiny_decoder_draws_other_pixels_of_the_same_latents(files: dict[str, str]) -> None:
+    full, tiny = (build_backbone(config_of(files, decoder=kind), quiet) for kind in ("full", "tiny"))
+    latents = torch.randn(1, 3, 16, *MINI.latent_size)
+    one, other = full.decoder().decode(latents), tiny.decoder().decode(latents)
+    assert one.shape == other.shape == (1, 9, 3, *full.spec.picture_size) and not torch.allclose(one, other)
+    assert all(
+        torch.equal(a, b) for a, b in zip(full.model.parameters(), tiny.model.parameters(), strict=True)
+    )
+
+
+def test_prompt_embeds_stand_in_for_the_encoder(files: dict[str, str], tmp_path: Path) -> None:
+    embeds = torch.randn(1, TEXT_LEN - 2, TEXT_DIM)
+    torch.save({"prompt_embeds": embeds}, tmp_path / "embeds.pt")
+    without = {name: path for name, path in files.items() if name not in ("text_encoder", "tokenizer")}
+    backbone = build_backbone(config_of(without, prompt_embeds=str(tmp_path / "embeds.pt")), quiet)
+    padded = torch.nn.functional.pad(embeds, (0, 0, 0, 2))
+    expected = backbone.model.condition(padded)
+    assert torch.equal(backbone.condition(("anything",)).keys[1], expected.keys[1])
+    torch.save(torch.randn(2, 3, TEXT_DIM), tmp_path / "embeds.pt")
+    with pytest.raises(ValueError, match="2 rows"):
+        build_backbone(config_of(without, prompt_embeds=str(tmp_path / "embeds.pt")), quiet)
+
+
+def test_as_released_has_the_window_the_phases_and_the_sink_of_the_public_code(files: dict[str, str]) -> None:
+    spec = build_backbone(config_of(files, as_released=True), quiet).spec
+    assert (spec.window_frames, spec.phases) == (12, "absolute")
+    assert released_memory("longlive") == {"name": "sink", "sink_frames": 3}
+    assert released_memory("infinite-forcing") == {"name": "sink", "sink_frames": 1}
+    assert released_memory("self-forcing") == {"name": "none"}
+    assert MiniConfig(**files).spec.window_frames == 6 and MiniConfig(**files).spec.phases == "window"
+    # Sink and prior under the released window: three sink frames, six of the past, three of their own.
+    config = RunConfig.from_dict(
+        {"shots": [{"prompt": "", "seconds": 1}], "memory": released_memory("longlive")}
+    )
+    window = config.memory.settings.build(spec, lambda: None)._window
+    assert (window.sink_frames, window.prior_frames) == (3, 6) and Role.SINK
+
+
+def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
+    tensors = {}
+    for name, tensor in make_state(MINI).items():
+        if name.startswith("blocks.") and tensor.dim() == 2:
+            module = name.removesuffix(".weight")
+            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(4, tensor.shape[1])
+            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(tensor.shape[0], 4)
+    torch.save({"generator_lora": tensors}, tmp_path / "lora.pt")
+    plain, tuned = (
+        build_backbone(config_of(files, lora=lora), quiet).model.state_dict()
+        for lora in ("", str(tmp_path / "lora.pt"))
+    )
+    name = "blocks.1.ffn.0"
+    down, up = (tensors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    torch.testing.assert_close(tuned[f"{name}.weight"], plain[f"{name}.weight"] + up @ down)
+
+
+def test_what_is_missing_is_said_with_the_command_that_fetches_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def error_of(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["recap", "generate", "a fox", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 2 and not (tmp_path / "runs").exists()
+        return capsys.readouterr().err
+
+    for row in ("self-forcing", "infinite-forcing", "longlive"):
+        assert f"recap weights {row}" in error_of("--backbone", row)
+    for arguments, words in (
+        (("--backbone", "embedded", "--decoder", "tiny"), "decoder"),
+        (("--decoder", "tiny"), "--backbone"),
+        (("--backbone", "embedded", "--as-released"), "no public code"),
+        (("--backbone", "longlive", "--decoder", "huge"), "full"),
+    ):
+        assert words in error_of(*arguments)
+
+
+def test_the_memory_plan_adds_up() -> None:
+    lines = memory_plan(WAN_1_3B, torch.bfloat16, text=True)
+    assert lines[0] == "memory: transformer 2.84 GB" and lines[1] == "memory: autoencoder 0.25 GB"
+    assert "7 frames" in lines[2] and "4.03 GB" in lines[2] and "text encoder alone 11.4 GB" in lines[3]
+    assert [ROWS[name].window_frames for name in ("self-forcing", "infinite-forcing", "longlive")] == [
+        6,
+        6,
+        6,
+    ]
