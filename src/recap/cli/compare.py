@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
+from recap.cli.options import Backbone, Device, Flow, Script, Seconds
 from recap.cli.settings import full_config, script_shots
 from recap.comparison import compare
 from recap.config import RunConfig, override
@@ -22,23 +23,16 @@ def compare_command(
     memories: Annotated[
         str, typer.Option(help="Which memories, separated by commas; see `recap list`.")
     ] = "none,sink,recap",
-    seconds: Annotated[float | None, typer.Option(help="Length of the videos [default: 10].")] = None,
-    script: Annotated[
-        Path | None,
-        typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
-    ] = None,
-    flow: Annotated[
-        str | None, typer.Option(help="Optical flow for the novelty bank; see `recap list` [default: auto].")
-    ] = None,
+    seconds: Seconds = None,
+    script: Script = None,
+    backbone: Backbone = None,
+    flow: Flow = None,
     seed: Annotated[int, typer.Option(help="The seed of every run.")] = 0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting; memory.x=... goes to every memory that has an x. Repeatable."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")] = None,
+    device: Device = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the result, new or of this comparison; default runs/<time>-compare."),

@@ -9,6 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
+from recap.cli.options import (
+    AsReleased,
+    Backbone,
+    DecoderName,
+    Device,
+    Dtype,
+    Flow,
+    GoOn,
+    Image,
+    PromptEmbeds,
+    Script,
+    Seconds,
+)
 from recap.cli.settings import backbone_choice, full_config, opening_of, script_shots
 from recap.config import RunConfig, read_json
 from recap.errors import refuse
@@ -19,20 +32,13 @@ MOST_ROWS = 256
 
 def generate_command(
     prompt: Annotated[str | None, typer.Argument(help="What the video shows; or use --script.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Length of the video [default: 10].")] = None,
-    script: Annotated[
-        Path | None,
-        typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
-    ] = None,
+    seconds: Seconds = None,
+    script: Script = None,
+    backbone: Backbone = None,
     memory: Annotated[
         str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
     ] = None,
-    flow: Annotated[
-        str | None, typer.Option(help="Optical flow for the novelty bank; see `recap list` [default: auto].")
-    ] = None,
+    flow: Flow = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None,
     rows: Annotated[
         int | None,
@@ -41,26 +47,13 @@ def generate_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
     ] = None,
-    as_released: Annotated[
-        bool,
-        typer.Option(
-            "--as-released", help="Window, phases and, if none is named, memory of the public code."
-        ),
-    ] = False,
-    decoder: Annotated[
-        str | None, typer.Option(help="full or tiny, of the public models [default: full].")
-    ] = None,
-    prompt_embeds: Annotated[
-        Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
-    ] = None,
-    go_on: Annotated[
-        Path | None, typer.Option("--continue", help="A clip whose pictures the video goes on from.")
-    ] = None,
-    image: Annotated[Path | None, typer.Option(help="A picture that the video goes on from.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16 [default: float32].")
-    ] = None,
+    as_released: AsReleased = False,
+    decoder: DecoderName = None,
+    prompt_embeds: PromptEmbeds = None,
+    go_on: GoOn = None,
+    image: Image = None,
+    device: Device = None,
+    dtype: Dtype = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
     resume_folder: Annotated[
