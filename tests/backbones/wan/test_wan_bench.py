@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recap.backbones.wan.family import WanConfig
+from recap.backbones.wan.spec import UNTRAINED
+from recap.bench.wan import Settings, measure
+
+
+@dataclass(frozen=True, slots=True)
+class SmallConfig(WanConfig):
+    """A public row in small."""
+
+    row = replace(UNTRAINED, name="self-forcing", layers=2)
+
+
+def test_a_row_is_written_loaded_and_drawn(tmp_path: Path) -> None:
+    result = measure(SmallConfig, Settings(blocks=6), tmp_path)
+    assert result["pictures"] == 9 + 5 * 12 and result["row"] == "self-forcing"
+    assert result["block_s_median"] > 0 and result["peak_gb"] is None
