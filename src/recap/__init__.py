@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# At once, because its module bears the same name and would take its place; it needs nothing but torch.
+# At once, because their modules bear the same names and would take their place; they need nothing but torch.
+from recap.attach import attach
 from recap.rollout import rollout
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from recap.types import Segment as Segment
 
 __version__ = "0.1.0"
-__all__ = ["rollout"]
+__all__ = ["attach", "rollout"]
 
 _HOMES = {
     "RunConfig": "config",

@@ -6,7 +6,7 @@ novelty notices, memory keeps, attention reads, a backbone draws, the rollout co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -69,6 +69,17 @@ class MemoryPolicy(Stateful, Protocol):
 
     def reread(self, block: Block) -> None:
         """Instead of `commit`, of an earlier block read again under another prompt: prior, but nothing new."""
+
+
+@runtime_checkable
+class Refreshable(Protocol):
+    """A memory that can follow a backbone which recomputes its past when the prompt changes midway."""
+
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        """Between two blocks: the frames from `first_frame` to the last one drawn, anew, L B N H D, unrotated.
+
+        What is held of them as recent past is replaced; what is held for other reasons, as a bank is, stays.
+        """
 
 
 class Context(Protocol):

@@ -31,7 +31,9 @@ MAY_IMPORT = {
     "registry": CORE,
     "config": CORE | {"registry"},
     "run": COMPOSED,
-    "__init__": COMPOSED,
+    "__init__": COMPOSED | {"attach"},
+    # Attaching drives the same memories as a run does, under a loop that is not ours.
+    "attach": COMPOSED - {"backbones", "__init__"},
     "scenes": {"errors", "flow.warp"},
     "framing": {"errors", "video"},
     "opening": GROUND | {"framing", "video"},

@@ -120,3 +120,36 @@ def test_a_sink_that_does_not_fit_is_refused(spec, sink_frames):
 def test_a_reinforcement_that_is_no_factor_is_refused(spec, factor):
     with pytest.raises(ValueError, match=r"reinforcement is .*must be above 0"):
         Window(spec, sink_frames=1, reinforcement=factor)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "first", "frames", "sink", "prior"),
+    [
+        (1, 0, 3, [100], [101, 102]),  # all there is, so the sink too
+        (4, 3, 9, [0], [110, 111]),
+        (4, 0, 12, [100], [110, 111]),
+        (4, 11, 1, [0], [10, 111]),  # less than is held
+    ],
+)
+def test_recomputed_frames_replace_those_held_and_the_sink_only_by_its_own(
+    spec, blocks, first, frames, sink, prior
+):
+    window = Window(spec, sink_frames=1)
+    for index in range(blocks):
+        run(window, spec, index)
+    stamp = 100 + torch.arange(first, first + frames).repeat_interleave(spec.frame_tokens).float()
+    keys = stamp[None, None, :, None, None].expand(spec.layers, 1, -1, spec.heads, spec.head_dim)
+    window.refresh(first, keys, keys + 0.5)
+    window.begin(block_of(blocks))
+    for layer in range(spec.layers):
+        for segment, expected in zip(window.segments(layer), (sink, prior), strict=True):
+            stamps = segment.keys[0, :: spec.frame_tokens, 0, 0]
+            assert stamps.tolist() == expected
+            halves = segment.values[0, :: spec.frame_tokens, 0, 0] - stamps
+            assert halves.tolist() == [0.5 if frame >= 100 else 0.0 for frame in expected]
+
+
+def test_refreshing_an_empty_window_does_nothing(spec):
+    window = Window(spec, sink_frames=1)
+    window.refresh(0, torch.ones(2, 1, 18, 2, 12), torch.ones(2, 1, 18, 2, 12))
+    assert run(window, spec, 0) == ({}, [0, 1, 2])

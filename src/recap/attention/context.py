@@ -6,22 +6,56 @@ segments all block long, so each is rotated on its first read and the result is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
-from recap.attention.attend import Readable, attend
+from recap.attention.attend import Attended, Readable, attend
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.contracts import MemoryPolicy
 from recap.types import Role, Segment, Tokens, frame_positions
 
 
+class Kernels(Protocol):
+    """The arithmetic under a context. A model of other hands may bring its own, to give its own bits."""
+
+    def table(self, positions: Tensor, like: Tensor) -> Any:
+        """What `turn` needs to turn tensors such as `like` to positions B N 3: made once per block."""
+
+    def turn(self, x: Tensor, table: Any) -> Tensor:
+        """Queries or keys B N H D, rotated."""
+
+    def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
+        """Attention; a role whose share is not measured is left out of the shares."""
+
+
+class HouseKernels:
+    """Rotation by angles computed on the spot, attention merged by log-sum-exp."""
+
+    def table(self, positions: Tensor, like: Tensor) -> Rotation:
+        # fp64 stays exact end to end; lower precisions rotate in fp32.
+        return rotation(positions, like.shape[-1], torch.promote_types(like.dtype, torch.float32))
+
+    def turn(self, x: Tensor, table: Rotation) -> Tensor:
+        return rotate(x, table)
+
+    def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
+        return attend(query, segments)
+
+
+HOUSE = HouseKernels()
+
+
 class BlockContext:
-    def __init__(self, policy: MemoryPolicy, phases: Tensor):
+    def __init__(self, policy: MemoryPolicy, phases: Tensor, kernels: Kernels = HOUSE):
         self._policy = policy
         self._phases = phases
+        self._kernels = kernels
         self._positions: Tensor | None = None
         # By identity; the value keeps the key's tensor alive, so an id cannot be reused within the block.
-        self._turns: dict[int, tuple[Tensor, Rotation]] = {}
+        self._tables: dict[int, tuple[Tensor, Any]] = {}
         self._kept: dict[int, tuple[Segment, Readable]] = {}
         self._mass: dict[Role, Tensor] = {}
         self._reads = 0
@@ -52,7 +86,7 @@ class BlockContext:
         ]
         if self._settling:
             self._policy.write(layer, Tokens(query, current.keys, current.values, current.positions))
-        output, shares = attend(rotate(query, self._turn(current.positions, query)), segments)
+        output, shares = self._kernels.read(self._turned(query, current.positions), segments)
         self._reads += 1
         for role, share in shares.items():
             self._mass[role] = self._mass[role] + share if role in self._mass else share
@@ -63,7 +97,7 @@ class BlockContext:
         return {role: mass.float() / self._reads for role, mass in self._mass.items()}
 
     def _fresh(self, segment: Segment) -> Readable:
-        turned = rotate(segment.keys, self._turn(segment.positions, segment.keys))
+        turned = self._turned(segment.keys, segment.positions)
         return Readable(segment.role, turned, segment.values, segment.log_bias)
 
     def _once(self, segment: Segment) -> Readable:
@@ -72,10 +106,8 @@ class BlockContext:
             known = self._kept[id(segment)] = (segment, self._fresh(segment))
         return known[1]
 
-    def _turn(self, positions: Tensor, like: Tensor) -> Rotation:
-        known = self._turns.get(id(positions))
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        known = self._tables.get(id(positions))
         if known is None:
-            # fp64 stays exact end to end; lower precisions rotate in fp32.
-            turn = rotation(positions, like.shape[-1], torch.promote_types(like.dtype, torch.float32))
-            known = self._turns[id(positions)] = (positions, turn)
-        return known[1]
+            known = self._tables[id(positions)] = (positions, self._kernels.table(positions, x))
+        return self._kernels.turn(x, known[1])

@@ -83,6 +83,9 @@ class RecapMemory:
     def clear_prior(self) -> None:
         self._window.clear_prior()
 
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        self._window.refresh(first_frame, keys, values)
+
     def state(self) -> State:
         admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
         return {**self._window.state(), **self._bank.state(), **admission}

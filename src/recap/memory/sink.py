@@ -42,6 +42,9 @@ class WindowMemory:
     def clear_prior(self) -> None:
         self._window.clear_prior()
 
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        self._window.refresh(first_frame, keys, values)
+
     def state(self) -> State:
         return self._window.state()
 

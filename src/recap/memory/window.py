@@ -95,6 +95,21 @@ class Window:
     def clear_prior(self) -> None:
         self._num_prior = 0
 
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        """Replace the newest frames of the prior; the sink too if the frames given begin with it, else never.
+
+        The sink is the opening scene, which only its own frames may restate.
+        """
+        size = self.spec.frame_tokens
+        prior = min(self._num_prior * size, keys.shape[2])
+        sink = min(self._num_sink * size, keys.shape[2]) if first_frame == 0 else 0
+        if prior:
+            self._prior.keys[:, :, -prior:].copy_(keys[:, :, -prior:])
+            self._prior.values[:, :, -prior:].copy_(values[:, :, -prior:])
+        if sink:
+            self._sink.keys[:, :, :sink].copy_(keys[:, :, :sink])
+            self._sink.values[:, :, :sink].copy_(values[:, :, :sink])
+
     def _fill_sink(self, first: int, frames: int) -> None:
         size = self.spec.frame_tokens
         self._sink.allocate(self.current.keys)

@@ -1,0 +1,332 @@
+"""attach() on stand-ins of every code base: what changes nothing changes no bit; what the memory does."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import upstream_wan as wan
+from pipelines import AS_RELEASED, KINDS, SPEC, causal_wan, draw, draw_interrupted, make, noise_of, switch
+from upstream_ll1 import InteractiveCausalInferencePipeline
+
+import recap
+from recap import attach
+from recap.backbones.wan.backbone import WanBackbone
+from recap.backbones.wan.decoder import UpsampleDecoder
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import SinkConfig
+from recap.rollout import block_noise
+
+EMPTY = {  # the whole method, with lambda 1 and no bank
+    kind: RecapConfig(sink_frames=KINDS[kind][4], reinforcement=1.0, capacity_frames=0) for kind in KINDS
+}
+
+
+def same_caches(one, other):
+    for mine, yours in zip(one.kv_cache1, other.kv_cache1, strict=True):
+        assert mine.keys() == yours.keys()
+        assert all(torch.equal(mine[name], yours[name]) for name in mine)
+
+
+# --- what equals the code base itself changes no bit ---
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["plain", "lora"])
+@pytest.mark.parametrize("memory", [AS_RELEASED, EMPTY], ids=["as released", "lambda 1, no bank"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_released_is_unpatched_bit_for_bit(kind, memory, lora):
+    bare, held = make(kind, lora=lora), make(kind, lora=lora)
+    video, latents = draw(bare)
+    with attach(held, memory[kind], phases="released", flow="classical") as attached:
+        remembered_video, remembered = draw(held)
+    assert torch.equal(latents, remembered) and torch.equal(video, remembered_video)
+    same_caches(bare, held)
+    assert attached.checkout == kind and len(attached.trace) == 6
+    absolute = kind in ("self-forcing", "longlive-1.0")
+    assert attached.spec.phases == ("absolute" if absolute else "window")
+    assert attached.spec.window_frames == KINDS[kind][3]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.bfloat16),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.cuda),
+        pytest.param("cuda", torch.float32, marks=pytest.mark.cuda),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bit_for_bit_in_half_precision_and_on_a_gpu_too(kind, device, dtype):
+    drawn = []
+    for memory in (None, AS_RELEASED[kind], "recap"):
+        pipeline = moved(make(kind), device, dtype)
+        noise = noise_of(6).to(device, dtype)
+        torch.manual_seed(0)
+        options = {"phases": "window" if memory == "recap" else "released", "flow": "classical"}
+        with torch.device(device), attach(pipeline, memory, **options) if memory else nullcontext():
+            drawn.append(pipeline.inference(noise, ["a red boat"], return_latents=True)[1])
+    bare, same, remembered = drawn
+    assert torch.equal(bare, same) and torch.equal(bare[:, :3], remembered[:, :3])
+    assert remembered.isfinite().all() and (bare[:, 3:] - remembered[:, 3:]).abs().max() > 1e-2
+
+
+def moved(pipeline, device, dtype):
+    encode, generator, scheduler = pipeline.text_encoder, pipeline.generator, pipeline.scheduler
+    pipeline.text_encoder = lambda text_prompts: {
+        name: part.to(device, dtype) for name, part in encode(text_prompts).items()
+    }
+    generator.to(device, dtype)
+    generator.model.freqs = generator.model.freqs.to(device)
+    scheduler.sigmas, scheduler.timesteps = scheduler.sigmas.to(device), scheduler.timesteps.to(device)
+    pipeline.denoising_step_list = pipeline.denoising_step_list.to(device)
+    return pipeline
+
+
+@pytest.mark.parametrize(("window", "sink"), [(6, 0), (6, 1), (7, 0), (7, 3), (12, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_windows_and_sinks_too(kind, window, sink):
+    bare, held = make(kind, window=window, sink=sink), make(kind, window=window, sink=sink)
+    _, latents = draw(bare)
+    with attach(held, SinkConfig(sink_frames=sink), phases="released"):
+        _, remembered = draw(held)
+    assert torch.equal(latents, remembered)
+    same_caches(bare, held)
+
+
+def test_self_forcing_without_a_window_within_one_clip():
+    bare, held = make("self-forcing", window=-1), make("self-forcing", window=-1)
+    _, latents = draw(bare, blocks=7)
+    with attach(held, "none", phases="released"):
+        _, remembered = draw(held, blocks=7)
+        assert torch.equal(latents, remembered)
+        with pytest.raises(ValueError, match=r"kv_cache is 126: .*set the model's local_attn_size"):
+            draw(held, blocks=8)
+
+
+@pytest.mark.parametrize("kind", ["self-forcing", "longlive-1.0"])
+def test_window_phases_differ_from_absolute_ones_only_once_the_sink_lags(kind):
+    """Only differences of time count, so without a sink the two are equal to rounding; a sink that drifts is not."""
+    bare, held = make(kind), make(kind)
+    _, latents = draw(bare)
+    with attach(held, AS_RELEASED[kind]):
+        _, remembered = draw(held)
+    full = 12 if kind == "longlive-1.0" else 18
+    torch.testing.assert_close(remembered[:, :full], latents[:, :full], atol=1e-4, rtol=1e-4)
+    if kind == "longlive-1.0":
+        assert (remembered[:, full:] - latents[:, full:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("at", "global_sink"), [([3], True), ([6], True), ([13], True), ([9, 14], True), ([11], False)], ids=str
+)
+@pytest.mark.parametrize("kind", ["longlive-1.0", "longlive-1.0-infinity"])
+def test_a_prompt_switch_is_followed_bit_for_bit(kind, at, global_sink):
+    """After block 0 the re-cache has the range of its clean pass; from frame 15 on it leaves the sink alone."""
+    bare, held = (
+        make(kind, pipeline=InteractiveCausalInferencePipeline, global_sink=global_sink) for _ in range(2)
+    )
+    _, latents = switch(bare, 7, at)
+    with attach(held, AS_RELEASED[kind], phases="released") as attached:
+        _, remembered = switch(held, 7, at)
+    assert torch.equal(latents, remembered)
+    same_caches(bare, held)
+    assert [line["block"] for line in attached.trace] == [*range(7)]
+
+
+def test_given_frames_go_in_by_the_clean_pass():
+    bare, held = make("self-forcing"), make("self-forcing")
+    given = noise_of(2, seed=8)
+    _, latents = draw(bare, initial_latent=given)
+    with attach(held, "none", phases="released") as attached:
+        _, remembered = draw(held, initial_latent=given)
+    assert torch.equal(latents, remembered)
+    assert len(attached.trace) == 8 and attached.trace[0]["attention_share"] == {}
+
+
+def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
+    """The same weights and noise in CausalWan under our loop, with a reinforced sink and with none of our own."""
+    encode, spec = wan.TextEncoder(), SPEC.backbone_spec()
+    backbone = WanBackbone(
+        causal_wan(), lambda prompt: encode([prompt])["prompt_embeds"], lambda: UpsampleDecoder(spec)
+    )
+    config = recap.RunConfig.from_dict(
+        {"shots": [{"prompt": "a red boat", "seconds": 4.5}], "memory": "sink"}
+    )
+    plan = recap.make_plan([config.shots], spec)
+    draws = [block_noise(spec, [7], block) for block in range(6)]
+    noise = torch.cat([draw() for draw in draws], dim=1)
+    fresh = [draw() for draw in draws for _ in range(3)]
+
+    def upstream(pipeline):
+        order = iter(fresh)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "randn_like", lambda flat: next(order).view_as(flat))
+            return pipeline.inference(noise, ["a red boat"], return_latents=True)[1]
+
+    for reinforcement in (1.0, 5.0):
+        memory = SinkConfig(reinforcement=reinforcement)
+        blocks = recap.rollout(backbone, memory.build(spec, lambda: None), plan, seeds=[7])
+        ours = torch.cat([made.latents for made in blocks], dim=1)
+        pipeline = make("infinite-forcing")
+        with attach(pipeline, memory):
+            theirs = upstream(pipeline)
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+        if reinforcement == 1.0:
+            torch.testing.assert_close(upstream(make("infinite-forcing")), ours, atol=1e-5, rtol=0)
+
+
+# --- what the memory does ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recap_changes_all_but_the_first_block(kind):
+    bare, held = make(kind), make(kind)
+    video, latents = draw(bare)
+    with attach(held, "recap", flow="classical") as attached:
+        seen, remembered = draw(held)
+    assert torch.equal(latents[:, :3], remembered[:, :3])
+    changed = (latents - remembered).abs().amax(dim=(0, 2, 3, 4)) > 1e-2
+    assert changed.tolist() == [False] * 3 + [True] * 15
+    assert torch.equal(video[:, :9], seen[:, :9]) and video.shape == seen.shape
+    first, second, third = attached.trace[:3]
+    assert first["attention_share"] == {"current": [1.0]} and first["attended_tokens"] == {"current": 18}
+    assert second["attended_tokens"] == {"sink": 6, "prior": 12, "current": 18, "bank": 6}
+    assert sum(share for (share,) in third["attention_share"].values()) == pytest.approx(1, abs=1e-5)
+    assert len(first["admitted"][0]) == 6
+    assert len({tuple(place) for row in attached.memory.bank.held.source for place in row.tolist()}) == 6
+
+
+def test_reinforcement_moves_attention_to_the_sink():
+    shares = []
+    for reinforcement in (2.0, 8.0):
+        pipeline = make("infinite-forcing")
+        with attach(pipeline, {"name": "sink", "reinforcement": reinforcement}) as attached:
+            draw(pipeline, blocks=2)
+        shares.append(attached.trace[1]["attention_share"]["sink"][0])
+    assert shares[1] > 1.5 * shares[0]
+
+
+def test_the_memory_holds_the_clean_pass():
+    """What Infinite-Forcing's own cache ends with; the last noisy step made something else of the same frames."""
+    bare, held = make("infinite-forcing"), make("infinite-forcing")
+    noisy = []
+    forward = bare.generator.forward
+
+    def watched(**given):
+        result = forward(**given)
+        if bool((given["timestep"] > 0).all()):
+            noisy.append([{name: cache[name][:, 24:].clone() for name in "kv"} for cache in bare.kv_cache1])
+        return result
+
+    vars(bare.generator)["forward"] = watched
+    draw(bare)
+    with attach(held, SinkConfig()) as attached:
+        draw(held)
+    state = attached.memory.state()
+    for layer, cache in enumerate(bare.kv_cache1):
+        for name, part in (("keys", "k"), ("values", "v")):
+            assert torch.equal(state[f"prior.{name}"][layer], cache[part][:, 24:])
+            assert torch.equal(state[f"sink.{name}"][layer], cache[part][:, :6])
+            assert not torch.allclose(state[f"prior.{name}"][layer], noisy[-1][layer][part], atol=1e-3)
+
+
+@pytest.mark.parametrize("global_sink", [True, False])
+def test_a_switch_refreshes_the_prior_keeps_the_sink_and_the_bank_and_scores_nothing(global_sink):
+    """Where the checkout takes a new sink, ours stays: it is the opening scene."""
+    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline, global_sink=global_sink)
+    states, recomputed = [], []
+    with attach(held, "recap", flow="classical", window_frames=6) as attached:
+        hook = held.generator.forward
+
+        def watched(**given):
+            if given["noisy_image_or_video"].shape[1] == 3:
+                return hook(**given)
+            states.append(attached.memory.state())
+            result = hook(**given)
+            states.append(attached.memory.state())
+            recomputed.append([cache["v"][:, -12:].clone() for cache in held.kv_cache1])
+            return result
+
+        vars(held.generator)["forward"] = watched
+        switch(held, 7, [14])
+        vars(held.generator)["forward"] = hook
+    before, after = states
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]) == (name not in ("prior.keys", "prior.values")), name
+    assert torch.equal(after["prior.values"], torch.stack(recomputed[0]))
+    assert len(attached.trace) == 7
+
+
+def test_a_memory_that_cannot_be_refreshed_says_so_at_the_switch():
+    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
+
+    @dataclasses.dataclass(frozen=True)
+    class Stubborn:
+        def build(self, spec, admission):
+            verbs = ("begin", "arrange", "write", "commit")
+            policy = SinkConfig().build(spec, admission)
+            return SimpleNamespace(**{verb: getattr(policy, verb) for verb in verbs})
+
+    with (
+        pytest.raises(ValueError, match="cannot take keys recomputed for a new prompt"),
+        attach(held, Stubborn()),
+    ):
+        switch(held, 4, [6])
+    switch(held, 4, [6])
+
+
+def test_each_video_starts_with_an_empty_memory():
+    alone = make("infinite-forcing")
+    with attach(alone, "recap", flow="classical"):
+        _, expected = draw(alone, seed=4)
+    pipeline = make("infinite-forcing")
+    with attach(pipeline, "recap", flow="classical") as attached:
+        draw(pipeline, seed=1)
+        with pytest.raises(KeyboardInterrupt):
+            draw_interrupted(pipeline, at=5)
+        _, latents = draw(pipeline, seed=4)
+    assert torch.equal(latents, expected)
+    assert [(line["video"], line["block"]) for line in attached.trace] == [
+        *((0, block) for block in range(6)), (1, 0), *((2, block) for block in range(6))
+    ]  # fmt: skip
+
+
+def test_what_flow_is_used_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr("recap.flow.find_raft_small", lambda: None)
+    pipeline = make("infinite-forcing")
+    with attach(pipeline, "recap"):
+        draw(pipeline, blocks=1)
+        draw(pipeline, blocks=1)
+    assert capsys.readouterr().out.count("flow: classical") == 1
+
+
+def test_rows_of_a_batch_need_a_decoder():
+    spec = SPEC.backbone_spec()
+
+    def both(pipeline, **options):
+        with attach(pipeline, "recap", flow="classical", **options):
+            torch.manual_seed(0)
+            return pipeline.inference(noise_of(3, rows=2), ["a red boat", "a house"], return_latents=True)
+
+    with pytest.raises(ValueError, match=r"batch is 2: .*pass decoder="):
+        both(make("infinite-forcing"))
+    _, latents = both(make("infinite-forcing"), decoder=lambda: UpsampleDecoder(spec))
+    assert latents.shape[0] == 2
+
+
+def test_the_rotary_table_is_no_limit():
+    short, whole = make("self-forcing"), make("self-forcing")
+    short.generator.model.freqs = short.generator.model.freqs[:9]
+    with pytest.raises((IndexError, RuntimeError)):
+        draw(short)
+    drawn = []
+    for pipeline in (short, whole):
+        with attach(pipeline, "recap", flow="classical"):
+            drawn.append(draw(pipeline)[1])
+    assert torch.equal(*drawn)
+    for mine, yours in zip(short.kv_cache1, whole.kv_cache1, strict=True):
+        torch.testing.assert_close(mine["k"], yours["k"], atol=1e-6, rtol=0)
