@@ -156,7 +156,7 @@ def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
         {"shots": [{"prompt": "a red boat", "seconds": 4.5}], "memory": "sink"}
     )
     plan = recap.make_plan([config.shots], spec)
-    draws = [block_noise(spec, [7], block) for block in range(6)]
+    draws = [block_noise(spec, [7], block) for block in plan.blocks[:6]]
     noise = torch.cat([draw() for draw in draws], dim=1)
     fresh = [draw() for draw in draws for _ in range(3)]
 
