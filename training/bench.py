@@ -17,7 +17,7 @@ from torch import Tensor
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.tiny.probe import Probe
-from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, prompt_text
+from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, null_token_ids, prompt_text
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import warp
@@ -42,6 +42,7 @@ from training.script import Script
 from training.world import Clips, World
 
 T = TypeVar("T")
+B = TypeVar("B", bound=WanBackbone)
 
 SEED = 20_000_000  # past every seed that training and its own evaluations draw from
 KEPT = (
@@ -117,26 +118,49 @@ def make_cases(num_prompts: int, repeats: int, seed: int) -> list[Case]:
 
 class Models(NamedTuple):
     four: WanBackbone  # as shipped
-    many: EulerBackbone
+    many: EulerBackbone  # its teacher, where there is one: a distilled model is no flow any more
     autoencoder: Autoencoder
 
 
-def load_models(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Models:
+def load_models(
+    folder: Path,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    teacher: Path | None = None,
+    guidance: float = 1.0,
+) -> Models:
     """The models of a folder, whole files or parts; the autoencoder stays in fp32."""
-    model, autoencoder, text = CausalWan(EMBEDDED), Autoencoder(), WordTable()
-    for module, name in ((model, "dit"), (autoencoder, "autoencoder"), (text, "text")):
-        module.load_state_dict(load_weights(folder / f"{name}.safetensors"))
-        module.eval().requires_grad_(False)
-    return join_models(model.to(device, dtype), autoencoder.to(device), text.to(device))
+    autoencoder = Autoencoder()
+    autoencoder.load_state_dict(load_weights(folder / "autoencoder.safetensors"))
+    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore[call-overload]
+    four = join_parts(WanBackbone, *_load_drawer(folder, device, dtype), autoencoder)
+    model, text = _load_drawer(teacher or folder, device, dtype)
+    return Models(four, join_many(model, text, autoencoder, guidance), autoencoder)
 
 
-def join_models(model: CausalWan, autoencoder: Autoencoder, text: WordTable) -> Models:
-    autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    parts = (model, text.encode, lambda: StreamingDecoder(autoencoder))
-    many = EulerBackbone(*parts)
+def _load_drawer(folder: Path, device: str, dtype: torch.dtype) -> tuple[CausalWan, WordTable]:
+    model, text = CausalWan(EMBEDDED), WordTable()
+    model.load_state_dict(load_weights(folder / "dit.safetensors"))
+    text.load_state_dict(load_weights(folder / "text.safetensors"))
+    return model.to(device, dtype).requires_grad_(False), text.to(device).requires_grad_(False)
+
+
+def join_parts(kind: type[B], model: CausalWan, text: WordTable, autoencoder: Autoencoder) -> B:
+    return kind(model, text.encode, lambda: StreamingDecoder(autoencoder))
+
+
+def join_many(
+    model: CausalWan, text: WordTable, autoencoder: Autoencoder, guidance: float = 1.0
+) -> EulerBackbone:
+    """The model by many Euler steps."""
+    many = join_parts(EulerBackbone, model, text, autoencoder)
     places = tuple(round(NUM_TRAIN_STEPS * (1 - i / MANY_STEPS)) for i in range(MANY_STEPS))
     many._sigmas = warp(places, model.spec.shift)
-    return Models(WanBackbone(*parts), many, autoencoder)
+    if guidance != 1:
+        many.guidance = guidance
+        many.no_text = text(torch.tensor([null_token_ids()], device=text.words.weight.device))
+    return many
 
 
 class Bench:

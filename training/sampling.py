@@ -35,14 +35,24 @@ MANY_STEPS = 16
 
 
 class EulerBackbone(WanBackbone):
-    """The same model sampled as an ordinary differential equation, which needs no distilled weights."""
+    """A flow model sampled as an ordinary differential equation, which needs no distilled weights."""
+
+    guidance = 1.0  # how far beyond what it says without a prompt
+    no_text: Tensor | None = None  # 1 L text_dim, of no prompt; needed for any other guidance
 
     @torch.no_grad()
     def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
         """Draw one block, B F C rows columns; calls `noise` once."""
         x = self._draw(noise)
+        wordless = None
+        if self.no_text is not None:
+            wordless = self.model.condition(self.no_text.expand(len(x), -1, -1))
         for sigma, following in zip(self._sigmas, (*self._sigmas[1:], 0.0), strict=True):
-            x = x + (following - sigma) * self.model(x, NUM_TRAIN_STEPS * sigma, given, context)
+            flow = self.model(x, NUM_TRAIN_STEPS * sigma, given, context)
+            if wordless is not None:
+                plain = self.model(x, NUM_TRAIN_STEPS * sigma, wordless, context)
+                flow = torch.lerp(plain, flow, self.guidance)
+            x = x + (following - sigma) * flow
         return x
 
 

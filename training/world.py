@@ -97,11 +97,11 @@ class World:
 
     def film(
         self, scripts: Sequence[Script], seed: int, num_pictures: int = PICTURES, *,
-        first_index: int = 0, flow: bool = False,
+        first_index: int = 0, span: tuple[int, int] | None = None, flow: bool = False,
     ) -> Clips:  # fmt: skip
-        """Clips by script; looks, panorama and paces come from (seed, first_index + row)."""
+        """Clips by script; looks, panorama and paces come from (seed, first_index + row); `span` as in `sample`."""
         dice = Dice(seed, range(first_index, first_index + len(scripts)), self.device)
-        return self._shoot(dice, num_pictures, list(scripts), None, flow)
+        return self._shoot(dice, num_pictures, list(scripts), span, flow)
 
     @torch.no_grad()
     def _shoot(

@@ -15,14 +15,14 @@ from recap.backbones.tiny.autoencoder import Autoencoder, AutoencoderSpec
 from recap.backbones.tiny.backbone import WEIGHTS, WordTable
 from recap.backbones.tiny.probe import CELL, NOBODY, Judged, Probe
 from recap.backbones.tiny.vocabulary import parse_prompt
-from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.backbone import WanBackbone, draw_weights
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.bench import Bench, Options, join_models, make_cases, make_prompts
+from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
 from training.evaluate import PARTS, main, measure
 from training.measures import (
     RowsDecoder,
@@ -58,7 +58,10 @@ def models():
     torch.manual_seed(0)
     model, autoencoder, text = CausalWan(SMALL), Autoencoder(SMALL_AUTOENCODER), WordTable(SMALL)
     draw_weights(model, 0)
-    return join_models(model, autoencoder.eval().requires_grad_(False), text.requires_grad_(False))
+    autoencoder.eval().requires_grad_(False)
+    text.requires_grad_(False)
+    four = join_parts(WanBackbone, model, text, autoencoder)
+    return Models(four, join_many(model, text, autoencoder, guidance=2.0), autoencoder)
 
 
 @pytest.fixture(scope="module")
