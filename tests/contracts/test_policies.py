@@ -235,3 +235,24 @@ def test_wrong_number_of_seeds_is_refused(backbone):
     plan = make_plan([[Shot("a red boat", 1.0)]] * 2, backbone.spec)
     with pytest.raises(ValueError, match="the plan has 2 rows"):
         next(rollout(backbone, policy, plan, seeds=[0]))
+
+
+@pytest.mark.cuda
+def test_a_bank_in_the_memory_of_the_host_draws_the_same():
+    backbone = load_backbone("untrained", device="cuda")
+    drawn = []
+    for config in (RecapConfig(), RecapConfig(bank_on_host=True)):
+        policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
+        plan = make_plan([[Shot(PROMPT, 4.0)]], backbone.spec)
+        drawn.append([made.latents for made in rollout(backbone, policy, plan, seeds=(0,))])
+        assert policy.bank.keys.is_cuda is not config.bank_on_host
+    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+
+
+def test_a_bank_in_the_memory_of_the_host_goes_on_bit_for_bit(backbone):
+    whole, _ = draw(backbone, RecapConfig())
+    again, policy = draw(backbone, RecapConfig(bank_on_host=True))
+    assert same(whole, again)
+    other = RecapConfig(bank_on_host=True).build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
+    other.load_state(policy.state())
+    assert torch.equal(other.bank.keys, policy.bank.keys)

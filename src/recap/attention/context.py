@@ -7,6 +7,7 @@ segments all block long, so each is rotated on its first read and the result is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -82,7 +83,8 @@ class BlockContext:
         current = next(s for s in own if s.role is Role.CURRENT)
         mine = {id(s) for s in own}
         segments = [
-            self._fresh(s) if id(s) in mine else self._once(s) for s in self._policy.arrange(layer, own)
+            self._fresh(s) if id(s) in mine else self._once(s, query.device)
+            for s in self._policy.arrange(layer, own)
         ]
         if self._settling:
             self._policy.write(layer, Tokens(query, current.keys, current.values, current.positions))
@@ -100,7 +102,11 @@ class BlockContext:
         turned = self._turned(segment.keys, segment.positions)
         return Readable(segment.role, turned, segment.values, segment.log_bias)
 
-    def _once(self, segment: Segment) -> Readable:
+    def _once(self, segment: Segment, device: torch.device) -> Readable:
+        if segment.keys.device != device:
+            # Kept elsewhere to save room here: what is brought over is read once and let go.
+            keys, values = (part.to(device, non_blocking=True) for part in (segment.keys, segment.values))
+            return self._fresh(replace(segment, keys=keys, values=values))
         known = self._kept.get(id(segment))
         if known is None:
             known = self._kept[id(segment)] = (segment, self._fresh(segment))

@@ -21,14 +21,14 @@ Retain = Callable[[Candidates, int], Tensor]
 
 
 class NoveltyBank:
-    def __init__(self, capacity: int, num_layers: int):
+    def __init__(self, capacity: int, num_layers: int, *, on_host: bool = False):
         if capacity < 0:
             raise refuse("capacity", capacity, "must be 0 or more tokens", "0 switches the bank off")
         self.capacity = capacity
         self.count = (
             0  # slots in use; equal in all rows, since every block offers all rows equally many tokens
         )
-        self._store = Store(num_layers, capacity)
+        self._store = Store(num_layers, capacity, on_host=on_host)
         self._source: Tensor | None = None  # B K 3
         self._score: Tensor | None = None  # B K
 
@@ -94,7 +94,7 @@ class NoveltyBank:
         index = newcomer[None, :, :, None, None].expand(*keys.shape[:2], -1, *keys.shape[3:])
         mask = free[None, :, :, None, None]
         for store, fresh in ((self._store.keys, keys), (self._store.values, values)):
-            torch.where(mask, fresh.gather(2, index), store, out=store)
+            torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
 
     def state(self) -> State:
         if self._source is None or self._score is None:

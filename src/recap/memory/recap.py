@@ -106,6 +106,9 @@ class RecapConfig:
     sink_frames: int = 1
     reinforcement: float = 5.0
     capacity_frames: float = 1.0
+    bank_on_host: bool = (
+        False  # the bank lies in the CPU's memory and comes over layer by layer, at every step
+    )
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
@@ -113,4 +116,4 @@ class RecapConfig:
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
-        return RecapMemory(window, NoveltyBank(capacity, spec.layers), admission())
+        return RecapMemory(window, NoveltyBank(capacity, spec.layers, on_host=self.bank_on_host), admission())

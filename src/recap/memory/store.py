@@ -6,15 +6,17 @@ tensors. Allocated at the first write, when batch size, dtype and device are kno
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from recap.contracts import State
 
 
 class Store:
-    def __init__(self, num_layers: int, num_tokens: int):
+    def __init__(self, num_layers: int, num_tokens: int, *, on_host: bool = False):
         self.num_layers = num_layers
         self.num_tokens = num_tokens
+        self.on_host = on_host  # in the CPU's memory, whatever device writes and reads
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -35,7 +37,12 @@ class Store:
         if self._keys is None:
             batch, _, heads, channels = like.shape[-4:]
             shape = (self.num_layers, batch, self.num_tokens, heads, channels)
-            self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
+            device = "cpu" if self.on_host else like.device
+            # Pinned pages travel without the copy in between.
+            pinned = self.on_host and like.is_cuda
+            self._keys, self._values = (
+                torch.zeros(shape, dtype=like.dtype, device=device, pin_memory=pinned) for _ in range(2)
+            )
 
     def state(self, name: str) -> State:
         if self._keys is None or self._values is None:
@@ -53,4 +60,5 @@ class Store:
                 f"state of {name} has shape {tuple(keys.shape)}: this memory keeps {self.num_layers} layers of "
                 f"{self.num_tokens} tokens; resume with the settings of the run that wrote it"
             )
-        self._keys, self._values = keys.clone(), values.clone()
+        home = "cpu" if self.on_host else keys.device
+        self._keys, self._values = keys.to(home, copy=True), values.to(home, copy=True)
