@@ -63,7 +63,7 @@ class Options:
         2.5  # of the teacher: how far beyond its estimate without a prompt; 1 is the plain teacher
     )
     mean_decay: float = 0.99
-    num_captions: int = 480
+    num_captions: int = 1920
     note_every_s: float = 20.0
     save_every_s: float = 120.0
     warmup_s: float = 8.0

@@ -93,7 +93,7 @@ def fill(
 ) -> None:
     """Give every tensor of a model (on the meta device) its content; `file_names` says ours -> the file's.
 
-    Whatever is missing, left over or of another shape is named as the file names it.
+    Whatever is missing, left over, of another shape or not of floats is named as the file names it.
     """
     expected = model.state_dict()
     assert expected.keys() == file_names.keys()
@@ -103,6 +103,8 @@ def fill(
     for ours, name in file_names.items():
         if name in found and found[name].shape != expected[ours].shape:
             wrong.append(f"{name} is {tuple(found[name].shape)}, not {tuple(expected[ours].shape)}")
+        elif name in found and not found[name].is_floating_point():
+            wrong.append(f"{name} is of {found[name].dtype}, not of floats")
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         limit = f"the tensors do not fit: {'; '.join(wrong[:SHOWN])}{more}"

@@ -1,0 +1,49 @@
+"""The contact sheet of the README: twelve samples of the shipped weights, first seeds, not picked.
+
+    python -m training.samples --out docs/images/samples.jpg
+
+Prompts are those of `training.sampling` and four more; sample i has seed i. Every setting is the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from recap.config import RunConfig
+from recap.files import write_whole
+from recap.run import generate
+from recap.show.moments import moments_sheet
+from training.sampling import PROMPTS
+
+MORE = (
+    "an owl in a forest by day",
+    "a sheep and a tractor in a meadow in the evening",
+    "a dinosaur in the mountains by day",
+    "a boat on the sea at night",
+)
+SECONDS = (0.5, 2.5, 5.0, 7.5, 9.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    clips: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, prompt in enumerate((*PROMPTS, *MORE)):
+            shots = [{"prompt": prompt, "seconds": 10.0}]
+            config = RunConfig.from_dict({"shots": shots, "seeds": [seed], "flow": "classical"})
+            (clips[prompt],) = generate(config, Path(folder) / str(seed)).videos
+            print(f"{seed + 1} of {len(PROMPTS) + len(MORE)}: {prompt}", flush=True)
+        sheet = moments_sheet(clips, {second: f"{second:g}s" for second in SECONDS})
+    _, encoded = cv2.imencode(".jpg", np.ascontiguousarray(sheet[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 90])
+    write_whole(given.out, encoded.tobytes())
+
+
+if __name__ == "__main__":
+    main()
