@@ -119,3 +119,22 @@ def test_a_stopped_rollout_rereads_what_it_is_handed(backbone):
 def test_a_cut_leaves_nothing_to_reread():
     with pytest.raises(ValueError, match="reread"):
         Shot("a red boat", 1.0, cut=True, reread=True)
+
+
+def test_a_memory_that_cannot_reread_is_refused_where_a_script_asks_for_it(backbone):
+    class Plain:
+        def __init__(self, policy):
+            self._policy = policy
+
+        def __getattr__(self, name):
+            if name == "reread":
+                raise AttributeError(name)
+            return getattr(self._policy, name)
+
+    plan = make_plan(
+        [[Shot("a red boat", 0.75), Shot("a house", 0.75, cut=False, reread=True)]], backbone.spec
+    )
+    live = rollout(backbone, Plain(policy_of(SinkConfig(), backbone)), plan, seeds=[0])
+    next(live)
+    with pytest.raises(ValueError, match=r"Plain.*reread"):
+        next(live)

@@ -67,9 +67,6 @@ class MemoryPolicy(Stateful, Protocol):
     def clear_prior(self) -> None:
         """Shot boundary: forget the prior, keep sink and bank."""
 
-    def reread(self, block: Block) -> None:
-        """Instead of `commit`, of an earlier block read again under another prompt: prior, but nothing new."""
-
 
 @runtime_checkable
 class Refreshable(Protocol):
@@ -80,6 +77,14 @@ class Refreshable(Protocol):
 
         What is held of them as recent past is replaced; what is held for other reasons, as a bank is, stays.
         """
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """A policy whose prior can be made anew under another prompt; only scripts that ask for it need one."""
+
+    def reread(self, block: Block) -> None:
+        """Instead of `commit`, of an earlier block read again: prior, but nothing new."""
 
 
 class Context(Protocol):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.attention.context import BlockContext
-from recap.contracts import Backbone, Decoder, MemoryPolicy, Noise, Recorder
+from recap.contracts import Backbone, Decoder, MemoryPolicy, Noise, Recorder, Rereadable
 from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock
@@ -83,6 +83,9 @@ def _reread(
 
     Only a sink whose own block is still that near is made anew too, since it is part of that block.
     """
+    if not isinstance(policy, Rereadable):
+        limit = "it cannot read its prior again, which this script asks for"
+        raise refuse("memory", type(policy).__name__, limit, "give it a method reread, see recap.contracts")
     if len(past) < min(block.index, reach(backbone.spec)):
         limit = f"block {block.index} rereads the prior and needs the latents before it"
         raise refuse("recent", len(past), limit, "pass the latents of the last blocks")
