@@ -1,0 +1,220 @@
+"""What a memory changes: looking things up in a true past, keeping the opening subject, letting one reappear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recap.backbones.tiny.colours import colour_distance, mean_colour
+from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.memory.recap import RecapMemory
+from recap.plan import Plan, Shot, make_plan
+from recap.types import GeneratedBlock
+from training.bench import (
+    KEPT,
+    LOOKUP_DRAWN,
+    LOOKUP_TOLD,
+    LOOKUP_VISITS,
+    PAIRS,
+    SEGMENTS,
+    SETTLING_S,
+    Bench,
+    Case,
+    make_cases,
+)
+from training.measures import (
+    RowsDecoder,
+    Series,
+    actor_by_row,
+    cluster_interval,
+    differences,
+    interval,
+    join_rows,
+    last_of_frames,
+    mean_of,
+    paired_difference,
+    partners,
+    percent,
+    plain,
+)
+from training.quality import Answer
+from training.script import ActorScript, Script
+from training.world import block_pictures
+
+
+def lookup(bench: Bench) -> Answer:
+    """A true past in the memory, then the model draws the return: whose colours does the actor wear?"""
+    cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed + 1_000_000)
+    names = ["rendered", *bench.options.memories, "no context", "another instance"]
+    result: dict[str, Any] = {}
+    table = [["subject first seen", "memory", "found", "colour error, Delta E", f"under {KEPT:g}", "n"]]
+    for where, visits in LOOKUP_VISITS.items():
+        made = bench.sweep(cases, partial(_returning, bench, cases, visits), names)
+        errors = {name: torch.cat([error for error, _ in parts]) for name, parts in made.items()}
+        clusters = [case.cluster for case in cases[: len(errors["rendered"])]]
+        result[where] = {"n": len(clusters)}
+        for name, error in errors.items():
+            present = mean_of(torch.cat([found for _, found in made[name]]))
+            estimate = cluster_interval(error, clusters)
+            close = mean_of(torch.where(error.isfinite(), (error < KEPT).double(), math.nan))
+            result[where][name] = {
+                "error": estimate, "found": present, "within": close, "rollouts": error,
+                "against_another_instance": paired_difference(error, errors["another instance"], clusters),
+                "against_no_context": paired_difference(error, errors["no context"], clusters),
+            }  # fmt: skip
+            table.append([where, name, percent(present), interval(estimate), percent(close), str(estimate.n)])
+    return result, table
+
+
+def _returning(
+    bench: Bench, cases: list[Case], visits: tuple[Any, ...], how: str, rows: slice
+) -> tuple[Tensor, Tensor]:
+    """Colour error and presence of the returning actor: drawn under a memory, rendered, or drawn anew."""
+    some, spec = cases[rows], bench.spec
+    places = [parse_prompt(case.prompt) for case in some]
+    scripts = [
+        Script(place.scene, place.time, (ActorScript(case.actor, visits),))
+        for place, case in zip(places, some, strict=True)
+    ]
+    told, last = block_pictures(LOOKUP_TOLD)[0], block_pictures(LOOKUP_TOLD + LOOKUP_DRAWN - 1)[1]
+    clips, latents = bench.film(scripts, last, rows.start)
+    truth = clips.colours[:, 0].cpu()
+    block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
+    drawn_s, begin_s = LOOKUP_DRAWN * block_s, told / spec.pictures_per_second
+    if how == "another instance":
+        other = bench.world.film(scripts, bench.options.seed, 1, first_index=len(cases) + rows.start)
+        return colour_distance(other.colours[:, 0].cpu(), truth), torch.ones(len(some))
+    if how == "rendered":  # through the autoencoder: what judge and codec alone get wrong
+        pixels = RowsDecoder(bench.models.four.decoder).decode(latents)[:, told:]
+        shown, _ = last_of_frames(pixels, spec.pictures_per_frame)
+        judged = actor_by_row(bench.probe.judge(shown), [case.actor for case in some])
+        return colour_distance(mean_colour(*judged).cpu(), truth), judged[0].mean(dim=1).cpu()
+    if how == "no context":
+        plan, begin_s = make_plan([[Shot(case.prompt, drawn_s)] for case in some], spec), 0.0
+        series = bench.watch("sink", plan, some)
+    else:
+        captions = [clips.captions(row)[:LOOKUP_TOLD] for row in range(len(some))]
+        shots = [
+            [*(Shot(text, block_s, cut=False) for text in texts), Shot(case.prompt, drawn_s, cut=False)]
+            for texts, case in zip(captions, some, strict=True)
+        ]
+        past = latents[:, : LOOKUP_TOLD * spec.frames_per_block]  # the encoder is causal
+        series = bench.watch(how, make_plan(shots, spec), some, told=past)
+    error = colour_distance(series.mean_colour(begin_s, math.inf), truth)
+    return error, series.presence(begin_s, math.inf)
+
+
+def retention(bench: Bench) -> Answer:
+    """The opening subject at a third, two thirds and the end of long rollouts against its first second."""
+    seconds = bench.options.seconds or 60.0
+    cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed)
+    made = bench.sweep(cases, lambda m, rows: bench.long(m, cases, rows, seconds), bench.options.memories)
+    marks = [round(seconds * third / 3, 2) for third in (1, 2, 3)]
+    result: dict[str, Any] = {"marks_s": marks}
+    scores: dict[str, dict[str, Tensor]] = {}
+    table = [["memory", *(f"present at {m:g} s" for m in marks), *(f"Delta E at {m:g} s" for m in marks),
+              "other seed's subject", f"kept at {marks[-1]:g} s"]]  # fmt: skip
+    clusters: list[int] = []
+    for memory, parts in made.items():
+        series = join_rows(parts)
+        clusters = [case.cluster for case in cases[: len(series.found)]]
+        first = series.mean_colour(0, 1)
+        ends = [(mark - 1, mark + 1) if mark < seconds else (mark - 2, math.inf) for mark in marks]
+        colours = [series.mean_colour(*end) for end in ends]
+        present = [series.presence(*end) for end in ends]
+        errors = [colour_distance(first, colour) for colour in colours]
+        kept = ((present[-1] >= 0.5) & (errors[-1] < KEPT)).float()
+        other = colour_distance(first, colours[-1][partners(len(first), bench.options.repeats)])
+        if bench.options.repeats == 1:
+            other = torch.full_like(other, math.nan)
+        names = [f"{what} at {mark:g} s" for what in ("present", "error") for mark in marks]
+        scores[memory] = dict(zip(names, (*present, *errors), strict=True)) | {"kept": kept}
+        result[memory] = {
+            **{name: cluster_interval(score, clusters) for name, score in scores[memory].items()},
+            "opening_presence": mean_of(series.presence(0, 1)), "other_seed_error": mean_of(other),
+            "rgb_error_at_end": mean_of((first - colours[-1]).abs().mean(dim=-1)),
+            "attention": {role: mean_of(share[:, 3:].flatten()) for role, share in series.shares.items()},
+            "rollouts": {**scores[memory], "opening_colour": first, "end_colour": colours[-1]},
+        }  # fmt: skip
+        table.append([
+            memory, *(percent(mean_of(x)) for x in present), *(plain(mean_of(x)) for x in errors),
+            plain(mean_of(other)), interval(result[memory]["kept"], percent),
+        ])  # fmt: skip
+    compared = (
+        (f"error at {marks[-1]:g} s", plain),
+        ("kept", percent),
+        (f"present at {marks[-1]:g} s", percent),
+    )
+    result["n"] = len(clusters)
+    result["differences"], more = differences(scores, PAIRS, clusters, compared)
+    return result, [*table, [], *more]
+
+
+def reappearance(bench: Bench) -> Answer:
+    """Empty, subject, empty, subject, the prior cleared at every cut: is it the same subject again?"""
+    scale = (bench.options.seconds or 24.0) / sum(length for _, length, _ in SEGMENTS)
+    cases = make_cases(bench.count(100), bench.options.repeats, bench.options.seed + 2_000_000)
+    slots: dict[str, list[Tensor]] = {memory: [] for memory in bench.options.memories}
+
+    def plan_of(some: Sequence[Case]) -> Plan:
+        shots = [[Shot(c.prompt if there else c.empty, scale * s) for _, s, there in SEGMENTS] for c in some]
+        return make_plan(shots, bench.spec)
+
+    starts = [
+        0,
+        *(b.index for b in plan_of(cases[:1]).blocks if b.clears_prior),
+        len(plan_of(cases[:1]).blocks),
+    ]
+    frames = [bench.spec.frames_per_block * block for block in starts]
+
+    def draw(memory: str, rows: slice) -> Series:
+        def count_slots(block: GeneratedBlock, policy: Any) -> None:
+            if block.block.index == starts[3] - 1 and isinstance(policy, RecapMemory):
+                source = policy.bank.held.source[..., 0]
+                slots[memory].append(((source >= frames[1]) & (source < frames[2])).sum(dim=1).float().cpu())
+
+        return bench.watch(memory, plan_of(cases[rows]), cases[rows], seen=count_slots)
+
+    made = bench.sweep(cases, draw, bench.options.memories)
+    at = [bench.spec.num_pictures(frame) / bench.spec.pictures_per_second for frame in frames]
+    spans = {name: (at[i] + min(SETTLING_S, scale), at[i + 1]) for i, (name, _, _) in enumerate(SEGMENTS)}
+    table = [["memory", "found in B", "in C", "in D", "verified", "Delta E B to D", "other seed's subject",
+              "same subject again", "bank slots from B"]]  # fmt: skip
+    result: dict[str, Any] = {"segments_s": at, "windows_s": spans}
+    scores: dict[str, dict[str, Tensor]] = {}
+    clusters: list[int] = []
+    for memory, parts in made.items():
+        series = join_rows(parts)
+        clusters = [case.cluster for case in cases[: len(series.found)]]
+        found = {name: series.presence(*span) for name, span in spans.items()}
+        before, after = series.mean_colour(*spans["B"]), series.mean_colour(*spans["D"])
+        error = colour_distance(before, after)
+        verified = ((found["B"] >= 0.5) & (found["D"] >= 0.5) & (found["C"] <= 0.1)).float()
+        same = ((found["B"] >= 0.5) & (found["D"] >= 0.5) & (error < KEPT)).float()
+        other = colour_distance(before, after[partners(len(before), bench.options.repeats)])
+        if bench.options.repeats == 1:
+            other = torch.full_like(other, math.nan)
+        checked = torch.where(verified > 0, error, math.nan)
+        scores[memory] = {"error": error, "error where verified": checked, "same": same, "verified": verified,
+                          **{f"found in {name}": share for name, share in found.items()}}  # fmt: skip
+        held = torch.cat(slots[memory]) if slots[memory] else torch.tensor([])
+        result[memory] = {
+            **{name: cluster_interval(score, clusters) for name, score in scores[memory].items()},
+            "other_seed_error": mean_of(other), "bank_slots_from_B": mean_of(held),
+            "attention_in_D": {r: mean_of(s[:, starts[3] :].flatten()) for r, s in series.shares.items()},
+            "rollouts": {**scores[memory], "before": before, "after": after, "bank_slots_from_B": held},
+        }  # fmt: skip
+        table.append([
+            memory, *(percent(mean_of(found[name])) for name in "BCD"), percent(mean_of(verified)),
+            interval(result[memory]["error"]), plain(mean_of(other)), interval(result[memory]["same"], percent),
+            f"{mean_of(held):.0f}" if len(held) else "",
+        ])  # fmt: skip
+    compared = (("error", plain), ("error where verified", plain), ("same", percent), ("found in D", percent))
+    result["n"] = len(clusters)
+    result["differences"], more = differences(scores, PAIRS, clusters, compared)
+    return result, [*table, [], *more]

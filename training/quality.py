@@ -1,0 +1,204 @@
+"""How good the embedded model is by itself: autoencoder, opening block, stability over a minute, speed."""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recap.backbones.tiny.autoencoder import StreamingDecoder
+from recap.backbones.tiny.vocabulary import Prompt, parse_prompt, prompt_text
+from recap.flow.classical import ClassicalFlow
+from recap.plan import Shot, make_plan
+from recap.rollout import rollout
+from training.bench import (
+    Bench,
+    Case,
+    make_cases,
+    make_prompts,
+)
+from training.measures import (
+    RowsDecoder,
+    cluster_interval,
+    contrast,
+    found_shares,
+    interval,
+    join_rows,
+    mean_of,
+    percent,
+    psnr,
+    sharpness,
+)
+from training.script import CAMERAS, ActorScript, Script
+from training.staging import CAMERA_SHARES
+from training.world import block_pictures
+
+Answer = tuple[dict[str, Any], list[list[str]]]
+"""The numbers of a part, and the table that shows them."""
+
+
+def autoencoder(bench: Bench) -> Answer:
+    """PSNR on unseen rendered clips; whether a stream decodes to what the whole does."""
+    model, num = bench.models.autoencoder, bench.count(64)
+    whole, opening, apart, cut = [], [], 0.0, 0.0
+    for start in range(0, num, 8):
+        clips = bench.world.sample(bench.options.seed, range(start, min(start + 8, num)))
+        latents = model.encode(clips.pictures)
+        made = model.decode(latents)
+        whole.append(psnr(made, clips.pictures, (1, 2, 3, 4)))
+        opening.append(psnr(made[:, 0], clips.pictures[:, 0], (1, 2, 3)))
+        streams = []
+        for frames in (1, bench.spec.frames_per_block):
+            stream = StreamingDecoder(model)
+            streams.append(torch.cat([stream.decode(part) for part in latents.split(frames, dim=1)], dim=1))
+        apart = max(apart, float((streams[1] - made).abs().max()))
+        cut = max(cut, float((streams[1] - streams[0]).abs().max()))
+        bench.say(f"autoencoder: {min(start + 8, num)} of {num} clips")
+    values, first = torch.cat(whole).cpu(), torch.cat(opening).cpu()
+    result = {
+        "n": num, "psnr_mean": mean_of(values), "psnr_5th_percentile": float(values.double().quantile(0.05)),
+        "first_picture_psnr_mean": mean_of(first), "stream_to_whole_largest_difference": apart,
+        "stream_cut_otherwise_largest_difference": cut, "rollouts": {"psnr": values, "first": first},
+    }  # fmt: skip
+    return result, [
+        ["unseen clips", "PSNR mean", "5th percentile", "first picture", "stream against whole", "cut otherwise"],
+        [str(num), f"{result['psnr_mean']:.1f} dB", f"{result['psnr_5th_percentile']:.1f} dB",
+         f"{result['first_picture_psnr_mean']:.1f} dB", f"{apart:.1e}", f"{cut:.1e}"],
+    ]  # fmt: skip
+
+
+def opening(bench: Bench) -> Answer:
+    """Does the opening block show who is asked for, by few steps, by many, and in rendered pictures?"""
+    num = bench.count(200)
+    # The claim is about one actor; two at once are measured beside it.
+    casts = {1: make_prompts(num, bench.options.seed), 2: make_prompts(num // 2, bench.options.seed, 2)}
+    result: dict[str, Any] = {"n": num, "guidance_of_many": bench.models.many.guidance}
+    table = [["opening block", "asked for", "found", "every one found", "sharpness", "n"]]
+    for number, prompts in casts.items():
+        found, sharp = _open(bench, prompts)
+        asked = "one actor" if number == 1 else "two actors"
+        result[asked] = {"n": len(prompts), "prompts": [prompt_text(p) for p in prompts]}
+        for name, shares in found.items():
+            # An actor counts as shown if half the block's pictures show it.
+            each = torch.tensor(shares) >= 0.5
+            every, crisp = each.all(dim=1).float(), torch.cat(sharp[name])
+            result[asked][name] = {
+                "every": cluster_interval(every, range(len(prompts))), "found": mean_of(each.float()),
+                "sharpness": mean_of(crisp), "rollouts": {"found_shares": shares, "sharpness": crisp},
+            }  # fmt: skip
+            told = interval(result[asked][name]["every"], percent)
+            table.append(
+                [name, asked, percent(mean_of(each.float())), told, f"{mean_of(crisp):.0f}", str(len(each))]
+            )
+        few, many = result[asked]["4 steps"], result[asked]["16 steps"]
+        ratios = {n: few[n] / many[n] if many[n] else math.nan for n in ("found", "sharpness")}
+        result[asked]["four_to_sixteen"] = ratios
+        table.append(["4 / 16 steps", asked, f"{ratios['found']:.2f}", "", f"{ratios['sharpness']:.2f}", ""])
+    return result, table
+
+
+def _open(
+    bench: Bench, prompts: list[Prompt]
+) -> tuple[dict[str, list[list[float]]], dict[str, list[Tensor]]]:
+    """Per way of drawing and prompt: the share of its pictures that show each actor, and its sharpness."""
+    seconds = bench.spec.frames_per_block * bench.spec.pictures_per_frame / bench.spec.pictures_per_second
+    found: dict[str, list[list[float]]] = {"4 steps": [], "16 steps": [], "rendered": []}
+    sharp: dict[str, list[Tensor]] = {name: [] for name in found}
+    for rows in bench.batches(len(prompts)):
+        some = prompts[rows]
+        plan = make_plan([[Shot(prompt_text(p), seconds)] for p in some], bench.spec)
+        seeds = [bench.options.seed + row for row in range(rows.start, rows.stop)]
+        scripts = [Script(p.scene, p.time, tuple(ActorScript(a) for a in p.actors)) for p in some]
+        _, latents = bench.film(scripts, block_pictures(0)[1], rows.start)
+        shown = {"rendered": bench.models.autoencoder.decode(latents)}
+        for name, backbone in (("4 steps", bench.models.four), ("16 steps", bench.models.many)):
+            decoder = RowsDecoder(backbone.decoder)
+            (made,) = rollout(backbone, bench.policy("sink"), plan, seeds=seeds, decoder=decoder)
+            shown[name] = made.pixels
+        for name, pixels in shown.items():
+            found[name] += found_shares(bench.probe.judge(pixels), [p.actors for p in some])
+            sharp[name].append(sharpness(pixels).mean(dim=1).cpu())
+        bench.say(f"opening: {rows.stop} of {len(prompts)} prompts of {len(some[0].actors)}")
+    return found, sharp
+
+
+def stability(bench: Bench) -> Answer:
+    """Contrast and sharpness at the end of long rollouts against their beginning, with a plain sink."""
+    seconds = bench.options.seconds or 60.0
+    cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed)
+    parts = bench.sweep(cases, lambda m, rows: bench.long(m, cases, rows, seconds), ["sink"])["sink"]
+    series = join_rows(parts)
+    edge = min(10.0, seconds / 2)
+    head, tail = series.within(0, edge), series.within(float(series.seconds[-1]) - edge, math.inf)
+    ratios = {
+        name: (values[:, tail].mean(dim=1) / values[:, head].mean(dim=1).clamp(min=1e-9))
+        for name, values in (("contrast", series.contrast), ("sharpness", series.sharpness))
+    }
+    # What is stable by construction must pass, or the wish would be unfair.
+    control = _rendered_ratios(bench, cases[: len(series.found)], seconds, edge)
+    ratios |= {f"rendered {name}": ratio for name, ratio in control.items()}
+    kept = {name: ((ratio - 1).abs() <= 0.25).float() for name, ratio in ratios.items()}
+    both = kept["contrast"] * kept["sharpness"]
+    clusters = [case.cluster for case in cases[: len(both)]]
+    result: dict[str, Any] = {"n": len(both), "both_within_25_percent": cluster_interval(both, clusters)}
+    table = [["sink, last 10 s / first 10 s", "median", "5th to 95th percentile", "within 25 %"]]
+    for name, ratio in ratios.items():
+        low, middle, high = (
+            ratio.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+        )
+        result[name] = {"median": middle, "5th": low, "95th": high, "within": mean_of(kept[name])}
+        table.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", percent(mean_of(kept[name]))])
+    # A variance changes twice as much as the deviation it is the square of; the milder reading is noted only.
+    result["sharpness_deviation_within"] = mean_of(((ratios["sharpness"].sqrt() - 1).abs() <= 0.25).float())
+    table.append([f"both, n = {len(both)}", "", "", interval(result["both_within_25_percent"], percent)])
+    return {**result, "rollouts": ratios}, table
+
+
+def _rendered_ratios(bench: Bench, cases: Sequence[Case], seconds: float, edge: float) -> dict[str, Tensor]:
+    """The same of clips that the world renders for as long, with its own cameras."""
+    rate = bench.spec.pictures_per_second
+    last = bench.spec.num_pictures(round(seconds * rate / bench.spec.pictures_per_frame))
+    width = min(int(edge * rate), last)
+    cameras = random.Random(bench.options.seed).choices(CAMERAS, CAMERA_SHARES, k=len(cases))
+    found: dict[str, list[Tensor]] = {"contrast": [], "sharpness": []}
+    for row, (case, camera) in enumerate(zip(cases, cameras, strict=True)):
+        place = parse_prompt(case.prompt)
+        script = Script(place.scene, place.time, (ActorScript(case.actor),), camera)
+        ends = [
+            bench.world.film([script], bench.options.seed, last, first_index=row, span=span).pictures[:, ::4]
+            for span in ((0, width), (last - width, last))
+        ]
+        for name, measured in (("contrast", contrast), ("sharpness", sharpness)):
+            head, tail = (measured(pictures).mean() for pictures in ends)
+            found[name].append((tail / head).cpu())
+    return {name: torch.stack(ratios) for name, ratios in found.items()}
+
+
+def speed(bench: Bench) -> Answer:
+    """Seconds per block of one rollout with everything in it, and what the process held at most."""
+    num = max(3, round((bench.options.seconds or 9.0) / 0.75))
+    plan = make_plan([[Shot("a fox and a bus on a beach at night", 0.75 * num)]], bench.spec)
+    times, last = [], time.perf_counter()
+    for _ in rollout(bench.models.four, bench.policy("recap, lambda 5", ClassicalFlow()), plan, seeds=[0]):
+        if bench.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - last)
+        last = time.perf_counter()
+    steady = torch.tensor(times[2:])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result = {
+        "n": len(steady), "block_s_median": float(steady.median()), "block_s_largest": float(steady.max()),
+        "minute_of_video_s": 80 * float(steady.mean()), "peak_memory_mib": peak, "threads": torch.get_num_threads(),
+        "rollouts": times,
+    }  # fmt: skip
+    return result, [
+        ["device", "threads", "s per block, median", "largest", "60 s of video", "peak memory"],
+        [bench.device.type, str(torch.get_num_threads()), f"{steady.median():.2f}", f"{steady.max():.2f}",
+         f"{result['minute_of_video_s']:.0f} s", f"{peak:.0f} MiB"],
+    ]  # fmt: skip
