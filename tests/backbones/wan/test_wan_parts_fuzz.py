@@ -80,6 +80,10 @@ def test_damaged_files_are_refused_by_name(
     }:
         path.write_bytes(whole[:size])
         refused(load, path)
+    dice = random.Random(2)
+    for text in (b"hello\n", b"\x80\x02}.", b"PK\x03\x04", *(dice.randbytes(40) for _ in range(40))):
+        path.write_bytes(text)
+        refused(load, path)
     path.unlink()
     refused(load, path)
     path.mkdir()

@@ -7,7 +7,6 @@ of many gigabytes is read once, on its way to the device.
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -28,7 +26,7 @@ SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 
 SHOWN = 4  # of the wrong tensors: a foreign file has hundreds, and the first few say which file it is
 
-UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, SafetensorError)
+UNREADABLE = Exception  # a damaged pickle leads torch to errors of any kind
 
 
 def extra(package: str) -> Any:
@@ -75,7 +73,7 @@ def _read(path: Path, field: str) -> dict[str, Tensor]:
         mapped = zipfile.is_zipfile(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except UNREADABLE as problem:
-        reason = str(problem).partition("\n")[0]
+        reason = str(problem).partition("\n")[0] or type(problem).__name__
         raise refuse(field, str(path), f"cannot be read ({reason})", FETCH_AGAIN) from problem
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise refuse(field, str(path), "not a table of named tensors", "pass the file of the weights alone")
