@@ -25,23 +25,23 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap import __version__
-from recap.config import DTYPES, RunConfig, read_json
-from recap.contracts import Admission, Backbone, Decoder, MemoryPolicy, State
+from recap.build import Notice, build_backbone, build_memory
+from recap.config import RunConfig, read_json
+from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.files import remove_strays, write_whole
-from recap.flow import build_flow, resolve_flow
+from recap.flow import resolve_flow
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
 from recap.rollout import reach, rollout
 from recap.trace import append_line, block_record, read_lines
-from recap.types import BackboneSpec, GeneratedBlock
+from recap.types import GeneratedBlock
 from recap.video import ClipWriter, join_clips, open_clip
 
 LOCK = ".lock"
 TOLD = "told.safetensors"
 """Latents of the pictures a run goes on from: kept, so that it can be resumed when their file is gone."""
 
-Notice = Callable[[str], None]
 Progress = Callable[[int, int, float], None]
 """Called with (blocks finished, blocks in all, pictures per second of the last one)."""
 
@@ -58,27 +58,6 @@ class RunRecord:
     videos: tuple[Path, ...]  # one per row
     num_blocks: int
     num_pictures: int
-
-
-def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
-    """The run's backbone, ready to draw."""
-    prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
-    made: Backbone = config.backbone.settings.build(
-        device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
-    )
-    return made
-
-
-def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
-    """The run's memory, fresh; its admission and flow are made only if it wants them."""
-
-    def admission() -> Admission:
-        flow = build_flow(config.flow, device=config.device, notice=notice)
-        made: Admission = config.admission.settings.build(spec, flow)
-        return made
-
-    policy: MemoryPolicy = config.memory.settings.build(spec, admission)
-    return policy
 
 
 def generate(

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
 GROUND = {"types", "contracts", "errors"}
 CORE = GROUND | {"attention", "flow", "novelty", "memory", "backbones", "plan", "trace", "rollout"}
 FILES = {"files", "video"}
-COMPOSED = CORE | FILES | {"run", "registry", "config", "opening", "__init__"}
+COMPOSED = CORE | FILES | {"build", "run", "registry", "config", "opening", "__init__"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "video": {"errors", "files"},
     "registry": CORE,
     "config": CORE | {"registry"},
+    "build": CORE | {"registry", "config"},
     "run": COMPOSED,
     "__init__": COMPOSED | {"attach"},
     # Attaching drives the same memories as a run does, under a loop that is not ours.

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from recap.attach.checkout import find_checkout
 from recap.attach.pictures import Pictures
 from recap.attach.session import Attached, BuildMemory, Session
+from recap.build import build_memory
 from recap.config import Choice, RunConfig
 from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
 from recap.registry import MemoryConfig
-from recap.run import build_memory
 
 ABSENT = object()
 

@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from recap.build import build_memory
 from recap.config import RunConfig
 from recap.plan import make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
-from recap.run import build_memory
 from recap.types import GeneratedBlock
 
 EARLY, SPAN = 10, 100  # blocks before the young rollout is timed, and blocks timed of each

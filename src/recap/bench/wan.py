@@ -22,11 +22,11 @@ from recap.backbones.wan.family import WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
+from recap.build import build_backbone, build_memory
 from recap.config import DTYPES, Choice, RunConfig
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES
 from recap.rollout import rollout
-from recap.run import build_backbone, build_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,33 @@
+"""RunConfig -> parts, without files or video: what a run, a benchmark and a notebook all begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from recap.config import DTYPES, RunConfig
+from recap.contracts import Admission, Backbone, MemoryPolicy
+from recap.flow import build_flow
+from recap.types import BackboneSpec
+
+Notice = Callable[[str], None]
+
+
+def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
+    """The run's backbone, ready to draw."""
+    prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
+    made: Backbone = config.backbone.settings.build(
+        device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
+    )
+    return made
+
+
+def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
+    """The run's memory, fresh; its admission and flow are made only if it wants them."""
+
+    def admission() -> Admission:
+        flow = build_flow(config.flow, device=config.device, notice=notice)
+        made: Admission = config.admission.settings.build(spec, flow)
+        return made
+
+    policy: MemoryPolicy = config.memory.settings.build(spec, admission)
+    return policy
