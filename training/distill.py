@@ -195,10 +195,7 @@ class Trainer:
         self.mean = RunningMean(self.generator, options.mean_decay)
         self.optimisers = [
             torch.optim.AdamW(model.dit.parameters(), rate, betas=(0.0, 0.99), weight_decay=0.0)
-            for model, rate in (
-                (self.generator, options.generator_rate),
-                (self.fake, options.fake_rate),
-            )
+            for model, rate in ((self.generator, options.generator_rate), (self.fake, options.fake_rate))
         ]
         self.turns = make_turns(spec, device)
         frame_tokens = spec.grid[0] * spec.grid[1]

@@ -181,6 +181,19 @@ def reappearance(bench: Bench) -> Answer:
         return bench.watch(memory, plan_of(cases[rows]), cases[rows], seen=count_slots)
 
     made = bench.sweep(cases, draw, bench.options.memories)
+    return _compare_visits(bench, cases, made, slots, frames)
+
+
+def _compare_visits(
+    bench: Bench,
+    cases: list[Case],
+    made: dict[str, list[Series]],
+    slots: dict[str, list[Tensor]],
+    frames: list[int],
+) -> Answer:
+    """The subject in segment D against itself in B, memory by memory; `frames` are where segments begin."""
+    scale = (bench.options.seconds or 24.0) / sum(length for _, length, _ in SEGMENTS)
+    last = frames[3] // bench.spec.frames_per_block
     at = [bench.spec.num_pictures(frame) / bench.spec.pictures_per_second for frame in frames]
     spans = {name: (at[i] + min(SETTLING_S, scale), at[i + 1]) for i, (name, _, _) in enumerate(SEGMENTS)}
     table = [["memory", "found in B", "in C", "in D", "verified", "Delta E B to D", "other seed's subject",
@@ -206,7 +219,7 @@ def reappearance(bench: Bench) -> Answer:
         result[memory] = {
             **{name: cluster_interval(score, clusters) for name, score in scores[memory].items()},
             "other_seed_error": mean_of(other), "bank_slots_from_B": mean_of(held),
-            "attention_in_D": {r: mean_of(s[:, starts[3] :].flatten()) for r, s in series.shares.items()},
+            "attention_in_D": {r: mean_of(s[:, last:].flatten()) for r, s in series.shares.items()},
             "rollouts": {**scores[memory], "before": before, "after": after, "bank_slots_from_B": held},
         }  # fmt: skip
         table.append([

@@ -16,4 +16,4 @@ def unknown_name(field: str, value: str, known: Iterable[str]) -> ValueError:
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? " if near else ""
-    return refuse(field, value, "no such name", f"{guess}known: {', '.join(names)}")
+    return refuse(field, value, "no such name", f"{guess}known: {', '.join(names) or 'none'}")

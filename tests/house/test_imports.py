@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "__init__": COMPOSED | {"attach"},
     # Attaching drives the same memories as a run does, under a loop that is not ours.
     "attach": COMPOSED - {"backbones", "__init__"},
-    "scenes": {"errors", "flow.warp"},
+    "scenes": {"errors", "flow.warp", "video"},
     "framing": {"errors", "video"},
     "opening": GROUND | {"framing", "video"},
     "show": GROUND | FILES | {"framing"},
