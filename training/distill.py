@@ -4,8 +4,9 @@
 
 A generator rolls out videos with the memories it will have at inference. Where its blocks, noised again,
 look different to the teacher and to a second model that is kept trained on the generator's own videos (the
-fake score), the difference of their clean estimates says which way the generator should move. Teacher, fake
-and generator see the rollout as past, so mistakes that only a rollout makes are corrected too.
+fake score), the difference of their clean estimates says which way the generator should move. The generator
+sees its rollout as past; teacher and fake see it in some rows and in others the opening alone, so that slow
+drift is corrected too. A rollout goes on from draw to draw up to a minute of video.
 
 Writes what train_dit writes, and fake-1.safetensors ... so that a run can resume.
 """
@@ -16,23 +17,18 @@ import argparse
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recap.attention.context import BlockContext
 from recap.backbones.tiny.vocabulary import null_token_ids
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
+from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
-from recap.contracts import Admission, MemoryPolicy, State
-from recap.memory.recap import RecapConfig
-from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.types import Block, Candidates
 from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
 from training.records import Record, load_weights, save_weights
+from training.rollouts import LongRollout, Rollout, judged_layouts, rollout_layouts
 from training.sampling import write_samples
 from training.teacher_forcing import ClipBatch, Layout, make_turns, predict_flow
 from training.train_autoencoder import plain_settings
@@ -50,10 +46,9 @@ class Options:
     resume: Path | None = None
     seed: int = 0
     batch: int = 16
-    blocks: int = 7  # that one pass compares
-    longest: int = (
-        20  # blocks of a rollout: half are `blocks` long, the others up to this, compared at their end
-    )
+    blocks: int = 7  # that one pass compares: the opening and the last ones of a rollout
+    longest: int = 85  # blocks of a rollout; one that is begun goes on from draw to draw
+    ending: float = 0.15  # the chance that it ends after a draw instead
     generator_rate: float = 5e-5
     fake_rate: float = 1.5e-4
     fake_steps: int = 2  # updates of the fake score for each of the generator
@@ -70,108 +65,6 @@ class Options:
     reserve_s: float = 35.0
     sample_blocks: int = 27
     compile: bool = True
-
-
-class Rollout(NamedTuple):
-    """What a generator drew, and what it drew it from."""
-
-    clean: Tensor  # B blocks F C rows columns
-    inputs: Tensor  # B blocks steps F C rows columns: the noisy latents of every step
-    text: Tensor  # B blocks L text_dim
-    score: Tensor  # B blocks N/blocks
-
-    def ending(self, blocks: int) -> Rollout:
-        """The opening, from which the sink is, and the last blocks, so many in all."""
-        total = self.clean.shape[1]
-        chosen = torch.tensor([0, *range(total - blocks + 1, total)], device=self.clean.device)
-        return Rollout(*(part.index_select(1, chosen) for part in self))
-
-    def rows(self, chosen: Tensor) -> Rollout:
-        return Rollout(*(part[chosen] for part in self))
-
-
-class GivenScores:
-    """An admission with scores drawn beforehand: training's banks and a rollout's must hold the same."""
-
-    def __init__(self, spec: WanSpec, score: Tensor) -> None:
-        self._grid = spec.grid
-        self._score = score
-
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        frames = range(block.first_frame, block.first_frame + block.num_frames)
-        axes = (torch.tensor(list(frames)), *(torch.arange(side) for side in self._grid))
-        source = torch.cartesian_prod(*axes).to(self._score.device)
-        size = self._grid[0] * self._grid[1]
-        mine = slice(block.first_frame * size, (block.first_frame + block.num_frames) * size)
-        return Candidates(source.expand(len(self._score), -1, -1), self._score[:, mine])
-
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return pool.score.topk(min(capacity, pool.count), dim=1).indices
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """Nothing to load."""
-
-
-def rollout_layouts(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
-    """How rows of a rollout remember: a third each with a bank and with a sink, the rest cut or sinkless."""
-    cut, bare = max(1, batch // 6), max(1, batch // 6)
-    banked = (batch - cut - bare + 1) // 2
-    return (
-        Layout(banked, bank=frame_tokens),
-        Layout(batch - cut - bare - banked),
-        Layout(bare, sink=False),
-        Layout(cut, cut=True, bank=frame_tokens),
-    )
-
-
-def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
-    """The memory of inference that lays windows out as `layout` does."""
-
-    def admission() -> Admission:
-        return GivenScores(spec, score)
-
-    sizes = spec.backbone_spec()
-    if not layout.sink:
-        return NoMemoryConfig().build(sizes, admission)
-    if not layout.bank:
-        return SinkConfig().build(sizes, admission)
-    frames = layout.bank / sizes.frame_tokens
-    return RecapConfig(reinforcement=1.0, capacity_frames=frames).build(sizes, admission)
-
-
-@torch.no_grad()
-def roll_out(model: CausalWan, text: Tensor, score: Tensor, layout: Layout) -> Rollout:
-    """Draw videos of prompts B blocks L text_dim block by block, as the backbone does at inference.
-
-    `score` B blocks N/blocks decides whom the bank keeps.
-    """
-    spec = model.spec
-    rows, blocks = text.shape[:2]
-    shape = (rows, spec.frames_per_block, spec.in_channels, *spec.latent_size)
-    sigmas = warp(spec.steps, spec.shift)
-    policy = build_policy(spec, layout, score.flatten(1))
-    clean, inputs = [], []
-    for index in range(blocks):
-        block = Block(index, index * spec.frames_per_block, spec.frames_per_block, ("",) * rows)
-        if layout.cut:
-            policy.clear_prior()
-        given = model.condition(text[:, index])
-        context = BlockContext(policy, policy.begin(block))
-        noisy = torch.randn(shape, device=text.device)
-        seen = [noisy]
-        for sigma, following in zip(sigmas, (*sigmas[1:], None), strict=True):
-            estimate = clean_estimate(noisy, model(noisy, model_time(sigma), given, context), sigma)
-            if following is not None:
-                noisy = renoise(estimate, torch.randn(shape, device=text.device), following)
-                seen.append(noisy)
-        model(estimate, 0.0, given, context.settling())
-        policy.commit(block, estimate)
-        clean.append(estimate)
-        inputs.append(torch.stack(seen, dim=1))
-    return Rollout(torch.stack(clean, dim=1), torch.stack(inputs, dim=1), text, score)
 
 
 class Trainer:
@@ -200,6 +93,8 @@ class Trainer:
         self.turns = make_turns(spec, device)
         frame_tokens = spec.grid[0] * spec.grid[1]
         self.layouts = rollout_layouts(options.batch, frame_tokens)
+        self.judged = judged_layouts(self.layouts)
+        self.rollouts: list[LongRollout | None] = [None for _ in self.layouts]
         self.block_tokens = frame_tokens * spec.frames_per_block
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
         self.captions = _captions(world, options.num_captions)
@@ -218,11 +113,11 @@ class Trainer:
         drawing_s = 0.0
         while not self.clock.finished:
             began = self.clock.elapsed_s
-            draws, whole = self.draw()
+            draws = self.draw()
             drawing_s += self.clock.elapsed_s - began
             for drawn in draws:
                 rate = self.clock.apply(self.optimisers)
-                losses.append(self.step(index, drawn, whole))
+                losses.append(self.step(index, drawn))
                 index += 1
             if self.clock.elapsed_s - noted >= self.options.note_every_s:
                 noted = self.clock.elapsed_s
@@ -235,12 +130,25 @@ class Trainer:
             self._note(index, rate, losses, drawn, drawing_s)
         self.save(samples=self.options.sample_blocks > 0)
 
-    def draw(self) -> tuple[list[Rollout], bool]:
-        """Rollouts for several iterations, and whether they hold all blocks: else the second lacks its past."""
+    def draw(self) -> list[Rollout]:
+        """Rollouts for several iterations: each layout's goes on where the last draw left it, or begins."""
         o = self.options
-        whole = bool(torch.rand(()) < 0.5) or o.longest <= o.blocks
-        length = o.blocks if whole else int(torch.randint(o.blocks + 1, o.longest + 1, ()))
-        num = o.batch * o.uses
+        shares = []
+        for index, layout in enumerate(self.layouts):
+            live = self.rollouts[index] or self._begin(layout)
+            drawn = live.go_on(o.blocks)
+            ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > o.longest
+            self.rollouts[index] = None if ends else live
+            order = torch.arange(layout.rows * o.uses, device=self.device).unflatten(0, (o.uses, -1))
+            shares.append([drawn.rows(rows) for rows in order])
+        # Every iteration gets its share of every layout, in the order of the layouts.
+        return [
+            Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+            for parts in zip(*shares, strict=True)
+        ]
+
+    def _begin(self, layout: Layout) -> LongRollout:
+        num, length = layout.rows * self.options.uses, self.options.longest
         rows = torch.randint(len(self.captions), (num,))
         words = self.captions[rows.to(self.captions.device)]
         # Captions of a clip, read forwards and backwards for as long as the rollout takes.
@@ -249,17 +157,9 @@ class Trainer:
             words[:, [there - abs(there - block % (2 * there)) for block in range(length)]]
         )
         score = torch.rand(num, length, self.block_tokens, device=self.device)
-        parts, owners, start = [], [], 0
-        for layout in self.layouts:
-            part = slice(start, start + layout.rows * o.uses)
-            owners.append(torch.arange(part.start, part.stop, device=self.device).unflatten(0, (o.uses, -1)))
-            start = part.stop
-            parts.append(roll_out(self.runner, text[part], score[part], layout))
-        drawn = Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))).ending(o.blocks)
-        # Every iteration gets its share of every layout, in the order of the layouts.
-        return [drawn.rows(torch.cat(share)) for share in zip(*owners, strict=True)], whole
+        return LongRollout(self.runner, text.detach(), score, layout)
 
-    def step(self, index: int, drawn: Rollout, whole: bool) -> Tensor:
+    def step(self, index: int, drawn: Rollout) -> Tensor:
         """One update of the generator and some of the fake score; returns their losses and a gradient norm."""
         estimate = self._estimate(drawn)
         with torch.no_grad():
@@ -272,7 +172,7 @@ class Trainer:
         # Scaled by how far the teacher disagrees, so that all noise levels count alike.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()
-        loss = 0.5 * _mean((estimate - target).square(), whole)
+        loss = 0.5 * _mean((estimate - target).square(), drawn.counts)
         norm = self._descend(0, self.generator, loss, apply=index >= self.options.head_start)
         if index >= self.options.head_start:
             self.mean.update()
@@ -280,8 +180,8 @@ class Trainer:
         for _ in range(self.options.fake_steps):
             sigma = draw_sigma(*clean.shape[:2], shift=self.spec.shift, device=self.device)
             noise = torch.randn_like(clean)
-            flow = self._flow(self.fake, add_noise(clean, noise, sigma), sigma, drawn)
-            fake_loss = _mean((flow - (noise - clean)).square(), whole)
+            flow = self._flow(self.fake, add_noise(clean, noise, sigma), sigma, drawn, self.judged)
+            fake_loss = _mean((flow - (noise - clean)).square(), drawn.counts)
             self._descend(1, self.fake, fake_loss, apply=True)
         return torch.stack([loss.detach(), fake_loss.detach(), norm])
 
@@ -292,15 +192,17 @@ class Trainer:
         index = choice[:, :, None, None, None, None, None].expand(-1, -1, 1, *drawn.inputs.shape[3:])
         noisy = drawn.inputs.gather(2, index)[:, :, 0]
         sigma = self.sigmas[choice]
-        return noisy - _wide(sigma) * self._flow(self.generator, noisy, sigma, drawn)
+        return noisy - _wide(sigma) * self._flow(self.generator, noisy, sigma, drawn, self.layouts)
 
     def _clean(self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout) -> Tensor:
         # With gradients on, though none are wanted: without, every layer would be compiled a second time.
         with torch.enable_grad():
-            flow = self._flow(model, noisy, sigma, drawn)
+            flow = self._flow(model, noisy, sigma, drawn, self.judged)
         return noisy - _wide(sigma) * flow.detach()
 
-    def _flow(self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout) -> Tensor:
+    def _flow(
+        self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout, layouts: tuple[Layout, ...]
+    ) -> Tensor:
         batch = ClipBatch(
             clean=drawn.clean,
             noisy=noisy,
@@ -312,7 +214,7 @@ class Trainer:
             score=drawn.score.flatten(1),
         )
         with self.autocast():
-            return predict_flow(model.dit, batch, self.layouts, self.turns).float()
+            return predict_flow(model.dit, batch, layouts, self.turns).float()
 
     def _level(self, plain: Tensor) -> Tensor:
         return self.spec.shift * plain / (1 + (self.spec.shift - 1) * plain)
@@ -354,13 +256,9 @@ class Trainer:
         )
 
 
-def _mean(square: Tensor, whole: bool) -> Tensor:
-    """Mean of B blocks F C rows columns, without the second block where its past is not in the window."""
-    return (
-        square.mean()
-        if whole
-        else (square.sum() - square[:, 1].sum()) / (square.numel() - square[:, 1].numel())
-    )
+def _mean(square: Tensor, counts: Tensor) -> Tensor:
+    """Mean of B blocks F C rows columns over the blocks that count."""
+    return (square.mean(dim=(2, 3, 4, 5)) * counts).sum() / counts.sum()
 
 
 def _wide(sigma: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from test_train_dit import SMALL, small_world
 
-from training.distill import Options, Trainer, rollout_layouts
+from training.distill import Options, Trainer
 from training.records import load_weights
+from training.rollouts import judged_layouts, rollout_layouts
 from training.train_dit import TextAndFlow, save_model
 
 
@@ -39,11 +40,11 @@ def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
 
 def test_the_parallel_pass_repeats_the_rollout(teacher: Path, tmp_path: Path) -> None:
     """A rollout's last step, asked again in one pass with the rollout as past, gives the rollout itself."""
-    trainer = trainer_of(teacher, tmp_path, longest=3)
-    (drawn, _), whole = trainer.draw()
-    assert whole
+    trainer = trainer_of(teacher, tmp_path)
+    drawn, _ = trainer.draw()
+    assert drawn.counts.all()
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
-    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn)
+    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn, trainer.layouts)
     estimate = drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow
     torch.testing.assert_close(estimate, drawn.clean, atol=1e-4, rtol=1e-4)
 
@@ -57,8 +58,8 @@ def test_steps_move_generator_and_fake_and_nothing_else(
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     trainer.clock.apply(trainer.optimisers)
     # At first teacher and fake agree and the generator has no reason to move; after one step they do not.
-    draws, whole = trainer.draw()
-    losses = torch.stack([trainer.step(index, drawn, whole) for index, drawn in enumerate(draws)])
+    draws = trainer.draw()
+    losses = torch.stack([trainer.step(index, drawn) for index, drawn in enumerate(draws)])
     assert losses.isfinite().all()
     moved = [
         any(not torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
@@ -79,14 +80,13 @@ def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Pa
 def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_past(
     teacher: Path, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(teacher, tmp_path)
-    torch.manual_seed(0)
-    draws, whole = trainer.draw()
-    while whole:
-        draws, whole = trainer.draw()
-    drawn = draws[1]
+    trainer = trainer_of(teacher, tmp_path, ending=0.0)
+    first, drawn = trainer.draw()[1], trainer.draw()[1]
+    assert torch.equal(first.clean[:, 0], drawn.clean[:, 0]), "the same rollout goes on"
+    assert not torch.equal(first.clean[:, 1], drawn.clean[:, 1])
+    assert drawn.counts.tolist() == [[1.0, 0.0, 1.0]] * len(drawn.counts)
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
-    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn)
+    flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn, trainer.layouts)
     off = (drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow - drawn.clean).abs()
     by_row = off.flatten(2).amax(dim=2)
     banked = torch.tensor([bool(layout.bank) for layout in trainer.layouts for _ in range(layout.rows)])
@@ -99,3 +99,18 @@ def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_pas
 def test_rollouts_cover_every_memory(batch: int) -> None:
     layouts = rollout_layouts(batch, 6)
     assert sum(layout.rows for layout in layouts) == batch and len(layouts) == 4
+
+
+def test_a_rollout_ends_at_its_longest(teacher: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(teacher, tmp_path, ending=0.0)
+    begins = [bool(trainer.draw()[0].counts.all()) for _ in range(4)]
+    assert begins == [True, False, True, False], "three blocks, five, then anew"
+
+
+def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
+    layouts = rollout_layouts(16, 6)
+    judged = judged_layouts(layouts)
+    assert sum(layout.rows for layout in judged) == 16
+    alone = sum(layout.rows for layout in judged if layout.cut and not layout.bank)
+    assert alone == sum(layout.rows // 2 for layout in layouts if layout.sink and not layout.cut)
+    assert [layout for layout in judged if not layout.sink] == [x for x in layouts if not x.sink]

@@ -1,0 +1,153 @@
+"""What distillation draws: rollouts of the generator with the memories of inference, and who judges them how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recap.attention.context import BlockContext
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
+from recap.backbones.wan.spec import WanSpec
+from recap.contracts import Admission, MemoryPolicy, State
+from recap.memory.recap import RecapConfig
+from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.types import Block, Candidates
+from training.teacher_forcing import Layout
+
+
+class Rollout(NamedTuple):
+    """What a generator drew, and what it drew it from."""
+
+    clean: Tensor  # B blocks F C rows columns
+    inputs: Tensor  # B blocks steps F C rows columns: the noisy latents of every step
+    text: Tensor  # B blocks L text_dim
+    score: Tensor  # B blocks N/blocks
+    counts: Tensor  # B blocks: 0 for a block whose past is not among these blocks, else 1
+
+    def rows(self, chosen: Tensor) -> Rollout:
+        return Rollout(*(part[chosen] for part in self))
+
+
+class GivenScores:
+    """An admission with scores drawn beforehand: training's banks and a rollout's must hold the same."""
+
+    def __init__(self, spec: WanSpec, score: Tensor) -> None:
+        self._grid = spec.grid
+        self._score = score
+
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        frames = range(block.first_frame, block.first_frame + block.num_frames)
+        axes = (torch.tensor(list(frames)), *(torch.arange(side) for side in self._grid))
+        source = torch.cartesian_prod(*axes).to(self._score.device)
+        size = self._grid[0] * self._grid[1]
+        mine = slice(block.first_frame * size, (block.first_frame + block.num_frames) * size)
+        return Candidates(source.expand(len(self._score), -1, -1), self._score[:, mine])
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        return pool.score.topk(min(capacity, pool.count), dim=1).indices
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Nothing to load."""
+
+
+def rollout_layouts(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
+    """How rows of a rollout remember: a third each with a bank and with a sink, the rest cut or sinkless."""
+    cut, bare = max(1, batch // 6), max(1, batch // 6)
+    banked = (batch - cut - bare + 1) // 2
+    return (
+        Layout(banked, bank=frame_tokens),
+        Layout(batch - cut - bare - banked),
+        Layout(bare, sink=False),
+        Layout(cut, cut=True, bank=frame_tokens),
+    )
+
+
+def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
+    """The memory of inference that lays windows out as `layout` does."""
+
+    def admission() -> Admission:
+        return GivenScores(spec, score)
+
+    sizes = spec.backbone_spec()
+    if not layout.sink:
+        return NoMemoryConfig().build(sizes, admission)
+    if not layout.bank:
+        return SinkConfig().build(sizes, admission)
+    frames = layout.bank / sizes.frame_tokens
+    return RecapConfig(reinforcement=1.0, capacity_frames=frames).build(sizes, admission)
+
+
+def judged_layouts(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """How teacher and fake score see a rollout: of every layout with sink and prior, half without the prior.
+
+    Who is given a spoilt past takes it for granted and goes on from it, so a slow drift is never corrected.
+    Who is given the opening alone must find the block likely by itself.
+    """
+    judged: list[Layout] = []
+    for layout in layouts:
+        apart = layout.rows // 2 if layout.sink and not layout.cut else 0
+        judged += [replace(layout, rows=layout.rows - apart), Layout(apart, cut=True)]
+    return tuple(layout for layout in judged if layout.rows)
+
+
+class LongRollout:
+    """Videos of prompts, drawn block by block as the backbone does at inference, a few blocks at a time.
+
+    `text` B blocks L text_dim and `score` B blocks N/blocks, which decides whom the bank keeps, are given for
+    as many blocks as it may become long.
+    """
+
+    def __init__(self, model: CausalWan, text: Tensor, score: Tensor, layout: Layout) -> None:
+        self._model, self._layout = model, layout
+        self._text, self._score = text, score
+        self._policy = build_policy(model.spec, layout, score.flatten(1))
+        self._length = 0
+        self._opening: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @torch.no_grad()
+    def go_on(self, blocks: int) -> Rollout:
+        """Draw until `blocks` of them, the opening counted, are new; returns the opening and the last ones."""
+        begins = self._opening is None
+        made = [self._draw() for _ in range(blocks - (not begins))]
+        if self._opening is None:
+            self._opening = made[0]
+        parts = made if begins else [self._opening, *made]
+        clean, inputs = (torch.stack(tensors, dim=1) for tensors in zip(*parts, strict=True))
+        chosen = torch.tensor([0, *range(self._length - blocks + 1, self._length)], device=clean.device)
+        counts = torch.ones(clean.shape[:2], device=clean.device)
+        counts[:, 1] = float(begins)
+        return Rollout(clean, inputs, self._text[:, chosen], self._score[:, chosen], counts)
+
+    def _draw(self) -> tuple[Tensor, Tensor]:
+        """The next block and the noisy latents of its steps."""
+        model, index, device = self._model, self._length, self._text.device
+        spec, rows = model.spec, len(self._text)
+        shape = (rows, spec.frames_per_block, spec.in_channels, *spec.latent_size)
+        sigmas = warp(spec.steps, spec.shift)
+        block = Block(index, index * spec.frames_per_block, spec.frames_per_block, ("",) * rows)
+        if self._layout.cut:
+            self._policy.clear_prior()
+        given = model.condition(self._text[:, index])
+        context = BlockContext(self._policy, self._policy.begin(block))
+        noisy = torch.randn(shape, device=device)
+        seen = [noisy]
+        for sigma, following in zip(sigmas, (*sigmas[1:], None), strict=True):
+            estimate = clean_estimate(noisy, model(noisy, model_time(sigma), given, context), sigma)
+            if following is not None:
+                noisy = renoise(estimate, torch.randn(shape, device=device), following)
+                seen.append(noisy)
+        model(estimate, 0.0, given, context.settling())
+        self._policy.commit(block, estimate)
+        self._length += 1
+        return estimate, torch.stack(seen, dim=1)
