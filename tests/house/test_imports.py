@@ -23,6 +23,8 @@ MAY_IMPORT = {
     "novelty": GROUND | {"flow.warp"},
     "memory": GROUND,
     "backbones": GROUND | {"attention", "files"},
+    # The fast twins of models: whoever composes takes either.
+    "fast": GROUND | {"backbones", "attention", "flow", "files"},
     "plan": GROUND,
     "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},
@@ -42,7 +44,7 @@ MAY_IMPORT = {
     # Inspection is a composition of its own: novelty and bank on a clip, without a backbone.
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
     "comparison": COMPOSED | {"show"},
-    "bench": COMPOSED,
+    "bench": COMPOSED | {"fast"},
     "cli": COMPOSED | {"comparison", "inspection", "show", "cli"},
     "__main__": {"cli"},
 }

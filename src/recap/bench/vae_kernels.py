@@ -1,0 +1,232 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# Triton evaluates annotations and knows none but its own.
+"""Triton kernels for the decoder's benchmark; machines without Triton can import this module and no more.
+
+A grid with a margin has one pixel of zeros around every frame. Frames, rows and columns in one long row then make
+a convolution simple: the neighbour of pixel p lies at p plus a constant, and 27 matrix products of shifted rows,
+into one sum, are a causal convolution. What it makes is on the same grid, two rows and columns of it void.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recap.fast.vae_layers import PAST, TINY
+
+triton: Any = import_module("triton") if find_spec("triton") else None
+tl: Any = import_module("triton.language") if triton else None
+
+ELEMENTS = 4096  # of a tile: enough loads in flight for each of 128 threads, and registers to hold them
+
+
+class Tile(NamedTuple):
+    """What one program of `shifted_kernel` makes, and how."""
+
+    rows: int
+    columns: int
+    more: int  # columns of a second sum, since a tile's sides are powers of 2 and 192 is none
+    depth: int
+    warps: int
+    stages: int  # of loading ahead
+
+
+NARROW = (
+    Tile(128, 128, 0, 32, 4, 6),
+    Tile(256, 128, 0, 32, 8, 5),
+    Tile(128, 64, 32, 32, 4, 6),
+    Tile(256, 64, 32, 32, 8, 5),
+)
+WIDE = (
+    Tile(128, 128, 0, 64, 4, 4),
+    Tile(256, 128, 0, 64, 8, 4),
+    Tile(128, 128, 64, 64, 8, 4),
+    Tile(256, 128, 64, 64, 8, 3),
+)
+
+if triton:
+
+    @triton.jit
+    def activation_kernel(
+        x,
+        bias,
+        gamma,
+        past,
+        out,
+        frames,
+        height,
+        width,
+        pitch,
+        frame_pitch,
+        tiny,
+        channels: tl.constexpr,
+        biased: tl.constexpr,
+        margin: tl.constexpr,
+        rows: tl.constexpr,
+        columns: tl.constexpr,
+    ):
+        """A tile of pixels through all frames, so that nobody else reads the past it replaces."""
+        cell = tl.program_id(0) * rows + tl.arange(0, rows)
+        wide = width + 2 * margin
+        area = (height + 2 * margin) * wide
+        y, x_ = cell // wide - margin, cell % wide - margin
+        channel = tl.arange(0, columns)
+        kept = (channel < channels)[None, :]
+        # Margins are read as zeros, and the norm and SiLU of zeros are zeros.
+        inside = ((y >= 0) & (y < height) & (x_ >= 0) & (x_ < width))[:, None] & kept
+        written = (cell < area)[:, None] & kept
+        source = (y * pitch + x_).to(tl.int64)[:, None] * channels + channel[None, :]
+        before = (y * width + x_).to(tl.int64)[:, None] * channels + channel[None, :]
+        target = cell.to(tl.int64)[:, None] * channels + channel[None, :]
+        source_step = frame_pitch.to(tl.int64) * channels
+        before_step = (height * width).to(tl.int64) * channels
+        target_step = area.to(tl.int64) * channels
+        batch = tl.program_id(1).to(tl.int64)
+        past += batch * 2 * before_step
+        x += batch * frames * source_step
+        out += batch * (frames + 2) * target_step
+        for t in range(2):
+            value = tl.load(past + t * before_step + before, mask=inside, other=0.0)
+            tl.store(out + t * target_step + target, value, mask=written)
+        tl.debug_barrier()  # the two stores to the past below may be other threads' than the loads above
+        scale = tl.load(gamma + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        scale *= tl.sqrt(channels * 1.0)
+        shift = tl.zeros((columns,), tl.float32)
+        if biased:
+            shift = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        for t in range(frames):
+            value = tl.load(x + t * source_step + source, mask=inside, other=0.0).to(tl.float32)
+            value = tl.where(inside, value + shift[None, :], 0.0)
+            norm = tl.maximum(tl.sqrt(tl.sum(value * value, axis=1)), tiny)
+            value = value / norm[:, None] * scale[None, :]
+            made = (value / (1.0 + tl.exp(-value))).to(out.dtype.element_ty)
+            tl.store(out + (t + 2) * target_step + target, made, mask=written)
+            if t >= frames - 2:
+                tl.store(past + (t - frames + 2) * before_step + before, made, mask=inside)
+
+    @triton.jit
+    def join_kernel(
+        kept,
+        y,
+        bias,
+        out,
+        height,
+        width,
+        pitch,
+        frame_pitch,
+        channels: tl.constexpr,
+        rows: tl.constexpr,
+        columns: tl.constexpr,
+    ):
+        cell = tl.program_id(0) * rows + tl.arange(0, rows)
+        frame = tl.program_id(1).to(tl.int64)
+        channel = tl.arange(0, columns)
+        inside = (cell < height * width)[:, None] & (channel < channels)[None, :]
+        packed = (frame * height * width + cell)[:, None] * channels + channel[None, :]
+        at = frame * frame_pitch + cell // width * pitch + cell % width
+        spread = at[:, None] * channels + channel[None, :]
+        total = tl.load(kept + packed, mask=inside).to(tl.float32) + tl.load(y + spread, mask=inside)
+        total += tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
+        tl.store(out + packed, total.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def shifted_kernel(
+        x_tiles,
+        weight_tiles,
+        more_weight_tiles,
+        out_tiles,
+        more_out_tiles,
+        width,
+        area,
+        channels: tl.constexpr,
+        depth: tl.constexpr,
+        rows: tl.constexpr,
+        columns: tl.constexpr,
+        more: tl.constexpr,
+    ):
+        first = tl.program_id(0) * rows
+        column = tl.program_id(1) * (columns + more)
+        total = tl.zeros((rows, columns), tl.float32)
+        if more > 0:
+            more_total = tl.zeros((rows, more), tl.float32)
+        chunks: tl.constexpr = channels // depth
+        for step in range(27 * chunks):
+            tap = step // chunks
+            k = step % chunks * depth
+            shift = tap // 9 * area + tap // 3 % 3 * width + tap % 3
+            pixels = x_tiles.load([first + shift, k])
+            weights = weight_tiles.load([column, tap * channels + k])
+            total = tl.dot(pixels, weights.T, total)
+            if more > 0:
+                more_weights = more_weight_tiles.load([column + columns, tap * channels + k])
+                more_total = tl.dot(pixels, more_weights.T, more_total)
+        out_tiles.store([first, column], total.to(out_tiles.dtype))
+        if more > 0:
+            more_out_tiles.store([first, column + columns], more_total.to(out_tiles.dtype))
+
+
+def _spread(x: Tensor) -> tuple[Tensor, int, int]:
+    """Features, and pixels from one row, and from one frame, to the next; columns and channels lie side by side."""
+    batch, frames, _, _, channels = x.shape
+    if x.stride()[3:] != (channels, 1) or (batch > 1 and x.stride(0) != frames * x.stride(1)):
+        x = x.contiguous()
+    return x, x.stride(2) // channels, x.stride(1) // channels
+
+
+def _tile(channels: int) -> tuple[int, int]:
+    columns = triton.next_power_of_2(channels)
+    return max(1, ELEMENTS // columns), columns
+
+
+def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor, margin: int) -> Tensor:
+    """What `Activation` computes, in one pass, maybe onto a grid with a margin; T >= 2."""
+    x, pitch, frame_pitch = _spread(x)
+    batch, frames, height, width, channels = x.shape
+    out = x.new_empty(batch, PAST + frames, height + 2 * margin, width + 2 * margin, channels)
+    rows, columns = _tile(channels)
+    grid = (triton.cdiv(out.shape[2] * out.shape[3], rows), batch)
+    shift, biased = (gamma, False) if bias is None else (bias, True)
+    activation_kernel[grid](
+        x, shift, gamma, past, out, frames, height, width, pitch, frame_pitch, TINY, channels, biased, margin, rows,
+        columns,
+    )  # fmt: skip
+    return out
+
+
+def joined(kept: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    """What `join` computes, in one pass."""
+    (y, pitch, frame_pitch), kept = _spread(y), kept.contiguous()
+    batch, frames, height, width, channels = y.shape
+    out = torch.empty_like(kept)
+    rows, columns = _tile(channels)
+    grid = (triton.cdiv(height * width, rows), batch * frames)
+    join_kernel[grid](kept, y, bias, out, height, width, pitch, frame_pitch, channels, rows, columns)
+    return out
+
+
+def shifted(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+    """B 2+T Y+2 X+2 C with margins and O 27C -> B T Y X O, a view into the grid."""
+    descriptor = import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
+    batch, frames, height, width, channels = x.shape
+    out = x.new_empty(batch, frames - PAST, height, width, len(weight))
+    grid = (
+        triton.cdiv(out[0, ..., 0].numel(), tile.rows),
+        triton.cdiv(len(weight), tile.columns + tile.more),
+    )
+    more = tile.more or tile.columns  # a tile of no columns cannot be described, only not used
+    for source, target in zip(x, out, strict=True):
+        flat = target.view(-1, len(weight))
+        shifted_kernel[grid](
+            descriptor(source.view(-1, channels), [tile.rows, tile.depth]),
+            descriptor(weight, [tile.columns, tile.depth]),
+            descriptor(weight, [more, tile.depth]),
+            descriptor(flat, [tile.rows, tile.columns]),
+            descriptor(flat, [tile.rows, more]),
+            width, height * width, channels, tile.depth, tile.rows, tile.columns, tile.more,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return out[:, :, : height - 2, : width - 2]
