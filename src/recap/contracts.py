@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from recap.types import BackboneSpec, Block, Candidates, GeneratedBlock, MemoryTrace, Segment, Tokens
+from recap.types import BackboneSpec, Block, Candidates, GeneratedBlock, MemoryTrace, Role, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be put back exactly."""
@@ -99,6 +99,19 @@ class Context(Protocol):
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Self-attention of queries B N H D (at the positions of the CURRENT segment) over memory and `own`."""
+
+
+class OpenContext(Context, Protocol):
+    """A context whose memory can be read whole, before the first step, by kernels that want fixed storage."""
+
+    def kept(self, layer: int) -> list[Segment]:
+        """What the memory adds to the layer's own tokens; the same objects all block long."""
+
+    def hand_over(self, layer: int, tokens: Tokens) -> None:
+        """Of a finished block: what the layer made of it, for the memory."""
+
+    def measured(self, shares: dict[Role, Tensor]) -> None:
+        """Shares of attention mass, B per role; what is not measured is left out."""
 
 
 Noise = Callable[[], Tensor]

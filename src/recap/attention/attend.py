@@ -54,7 +54,7 @@ def attend(query: Tensor, segments: Sequence[Readable]) -> Attended:
     """The same by one kernel per group of equal role and bias, merged by log-sum-exp."""
     groups = _grouped(segments)
     q = query.transpose(1, 2)
-    parts = [_kernel(q, g.keys.transpose(1, 2), g.values.transpose(1, 2)) for g in groups]
+    parts = [fused_kernel(q, g.keys.transpose(1, 2), g.values.transpose(1, 2)) for g in groups]
     if len(parts) == 1:
         return Attended(parts[0][0].transpose(1, 2), {groups[0].role: query.new_ones(query.shape[0])})
     biased = [mass + g.log_bias if g.log_bias else mass for g, (_, mass) in zip(groups, parts, strict=True)]
@@ -87,7 +87,7 @@ def _grouped(segments: Sequence[Readable]) -> list[Readable]:
     ]
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention B H N D and its log-sum-exp B H N, by whatever fused kernel the device has.
 
     The public call does not hand out the log-sum-exp, so the operators under it are called directly.

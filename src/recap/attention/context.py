@@ -89,10 +89,23 @@ class BlockContext:
         if self._settling:
             self._policy.write(layer, Tokens(query, current.keys, current.values, current.positions))
         output, shares = self._kernels.read(self._turned(query, current.positions), segments)
+        self.measured(shares)
+        return output
+
+    def kept(self, layer: int) -> list[Segment]:
+        """What the memory adds to the layer's own tokens: for readers that bring kernels and storage of their own."""
+        return self._policy.arrange(layer, [])
+
+    def hand_over(self, layer: int, tokens: Tokens) -> None:
+        """From such a reader, of a finished block, unturned."""
+        assert self._settling, "only a finished block is remembered"
+        self._policy.write(layer, tokens)
+
+    def measured(self, shares: dict[Role, Tensor]) -> None:
+        """From such a reader: shares of attention mass, B per role, of as many reads as it likes to count as one."""
         self._reads += 1
         for role, share in shares.items():
             self._mass[role] = self._mass[role] + share if role in self._mass else share
-        return output
 
     def shares(self) -> dict[Role, Tensor]:
         """Role -> B: share of attention mass so far, mean over steps, layers, heads and queries."""

@@ -1,0 +1,129 @@
+"""A causal Wan backbone on the fast path: the same promises, prompts and noise, other code under them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recap.backbones.wan.backbone import CLEAN_TIME, WanBackbone
+from recap.backbones.wan.model import Conditioning
+from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
+from recap.contracts import Decoder, Noise, OpenContext
+from recap.fast.dit import FastWan, Made, Window
+from recap.fast.graphs import Graphed
+from recap.types import BackboneSpec, Role, Tokens
+
+Layout = tuple[tuple[Role, int, float], ...]
+
+
+class Drawer:
+    """The steps of a block over one layout of the window, recorded where there is a GPU to record on."""
+
+    def __init__(self, fast: FastWan, sigmas: tuple[float, ...], text: Conditioning, window: Window) -> None:
+        self._fast, self._sigmas, self._text = fast, sigmas, text
+        self.window = window
+        self.draw = Graphed(self._draw)
+        self.settle = Graphed(self._settle)
+
+    def _draw(self, noises: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise steps B F C rows columns -> latents, and the mass of each biased group, groups-1 B."""
+        noisy, shares = noises[0], []
+        for step, sigma in enumerate(self._sigmas):
+            flow, mass = self._fast.forward(noisy, step, self._text, self.window)
+            shares.append(mass)
+            clean = clean_estimate(noisy, flow, sigma)
+            if step + 1 < len(self._sigmas):
+                noisy = renoise(clean, noises[step + 1], self._sigmas[step + 1])
+        return clean, torch.stack(shares).mean(dim=0)
+
+    def _settle(self, latents: Tensor) -> list[Made]:
+        made: list[Made] = []
+        self._fast.forward(latents, len(self._sigmas), self._text, self.window, made)
+        return made
+
+
+class FastWanBackbone:
+    """Takes a finished backbone and draws with its weights. One rollout at a time: windows are shared storage."""
+
+    def __init__(self, plain: WanBackbone, *, compiled: bool | None = None) -> None:
+        model = plain.model
+        self.plain = plain
+        self.spec: BackboneSpec = plain.spec
+        self._sigmas = warp(model.spec.steps, model.spec.shift)
+        times = [*map(model_time, self._sigmas), CLEAN_TIME]
+        on_gpu = model.device.type == "cuda"
+        with torch.no_grad():
+            self._fast = FastWan(model, times, compiled=on_gpu if compiled is None else compiled)
+        self._drawers: dict[tuple[Layout, tuple[int, ...]], Drawer] = {}
+        self._text: Conditioning | None = None
+        self._given: Conditioning | None = None
+        self._filled: tuple[Drawer, OpenContext] | None = None
+
+    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
+        """One prompt per row."""
+        return self.plain.condition(prompts)
+
+    @torch.no_grad()
+    def denoise(self, noise: Noise, given: Conditioning, context: OpenContext) -> Tensor:
+        """Draw one block, B F C rows columns."""
+        model = self.plain.model
+        noises = torch.stack([noise() for _ in self._sigmas]).to(model.device, model.dtype, non_blocking=True)
+        drawer = self._open(noises.shape[1:], given, context)
+        latents, masses = drawer.draw(noises)
+        roles = [group.role for group in drawer.window.groups if group.role is not None]
+        context.measured({role: mass.clone() for role, mass in zip(roles, masses, strict=True)})
+        return latents.clone()  # the next block's steps end where these did
+
+    @torch.no_grad()
+    def settle(self, latents: Tensor, given: Conditioning, context: OpenContext) -> None:
+        """One forward at the clean time; every layer's tokens go to the memory."""
+        model = self.plain.model
+        latents = latents.to(model.device, model.dtype)
+        drawer = self._open(latents.shape, given, context)
+        positions = context.positions(model.spec.grid, model.device)
+        for layer, made in enumerate(drawer.settle(latents)):
+            context.hand_over(layer, Tokens(made.queries, made.keys, made.values, positions))
+
+    def decoder(self) -> Decoder:
+        """A fresh decoding stream."""
+        return self.plain.decoder()
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Latents of given pictures."""
+        return self.plain.encode(pixels)
+
+    def _open(self, shape: tuple[int, ...], given: Conditioning, context: OpenContext) -> Drawer:
+        """The drawer for such a window, filled."""
+        model = self.plain.model
+        rows, frames = shape[:2]
+        kept = context.kept(0)
+        layout = tuple((s.role, s.keys.shape[1], s.log_bias) for s in kept)
+        self._take_text(given)
+        assert self._text is not None
+        key = (layout, tuple(shape))
+        if key not in self._drawers:
+            window = Window(model, kept, rows, frames)
+            self._drawers[key] = Drawer(self._fast, self._sigmas, self._text, window)
+        drawer = self._drawers[key]
+        # The memory is frozen all block long, so the clean pass finds the window as the steps left it.
+        if self._filled != (drawer, context):
+            positions = context.positions(model.spec.grid, model.device)
+            drawer.window.fill(context, positions, self._fast.kernels)
+            self._filled = (drawer, context)
+        return drawer
+
+    def _take_text(self, given: Conditioning) -> None:
+        """Copy a new prompt's keys and values to where recordings read them."""
+        if given is self._given:
+            return
+        if self._text is None or self._text.keys[0].shape != given.keys[0].shape:
+            self._drawers.clear()  # they read the old place
+            self._text = Conditioning(
+                tuple(k.clone() for k in given.keys), tuple(v.clone() for v in given.values)
+            )
+        else:
+            for mine, theirs in zip(
+                (*self._text.keys, *self._text.values), (*given.keys, *given.values), strict=True
+            ):
+                mine.copy_(theirs)
+        self._given = given
