@@ -27,6 +27,7 @@ ABOVE_THE_CORE = {
     "bench",
     "cli",
     "comparison.py",
+    "fast",
     "inspection.py",
     "framing.py",
     "scenes",

@@ -1,0 +1,1 @@
+"""fast: finished models transformed for speed; the readable ones stay the meaning."""
