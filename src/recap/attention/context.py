@@ -70,7 +70,8 @@ class BlockContext:
     def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
         """Positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
         if self._positions is None:
-            self._positions = frame_positions(self._phases.to(device), grid)
+            # A blocking copy would wait for all work queued so far.
+            self._positions = frame_positions(self._phases.to(device, non_blocking=True), grid)
         return self._positions
 
     def settling(self) -> BlockContext:

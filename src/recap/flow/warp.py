@@ -32,14 +32,23 @@ def sample(image: Tensor, positions: Tensor) -> Tensor:
 
     image `... C Y X`, positions `... 2 R S` with equal leading dimensions -> `... C R S`, the image's type.
     """
-    height, width = image.shape[-2:]
-    leading = image.shape[:-3]
     kind = torch.promote_types(image.dtype, torch.float32)
+    return sample_at(image, reading_grid(positions.to(kind), (image.shape[-2], image.shape[-1])))
+
+
+def reading_grid(positions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Positions `... 2 R S` on images of (rows, columns) `size` as `sample_at` takes them, `... R S 2`."""
+    height, width = size
     # grid_sample counts from -1 to 1 between the centres of the outermost pixels (align_corners); a single
     # row or column has no such distance, and then every coordinate means that one pixel.
-    x, y = positions.to(kind).unbind(-3)
-    grid = torch.stack((x * (2 / max(width - 1, 1)) - 1, y * (2 / max(height - 1, 1)) - 1), dim=-1)
-    source = image.to(kind).reshape(-1, *image.shape[-3:])
+    x, y = positions.unbind(-3)
+    return torch.stack((x * (2 / max(width - 1, 1)) - 1, y * (2 / max(height - 1, 1)) - 1), dim=-1)
+
+
+def sample_at(image: Tensor, grid: Tensor) -> Tensor:
+    """`sample` at positions made ready by `reading_grid`, for who reads several images at the same places."""
+    leading = image.shape[:-3]
+    source = image.to(grid.dtype).reshape(-1, *image.shape[-3:])
     read = F.grid_sample(
         source, grid.reshape(-1, *grid.shape[-3:]), mode="bilinear", padding_mode="border", align_corners=True
     )

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from recap.contracts import FlowEstimator, State
 from recap.errors import refuse
-from recap.flow.warp import backtrace, inside, sample
+from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.novelty.retention import retain_top
 from recap.types import BackboneSpec, Block, Candidates
 
@@ -125,8 +125,9 @@ class FlowNovelty:
         forward, backward = flow.forward.flatten(0, 1), flow.backward.flatten(0, 1)
         before, now = stream[:, :-1].flatten(0, 1), stream[:, 1:].flatten(0, 1)
         at = backtrace(backward)
-        within = inside(at, (now.shape[-2], now.shape[-1]))
-        found = sample(torch.cat([forward, before], dim=1), at) * within[:, None]
+        size = (now.shape[-2], now.shape[-1])
+        within, grid = inside(at, size), reading_grid(at, size)
+        found = sample_at(torch.cat([forward, before], dim=1), grid) * within[:, None]
         cycle = torch.linalg.vector_norm(backward + found[:, :2], dim=1)
         photometric = (now - found[:, 2:]).abs().mean(dim=1)
         cfg = self.config
@@ -135,21 +136,24 @@ class FlowNovelty:
         return self._claim(
             novelty.unflatten(0, (batch, pairs)),
             flagged.unflatten(0, (batch, pairs)),
-            at.unflatten(0, (batch, pairs)),
+            grid.unflatten(0, (batch, pairs)),
             within.unflatten(0, (batch, pairs)),
         )
 
-    def _claim(self, novelty: Tensor, flagged: Tensor, at: Tensor, within: Tensor) -> Tensor:
-        """Carry the claimed map through the pictures; only here does one picture depend on the last."""
+    def _claim(self, novelty: Tensor, flagged: Tensor, grid: Tensor, within: Tensor) -> Tensor:
+        """Carry the claimed map through the pictures; only here does one picture depend on the last.
+
+        So only what must be done picture by picture is: on a GPU every operation in this loop is a launch.
+        """
         claimed = torch.zeros_like(novelty[:, 0]) if self._claimed is None else self._claimed
-        fired = torch.empty_like(novelty)
+        fired = []
         for picture in range(novelty.shape[1]):
-            carried = sample(claimed[:, None], at[:, picture])[:, 0] * within[:, picture]
+            carried = sample_at(claimed[:, None], grid[:, picture])[:, 0] * within[:, picture]
             fires = flagged[:, picture] & (carried < 0.5)
-            fired[:, picture] = novelty[:, picture] * fires
-            claimed = torch.where(fires, torch.ones_like(carried), carried)
+            claimed = torch.where(fires, 1.0, carried)
+            fired.append(fires)
         self._claimed = claimed
-        return fired
+        return novelty * torch.stack(fired, dim=1)
 
     def _shrink(self, pixels: Tensor) -> Tensor:
         factor = self.config.flow_downscale

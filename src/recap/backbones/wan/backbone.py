@@ -89,7 +89,8 @@ class WanBackbone:
         return clean_estimate(noisy, flow, sigma)
 
     def _draw(self, noise: Noise) -> Tensor:
-        return self._take(noise())
+        # A blocking copy would wait for all work queued so far, at every step.
+        return noise().to(self.model.device, self.model.dtype, non_blocking=True)
 
     def _take(self, latents: Tensor) -> Tensor:
         return latents.to(self.model.device, self.model.dtype)
