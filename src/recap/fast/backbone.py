@@ -45,15 +45,14 @@ class Drawer:
 class FastWanBackbone:
     """Takes a finished backbone and draws with its weights. One rollout at a time: windows are shared storage."""
 
-    def __init__(self, plain: WanBackbone, *, compiled: bool | None = None) -> None:
+    def __init__(self, plain: WanBackbone) -> None:
         model = plain.model
         self.plain = plain
         self.spec: BackboneSpec = plain.spec
         self._sigmas = warp(model.spec.steps, model.spec.shift)
         times = [*map(model_time, self._sigmas), CLEAN_TIME]
-        on_gpu = model.device.type == "cuda"
         with torch.no_grad():
-            self._fast = FastWan(model, times, compiled=on_gpu if compiled is None else compiled)
+            self._fast = FastWan(model, times)
         self._drawers: dict[tuple[Layout, tuple[int, ...]], Drawer] = {}
         self._text: Conditioning | None = None
         self._given: Conditioning | None = None

@@ -5,15 +5,16 @@ A transformation of the finished model: the same parameters, read by other code.
 - queries, keys and values come from one product;
 - the kept keys are turned once per block into a window of fixed storage, behind which every step writes its own;
 - keys with a log-bias are read apart and merged by log-sum-exp, all others by one kernel;
-- element-wise work between two products is one compiled kernel, and all steps of a block are one CUDA graph.
+- element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path's; `recap bench --compare` says by how much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +25,9 @@ from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import Block
 from recap.backbones.wan.model import CausalWan, Conditioning
 from recap.contracts import OpenContext
+from recap.errors import refuse
+from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 class Layer(NamedTuple):
@@ -36,7 +37,7 @@ class Layer(NamedTuple):
     norm_q: Tensor
     norm_k: Tensor
     merge: tuple[Tensor, Tensor]
-    norm_text: tuple[Tensor, Tensor]
+    norm_text: tuple[Tensor, Tensor]  # fp32
     text_query: tuple[Tensor, Tensor]
     text_norm_q: Tensor
     text_merge: tuple[Tensor, Tensor]
@@ -54,7 +55,7 @@ def read_layer(block: Block) -> Layer:
         norm_q=mine.norm_q.weight.detach(),
         norm_k=mine.norm_k.weight.detach(),
         merge=_pair(mine.o),
-        norm_text=_pair(block.norm3),
+        norm_text=(_pair(block.norm3)[0].float(), _pair(block.norm3)[1].float()),
         text_query=_pair(text.q),
         text_norm_q=text.norm_q.weight.detach(),
         text_merge=_pair(text.o),
@@ -68,92 +69,81 @@ def _pair(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
     return module.weight.detach(), module.bias.detach()
 
 
-# Element-wise work, each function one kernel once compiled. x B N M is the stream between layers, M channels.
+# Element-wise work: what each kernel means. x B N M is the stream between layers, M channels.
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], eps=eps) * (1 + scale) + shift
+def norm(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
+    if added is not None:
+        x = x + (added if gate is None else (gate * added).to(x.dtype))
+    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift).to(x.dtype)
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over channels."""
+    normed: Tensor = functional.rms_norm(x, x.shape[-1:], eps=eps) * weight
+    return normed
 
 
 def split_turn(
-    qkv: Tensor, norms: tuple[Tensor, Tensor], turn: Rotation, own: tuple[Tensor, Tensor], eps: float
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor],
+    turn: Rotation,
+    own: tuple[Tensor, Tensor],
+    eps: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm and turn; turned keys and values go to their places in the window. Returns query turned, query, keys."""
+    """Norm and turn; turned keys and values go to their places. Returns queries turned, queries and keys unturned."""
     heads = own[0].shape[-2]
     query, keys, values = qkv.chunk(3, dim=-1)
     query, keys = (
-        (functional.rms_norm(x, x.shape[-1:], eps=eps) * weight).unflatten(-1, (heads, -1))
-        for x, weight in zip((query, keys), norms, strict=True)
+        rms(x, weight, eps).unflatten(-1, (heads, -1)) for x, weight in zip((query, keys), norms, strict=True)
     )
     own[0].copy_(rotate(keys, turn))
     own[1].copy_(values.unflatten(-1, (heads, -1)))
     return rotate(query, turn), query, keys
 
 
-def merge_parts(
-    outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """Parts B H N D with log-sum-exps B H N -> B N (H D), and the mass of all parts but the last."""
-    biased = torch.stack([mass.float() + bias for mass, bias in zip(masses, biases, strict=True)])
-    weights = biased.softmax(dim=0)
-    merged = sum(
-        weight.unsqueeze(-1) * output.float() for weight, output in zip(weights, outputs, strict=True)
-    )
-    assert isinstance(merged, Tensor)
-    joined = merged.to(outputs[0].dtype).transpose(1, 2).flatten(2)
-    return joined, weights[:-1].mean(dim=(2, 3))
+def merge(outputs: list[Tensor], masses: list[Tensor], bias: float) -> tuple[Tensor, Tensor]:
+    """Two parts B H N D, the first with a bias -> B N (H D), and the first's share of the mass, 1 B."""
+    weight = torch.sigmoid(masses[0] + bias - masses[1])
+    merged = torch.lerp(outputs[1].to(weight.dtype), outputs[0].to(weight.dtype), weight.unsqueeze(-1))
+    return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weight.mean(dim=(1, 2)).unsqueeze(0)
 
 
-def after_attention(
-    x: Tensor, attended: Tensor, gate: Tensor, norm: tuple[Tensor, Tensor], eps: float
-) -> tuple[Tensor, Tensor]:
-    x = x + gate * attended
-    return x, functional.layer_norm(x, x.shape[-1:], *norm, eps=eps)
-
-
-def text_norm(query: Tensor, weight: Tensor, heads: int, eps: float) -> Tensor:
-    normed = functional.rms_norm(query, query.shape[-1:], eps=eps) * weight
-    return normed.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def after_text(x: Tensor, read: Tensor, shift: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x = x + read
-    return x, modulate(x, shift, scale, eps)
-
-
-def after_feed(
-    x: Tensor, fed: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    x = x + gate * fed
-    return x, modulate(x, shift, scale, eps)
-
-
-def turn_into(place: Tensor, keys: Tensor, turn: Rotation) -> None:
-    place.copy_(rotate(keys, turn))
+def fill(keys: Tensor, values: Tensor, turn: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
+    """Keys B N H D, turned, and values into their places in a window."""
+    new_keys.copy_(rotate(keys, turn))
+    new_values.copy_(values)
 
 
 class Kernels:
-    """The functions above, compiled where that pays, and attention with its log-sum-exp."""
+    """The functions above, by Triton where there is a GPU; products and attention by the libraries that are best."""
 
-    def __init__(self, device: torch.device, *, compiled: bool) -> None:
-        def ready(function: F) -> F:
-            return torch.compile(function, dynamic=False, fullgraph=True) if compiled else function
-
-        self.modulate = ready(modulate)
-        self.split_turn = ready(split_turn)
-        self.merge_parts = ready(merge_parts)
-        self.after_attention = ready(after_attention)
-        self.text_norm = ready(text_norm)
-        self.after_text = ready(after_text)
-        self.after_feed = ready(after_feed)
-        self.turn_into = ready(turn_into)
+    def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        found: Any = sys.modules[__name__]
+        if self._cuda:
+            from recap.fast import dit_kernels as found  # needs Triton, which comes with CUDA builds only
+        self.norm = found.norm
+        self.rms = found.rms
+        self.split_turn = found.split_turn
+        self.merge = found.merge
+        self.fill = found.fill
 
     def widen(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """A product and its GELU."""
         if self._cuda:  # the library's product does it before it writes
-            wide: Tensor = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
-            return wide.unflatten(0, x.shape[:2])
+            flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
+            wide: Tensor = flat.unflatten(0, x.shape[:2])
+            return wide
         return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
     def read(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,6 +185,9 @@ class Window:
         plain = sizes.pop(PLAIN, 0)
         # The own tokens end the last group; they have no bias.
         self.groups: list[Group] = [*sizes, PLAIN]
+        if len(self.groups) > 2:
+            biases = [group.log_bias for group in self.groups[:-1]]
+            raise refuse("log_bias", biases, "the fast path merges one biased group", "run it with --eager")
         shape = (spec.layers, rows, -1, spec.heads, spec.head_dim)
         self.keys, self.values = (
             [
@@ -211,33 +204,42 @@ class Window:
             )
         )
 
+        self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
+
     def own_places(self, layer: int) -> tuple[Tensor, Tensor]:
         """Where a step writes the layer's own turned keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
 
     def fill(self, context: OpenContext, positions: Tensor, kernels: Kernels) -> None:
         """Bring in all that is kept, and the positions 1 N 3 of the block's own tokens."""
-        layers, head_dim = len(self.keys[0]), self.keys[0].shape[-1]
-        tables: dict[int, Rotation] = {}
-        device, wide = self.turn.cos.device, self.turn.cos.dtype
-        own = rotation(positions, head_dim, wide)
-        self.turn.cos.copy_(own.cos)
-        self.turn.sin.copy_(own.sin)
-        for layer in range(layers):
+        device, head_dim, wide = self.turn.cos.device, self.keys[0].shape[-1], self.turn.cos.dtype
+        for place, made in zip(self.turn, rotation(positions, head_dim, wide), strict=True):
+            place.copy_(made)
+        kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
+        if not kept[0]:
+            return
+        # Positions are alike in all layers; kept keys lie where they lay unless the memory is still growing.
+        turns = [rotation(segment.positions.to(device), head_dim, wide) for segment in kept[0]]
+        places = tuple(
+            part.data_ptr() for layer in kept for segment in layer for part in (segment.keys, segment.values)
+        )
+        if self._copying is None or self._copying[0] != places:
+            self._copying = (places, Graphed(lambda *turns: self._copy(kept, turns, kernels)))
+        self._copying[1](*(part for turn in turns for part in turn))
+
+    def _copy(self, kept: list[list[Segment]], turns: tuple[Tensor, ...], kernels: Kernels) -> None:
+        """All layers' kept segments into their groups, turned by cosines and sines of each segment."""
+        for layer, segments in enumerate(kept):
             starts = [0] * len(self.groups)
-            for segment in context.kept(layer):
+            for index, segment in enumerate(segments):
                 group = self.groups.index(group_of(segment))
-                size = segment.keys.shape[1]
-                places = slice(starts[group], starts[group] + size)
-                starts[group] += size
-                # Positions are one tensor for all layers.
-                turn = tables.get(id(segment.positions))
-                if turn is None:
-                    turn = rotation(segment.positions.to(device), head_dim, wide)
-                    tables[id(segment.positions)] = turn
-                keys = segment.keys.to(device, non_blocking=True)
-                kernels.turn_into(self.keys[group][layer][:, places], keys, turn)
-                self.values[group][layer][:, places].copy_(segment.values, non_blocking=True)
+                place = slice(starts[group], starts[group] + segment.keys.shape[1])
+                starts[group] = place.stop
+                parts = (
+                    part.to(turns[0].device, non_blocking=True) for part in (segment.keys, segment.values)
+                )
+                to = (store[group][layer][:, place] for store in (self.keys, self.values))
+                kernels.fill(*parts, Rotation(*turns[2 * index : 2 * index + 2]), *to)
 
 
 class Made(NamedTuple):
@@ -249,26 +251,28 @@ class Made(NamedTuple):
 
 
 class Step(NamedTuple):
-    """All that depends on the time alone."""
+    """All that depends on the time alone, fp32: a layer's is shift, scale, gate of attention and feed-forward."""
 
-    layers: Tensor  # L 6 M: shift, scale, gate of attention, then of the feed-forward
+    layers: Tensor  # L 6 M; scales have their one added
     head: Tensor  # 2 M: shift, scale
 
 
 class FastWan:
     """The model's forward over a filled window, at times known beforehand."""
 
-    def __init__(self, model: CausalWan, times: Sequence[float], *, compiled: bool) -> None:
+    def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
-        self.kernels = Kernels(model.device, compiled=compiled)
+        self.kernels = Kernels(model.device)
         blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.layers = [read_layer(block) for block in blocks]
-        tables = torch.cat([block.modulation for block in blocks])
         self.steps = []
+        ones = torch.zeros(6, 1, device=model.device)
+        ones[[1, 4]] = 1
         for time in times:
             embedded, projected = model._embed_time(time)
-            head = (model.head.modulation + embedded).squeeze(0)
-            self.steps.append(Step((tables + projected.squeeze(0)).detach(), head.detach()))
+            tables = torch.cat([block.modulation + projected[0] for block in blocks]).float() + ones
+            head = (model.head.modulation + embedded).squeeze(0).float() + ones[:2]
+            self.steps.append(Step(tables, head))
 
     def forward(
         self, latents: Tensor, step: int, text: Conditioning, window: Window, made: list[Made] | None = None
@@ -277,45 +281,46 @@ class FastWan:
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        hidden = kernels.modulate(x, table[0, 0], table[0, 1], eps)
+        _, hidden = kernels.norm(x, table[0, 1], table[0, 0], eps)
         masses = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
             following = table[index + 1] if index + 1 < len(self.layers) else head
-            attended, mass, tokens = self._attend(index, hidden, window)
+            attended, mass = self._attend(index, hidden, window, made)
             masses.append(mass)
-            if made is not None:
-                made.append(tokens)
             merged = functional.linear(attended, *layer.merge)
-            x, hidden = kernels.after_attention(x, merged, gate1, layer.norm_text, eps)
-            x, hidden = kernels.after_text(x, self._read_text(index, hidden, text), shift2, scale2, eps)
+            x, hidden = kernels.norm(x, *layer.norm_text, eps, merged, gate1)
+            x, hidden = kernels.norm(x, scale2, shift2, eps, self._read_text(index, hidden, text))
             fed = functional.linear(kernels.widen(hidden, *layer.widen), *layer.narrow)
-            x, hidden = kernels.after_feed(x, fed, gate2, following[0], following[1], eps)
+            x, hidden = kernels.norm(x, following[1], following[0], eps, fed, gate2)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(masses).mean(dim=0)
 
-    def _attend(self, index: int, hidden: Tensor, window: Window) -> tuple[Tensor, Tensor, Made]:
+    def _attend(
+        self, index: int, hidden: Tensor, window: Window, made: list[Made] | None
+    ) -> tuple[Tensor, Tensor]:
         layer, kernels = self.layers[index], self.kernels
         own = window.own_places(index)
         qkv = functional.linear(hidden, *layer.qkv)
         turned, query, keys = kernels.split_turn(
-            qkv, (layer.norm_q, layer.norm_k), window.turn, own, self.model.spec.eps
+            qkv, (layer.norm_q, layer.norm_k), window.turn, own, self.model.spec.eps, made is not None
         )
+        if made is not None:
+            made.append(Made(query, keys, own[1]))
         parts = [
             kernels.read(turned, k[index], v[index]) for k, v in zip(window.keys, window.values, strict=True)
         ]
-        made = Made(query, keys, own[1])
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
-            return read, read.new_zeros((0, len(read)), dtype=torch.float32), made
+            return read, read.new_zeros((0, len(read)), dtype=torch.float32)
         outputs, masses = zip(*parts, strict=True)
-        joined, mass = kernels.merge_parts(outputs, masses, [group.log_bias for group in window.groups])
-        return joined, mass, made
+        joined: tuple[Tensor, Tensor] = kernels.merge(outputs, masses, window.groups[0].log_bias)
+        return joined
 
     def _read_text(self, index: int, hidden: Tensor, text: Conditioning) -> Tensor:
         layer, spec = self.layers[index], self.model.spec
-        asked = functional.linear(hidden, *layer.text_query)
-        query = self.kernels.text_norm(asked, layer.text_norm_q, spec.heads, spec.eps)
+        asked = self.kernels.rms(functional.linear(hidden, *layer.text_query), layer.text_norm_q, spec.eps)
+        query = asked.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
         read = functional.scaled_dot_product_attention(query, keys, values)
         return functional.linear(read.transpose(1, 2).flatten(2), *layer.text_merge)

@@ -1,0 +1,71 @@
+"""The Triton kernels mean what the plain functions say. Run on a GPU, or by Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+CHECK = """
+import torch
+from recap.attention.rope import rotation
+from recap.fast import dit, dit_kernels
+from recap.types import frame_positions
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+rows, tokens, heads, channels = 2, 6, 3, 8
+size = heads * channels
+make = lambda *shape: torch.randn(*shape, device=device)
+x, added = make(rows, tokens, size), make(rows, tokens, size)
+gate, scale, shift = make(size), make(size), make(size)
+same = lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+for more in ({}, {"added": added}, {"added": added, "gate": gate}):
+    for mine, meant in zip(dit_kernels.norm(x, scale, shift, 1e-6, **more), dit.norm(x, scale, shift, 1e-6, **more)):
+        same(mine, meant)
+same(dit_kernels.rms(x, gate, 1e-6), dit.rms(x, gate, 1e-6))
+
+turn = rotation(frame_positions(torch.arange(1, device=device) + 3, (2, 3)), channels)
+qkv, norms = make(rows, tokens, 3 * size), (make(size), make(size))
+for keep in (False, True):
+    results = []
+    for kernels in (dit_kernels, dit):
+        window = torch.zeros(2, rows, 4 + tokens, heads, channels, device=device)
+        own = window[0][:, 4:], window[1][:, 4:]
+        made = kernels.split_turn(qkv, norms, turn, own, 1e-6, keep)
+        results.append((window, *(made if keep else made[:1])))
+    for mine, meant in zip(*results):
+        same(mine, meant)
+
+outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in range(2)]
+masses = [make(rows, heads, tokens) for _ in range(2)]
+for mine, meant in zip(dit_kernels.merge(outputs, masses, 1.6), dit.merge(outputs, masses, 1.6)):
+    same(mine, meant)
+
+positions = torch.rand(rows, tokens, 3, device=device).double() * 5
+for place in (positions, positions[:1]):
+    turn = rotation(place, channels)
+    store = make(2, rows, tokens + 3, heads, channels)
+    windows = [torch.zeros(2, rows, 2 * tokens, heads, channels, device=device) for _ in range(2)]
+    for kernels, window in zip((dit_kernels, dit), windows):
+        places = window[0][:, 2 : 2 + tokens], window[1][:, 2 : 2 + tokens]
+        kernels.fill(store[0][:, 3:], store[1][:, 3:], turn, *places)
+    same(*windows)
+print("alike")
+"""
+
+
+def test_kernels_equal_their_meaning() -> None:
+    """In a process of its own: whether kernels are compiled or interpreted is decided when they are imported."""
+    settings = {**os.environ, "TRITON_INTERPRET": "0" if DEVICE == "cuda" else "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", CHECK], capture_output=True, text=True, env=settings, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert "alike" in found.stdout
