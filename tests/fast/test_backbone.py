@@ -52,9 +52,11 @@ def test_fast_and_readable_draw_the_same(plain: WanBackbone, name: str, rows: in
             torch.testing.assert_close(share, slow.shares[role], atol=1e-5, rtol=1e-4)
 
 
-def test_the_share_of_a_reinforced_sink_is_measured(plain: WanBackbone) -> None:
+def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -> None:
+    """On a CPU; on a GPU the keys without a bias are read at once, and only a reinforced sink's share is known."""
     blocks = draw(FastWanBackbone(plain), "recap")
-    assert [set(made.shares) for made in blocks] == [set(), *[{Role.SINK}] * (len(blocks) - 1)]
+    assert set(blocks[-1].shares) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
+    torch.testing.assert_close(sum(blocks[-1].shares.values()), torch.ones(1))
 
 
 def test_one_backbone_serves_one_rollout_after_another(plain: WanBackbone) -> None:

@@ -43,10 +43,11 @@ for keep in (False, True):
     for mine, meant in zip(*results):
         same(mine, meant)
 
-outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in range(2)]
-masses = [make(rows, heads, tokens) for _ in range(2)]
-for mine, meant in zip(dit_kernels.merge(outputs, masses, 1.6), dit.merge(outputs, masses, 1.6)):
-    same(mine, meant)
+for biases in ([1.6, 0.0], [0.0, 0.7], [1.6, 0.0, 0.3]):
+    outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in biases]
+    masses = [make(rows, heads, tokens) for _ in biases]
+    for mine, meant in zip(dit_kernels.merge(outputs, masses, biases), dit.merge(outputs, masses, biases)):
+        same(mine, meant)
 
 positions = torch.rand(rows, tokens, 3, device=device).double() * 5
 for place in (positions, positions[:1]):

@@ -26,7 +26,7 @@ class Drawer:
         self.settle = Graphed(self._settle)
 
     def _draw(self, noises: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise steps B F C rows columns -> latents, and the mass of each biased group, groups-1 B."""
+        """Noise steps B F C rows columns -> latents, and the share of the mass of each group, groups B."""
         noisy, shares = noises[0], []
         for step, sigma in enumerate(self._sigmas):
             flow, mass = self._fast.forward(noisy, step, self._text, self.window)
@@ -69,8 +69,13 @@ class FastWanBackbone:
         noises = torch.stack([noise() for _ in self._sigmas]).to(model.device, model.dtype, non_blocking=True)
         drawer = self._open(noises.shape[1:], given, context)
         latents, masses = drawer.draw(noises)
-        roles = [group.role for group in drawer.window.groups if group.role is not None]
-        context.measured({role: mass.clone() for role, mass in zip(roles, masses, strict=True)})
+        context.measured(
+            {
+                group.role: mass.clone()
+                for group, mass in zip(drawer.window.groups, masses, strict=True)
+                if group.role is not None
+            }
+        )
         return latents.clone()  # the next block's steps end where these did
 
     @torch.no_grad()

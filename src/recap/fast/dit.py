@@ -25,7 +25,6 @@ from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import Block
 from recap.backbones.wan.model import CausalWan, Conditioning
 from recap.contracts import OpenContext
-from recap.errors import refuse
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
@@ -111,11 +110,14 @@ def split_turn(
     return rotate(query, turn), query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], bias: float) -> tuple[Tensor, Tensor]:
-    """Two parts B H N D, the first with a bias -> B N (H D), and the first's share of the mass, 1 B."""
-    weight = torch.sigmoid(masses[0] + bias - masses[1])
-    merged = torch.lerp(outputs[1].to(weight.dtype), outputs[0].to(weight.dtype), weight.unsqueeze(-1))
-    return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weight.mean(dim=(1, 2)).unsqueeze(0)
+def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
+    """Parts B H N D with their log-sum-exps and biases -> B N (H D), and each part's share of the mass, parts B."""
+    biased = torch.stack([mass + bias if bias else mass for mass, bias in zip(masses, biases, strict=True)])
+    weights = biased.softmax(dim=0)
+    merged = weights[0].unsqueeze(-1) * outputs[0]
+    for weight, output in zip(weights[1:], outputs[1:], strict=True):
+        merged.addcmul_(weight.unsqueeze(-1), output.to(merged.dtype))
+    return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weights.mean(dim=(2, 3))
 
 
 def fill(keys: Tensor, values: Tensor, turn: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
@@ -157,17 +159,15 @@ class Kernels:
 
 
 class Group(NamedTuple):
-    """Keys that one kernel reads: all without a bias, or those of one role with one."""
+    """Keys that one kernel reads. A role of None stands for all keys without a bias."""
 
     role: Role | None
     log_bias: float
 
 
-PLAIN = Group(None, 0.0)
-
-
-def group_of(segment: Segment) -> Group:
-    return Group(segment.role, segment.log_bias) if segment.log_bias else PLAIN
+def group_of(segment: Segment, *, by_role: bool) -> Group:
+    """On a GPU every kernel costs, so that keys without a bias are read at once and their roles not told apart."""
+    return Group(segment.role if by_role or segment.log_bias else None, segment.log_bias)
 
 
 class Window:
@@ -179,20 +179,20 @@ class Window:
     def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
+        self._by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
         for segment in kept:
-            sizes[group_of(segment)] = sizes.get(group_of(segment), 0) + segment.keys.shape[1]
-        plain = sizes.pop(PLAIN, 0)
+            group = group_of(segment, by_role=self._by_role)
+            sizes[group] = sizes.get(group, 0) + segment.keys.shape[1]
         # The own tokens end the last group; they have no bias.
-        self.groups: list[Group] = [*sizes, PLAIN]
-        if len(self.groups) > 2:
-            biases = [group.log_bias for group in self.groups[:-1]]
-            raise refuse("log_bias", biases, "the fast path merges one biased group", "run it with --eager")
+        last = Group(Role.CURRENT if self._by_role else None, 0.0)
+        sizes[last] = sizes.pop(last, 0) + self.own
+        self.groups: list[Group] = list(sizes)
         shape = (spec.layers, rows, -1, spec.heads, spec.head_dim)
         self.keys, self.values = (
             [
                 torch.empty(*shape[:2], size, *shape[3:], dtype=model.dtype, device=model.device)
-                for size in (*sizes.values(), plain + self.own)
+                for size in sizes.values()
             ]
             for _ in range(2)
         )
@@ -232,7 +232,7 @@ class Window:
         for layer, segments in enumerate(kept):
             starts = [0] * len(self.groups)
             for index, segment in enumerate(segments):
-                group = self.groups.index(group_of(segment))
+                group = self.groups.index(group_of(segment, by_role=self._by_role))
                 place = slice(starts[group], starts[group] + segment.keys.shape[1])
                 starts[group] = place.stop
                 parts = (
@@ -277,7 +277,7 @@ class FastWan:
     def forward(
         self, latents: Tensor, step: int, text: Conditioning, window: Window, made: list[Made] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Flow B F C rows columns, and the mass each biased group got, groups-1 B; `made` is added to."""
+        """Flow B F C rows columns, and the share of the mass each group got, groups B; `made` is added to."""
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
@@ -312,9 +312,11 @@ class FastWan:
         ]
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
-            return read, read.new_zeros((0, len(read)), dtype=torch.float32)
+            return read, read.new_ones((1, len(read)), dtype=torch.float32)
         outputs, masses = zip(*parts, strict=True)
-        joined: tuple[Tensor, Tensor] = kernels.merge(outputs, masses, window.groups[0].log_bias)
+        joined: tuple[Tensor, Tensor] = kernels.merge(
+            outputs, masses, [group.log_bias for group in window.groups]
+        )
         return joined
 
     def _read_text(self, index: int, hidden: Tensor, text: Conditioning) -> Tensor:

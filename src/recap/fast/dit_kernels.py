@@ -12,6 +12,7 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from recap.attention.rope import Rotation
+from recap.fast import dit
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -174,18 +175,24 @@ def split_turn(
     return turned, query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], bias: float) -> tuple[Tensor, Tensor]:
-    """Two parts B H N D, the first with a bias -> B N (H D), and the first's share of the mass, 1 B."""
+def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
+    """Two parts B H N D with their log-sum-exps and biases -> B N (H D), and the share of the mass of each, 2 B."""
+    if len(outputs) != 2:
+        return dit.merge(
+            outputs, masses, biases
+        )  # no memory of ours has two biases, so no kernel is worth it
     rows, heads, tokens, channels = outputs[0].shape
     # The library lays outputs out as the queries are; a copy would cost what this kernel does.
     first, second = (output.transpose(1, 2).contiguous() for output in outputs)
     out = first.new_empty((rows, tokens, heads * channels))
     share = torch.empty((rows, tokens), dtype=torch.float32, device=out.device)
     _merge[(tokens, rows)](
-        first, second, *(mass.contiguous() for mass in masses), bias, out, share, tokens, heads, channels,
+        first, second, *(mass.contiguous() for mass in masses), biases[0] - biases[1], out, share, tokens, heads,
+        channels,
         WIDTH=_width(heads * channels), num_warps=8,
     )  # fmt: skip
-    return out, share.mean(dim=1).unsqueeze(0)
+    first_share = share.mean(dim=1)
+    return out, torch.stack([first_share, 1 - first_share])
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
