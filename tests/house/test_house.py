@@ -29,6 +29,7 @@ ABOVE_THE_CORE = {
     "comparison.py",
     "inspection.py",
     "framing.py",
+    "rivals",
     "scenes",
     "show",
     "__main__.py",
