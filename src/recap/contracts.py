@@ -87,6 +87,22 @@ class Rereadable(Protocol):
         """Instead of `commit`, of an earlier block read again: prior, but nothing new."""
 
 
+@runtime_checkable
+class QueryAware(Protocol):
+    """A memory that chooses by what the block at hand asks for."""
+
+    def observe(self, layer: int, query: Tensor) -> None:
+        """Once per block and layer, before its first `arrange`: the first pass's queries B N H D, unrotated."""
+
+
+@runtime_checkable
+class NoiseAware(Protocol):
+    """A memory that comes with a rule for the noise a block starts from; that of later steps is always fresh."""
+
+    def noise_block(self, block: Block) -> int:
+        """Before `begin`: the index of the block whose first noise this one starts from; commonly its own."""
+
+
 class Context(Protocol):
     """What one block may attend to, as a backbone sees it."""
 

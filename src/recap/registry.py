@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -17,13 +17,26 @@ from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.flow_novelty import FlowNoveltyConfig
-from recap.types import BackboneSpec
+from recap.rivals.deep_forcing import DeepForcingConfig
+from recap.rivals.memrope import MemRopeConfig
+from recap.rivals.relax_forcing import RelaxForcingConfig
+from recap.rivals.rolling_sink import RollingSinkConfig
+from recap.types import BackboneSpec, Card
 
 
 class MemoryConfig(Protocol):
     """A frozen dataclass beside its policy; `admission` makes the run's admission rule if one is wanted."""
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy: ...
+
+
+class ListedMemory(MemoryConfig, Protocol):
+    """A memory with a name of its own also says what it is."""
+
+    card: ClassVar[Card]
+
+    def attended_frames(self, spec: BackboneSpec) -> Sequence[float]:
+        """Frames' worth of tokens that a block sees once the window is full; several where they take turns."""
 
 
 class AdmissionConfig(Protocol):
@@ -46,7 +59,15 @@ BACKBONES: dict[str, type[BackboneConfig]] = {
     "infinite-forcing": InfiniteForcingConfig,
     "longlive": LongLiveConfig,
 }
-MEMORIES: dict[str, type[MemoryConfig]] = {"none": NoMemoryConfig, "sink": SinkConfig, "recap": RecapConfig}
+MEMORIES: dict[str, type[ListedMemory]] = {
+    "none": NoMemoryConfig,
+    "sink": SinkConfig,
+    "recap": RecapConfig,
+    "deep-forcing": DeepForcingConfig,
+    "memrope": MemRopeConfig,
+    "rolling-sink": RollingSinkConfig,
+    "relax-forcing": RelaxForcingConfig,
+}
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
 """Backbone -> a judge that knows what it draws; the videos of others are judged by their colours alone."""

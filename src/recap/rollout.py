@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.attention.context import BlockContext
-from recap.contracts import Backbone, Decoder, MemoryPolicy, Noise, Recorder, Rereadable
+from recap.contracts import Backbone, Decoder, MemoryPolicy, Noise, NoiseAware, Recorder, Rereadable
 from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock
@@ -60,7 +60,8 @@ def rollout(
             prompts, given = block.prompts, backbone.condition(block.prompts)
         if block.rereads_prior:
             _reread(backbone, policy, past, block, given)
-        noise = block_noise(backbone.spec, seeds, block)
+        first = policy.noise_block(block) if isinstance(policy, NoiseAware) else block.index
+        noise = block_noise(backbone.spec, seeds, block, first)
         known = None
         if told is not None and block.end_frame <= told.shape[1]:
             known = told[:, block.first_frame : block.end_frame]
@@ -117,13 +118,20 @@ def _draw(
     return GeneratedBlock(block, latents, pixels, memory, shares)
 
 
-def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block) -> Noise:
-    """The noise of one block, row by row from (seed, block); drawn on the CPU so that every device agrees."""
-    generators = [torch.Generator().manual_seed(_mix(seed, block.index)) for seed in seeds]
+def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
+    """The noise of one block, row by row from (seed, block); drawn on the CPU so that every device agrees.
+
+    With `first` the first draw is that of the block of this index, as some memories want it.
+    """
     shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
+    own = [torch.Generator().manual_seed(_mix(seed, block.index)) for seed in seeds]
+    other = None if first is None or first == block.index else replace(block, index=first)
+    start = [] if other is None else [block_noise(spec, seeds, other)()]
 
     def draw() -> Tensor:
-        return torch.stack([torch.randn(shape, generator=g) for g in generators])
+        fresh = torch.stack([torch.randn(shape, generator=g) for g in own])
+        # The block's own first draw is made in any case: later steps then draw what they always do.
+        return start.pop() if start else fresh
 
     return draw
 

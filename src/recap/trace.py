@@ -24,6 +24,8 @@ def block_record(made: GeneratedBlock) -> dict[str, Any]:
         "attended_tokens": {role.value: count for role, count in memory.tokens.items()},
         "attention_share": {role.value: share.tolist() for role, share in made.shares.items()},
     }
+    if memory.notes:
+        record["notes"] = dict(memory.notes)
     if memory.fired is not None:
         record["fired_tokens"] = memory.fired.tolist()
     if memory.admitted is not None:

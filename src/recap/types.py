@@ -8,7 +8,7 @@ A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -130,6 +130,18 @@ class MemoryTrace:
     admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry
     evicted: Candidates | None = None  # likewise of what left it
     fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
+    notes: dict[str, bool | int | str] = field(default_factory=dict)  # what else a policy has to say
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a reader should know of a memory before choosing it by name; see `recap list memories`."""
+
+    keeps: str
+    extra_memory: str  # beyond the keys and values it attends to
+    paper: str
+    licence: str  # of the method's public code, none of which is used here
+    training_free: bool = True
 
 
 @dataclass(frozen=True, slots=True)

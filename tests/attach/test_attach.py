@@ -18,11 +18,22 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import SinkConfig
+from recap.rivals.deep_forcing import DeepForcingConfig
+from recap.rivals.memrope import MemRopeConfig
+from recap.rivals.relax_forcing import RelaxForcingConfig
+from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.rollout import block_noise
 
 EMPTY = {  # the whole method, with lambda 1 and no bank
     kind: RecapConfig(sink_frames=KINDS[kind][4], reinforcement=1.0, capacity_frames=0) for kind in KINDS
 }
+
+RIVALS = (
+    DeepForcingConfig(window_frames=7, budget_frames=7, sink_frames=2),
+    MemRopeConfig(window_frames=7, sink_frames=1),
+    RollingSinkConfig(window_frames=9, replayed_frames=3),
+    RelaxForcingConfig(),
+)
 
 
 def same_caches(one, other):
@@ -147,7 +158,7 @@ def test_given_frames_go_in_by_the_clean_pass():
 
 
 def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
-    """The same weights and noise in CausalWan under our loop, with a reinforced sink and with none of our own."""
+    """The same weights and noise in CausalWan under our loop, with a sink, reinforced, and with each rival."""
     encode, spec = wan.TextEncoder(), SPEC.backbone_spec()
     backbone = WanBackbone(
         causal_wan(), lambda prompt: encode([prompt])["prompt_embeds"], lambda: UpsampleDecoder(spec)
@@ -166,15 +177,14 @@ def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
             patch.setattr(torch, "randn_like", lambda flat: next(order).view_as(flat))
             return pipeline.inference(noise, ["a red boat"], return_latents=True)[1]
 
-    for reinforcement in (1.0, 5.0):
-        memory = SinkConfig(reinforcement=reinforcement)
+    for memory in (SinkConfig(), SinkConfig(reinforcement=5.0), *RIVALS):
         blocks = recap.rollout(backbone, memory.build(spec, lambda: None), plan, seeds=[7])
         ours = torch.cat([made.latents for made in blocks], dim=1)
         pipeline = make("infinite-forcing")
         with attach(pipeline, memory):
             theirs = upstream(pipeline)
         torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
-        if reinforcement == 1.0:
+        if memory == SinkConfig():
             torch.testing.assert_close(upstream(make("infinite-forcing")), ours, atol=1e-5, rtol=0)
 
 
@@ -277,6 +287,23 @@ def test_a_memory_that_cannot_be_refreshed_says_so_at_the_switch():
     ):
         switch(held, 4, [6])
     switch(held, 4, [6])
+
+
+@pytest.mark.parametrize("memory", RIVALS, ids=lambda m: type(m).__name__)
+def test_rivals_follow_a_switch_of_prompts(memory):
+    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
+    with attach(held, memory) as attached:
+        _, latents = switch(held, 6, [9])
+    assert len(attached.trace) == 6 and torch.isfinite(latents).all()
+
+
+def test_noise_that_the_checkout_draws_is_not_promised():
+    held = make("self-forcing")
+    with (
+        pytest.raises(ValueError, match=r"RollingSink.*same noise.*switch that setting off"),
+        attach(held, RollingSinkConfig(tiled_noise=True)),
+    ):
+        draw(held)
 
 
 def test_each_video_starts_with_an_empty_memory():

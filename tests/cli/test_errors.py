@@ -399,3 +399,28 @@ def test_list_names_everything(monkeypatch, capsys):
         assert name in said
     defaults = [line.split()[3] for line in said.splitlines() if "(default)" in line]
     assert defaults == ["embedded", "recap", "flow", "auto"]
+
+
+def test_list_memories_tells_what_each_keeps_and_costs(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["recap", "list", "memories"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    said = capsys.readouterr().out
+    for name, tokens in (
+        ("recap", "7 frames, 10,920 tokens"),
+        ("deep-forcing", "16 / 19 frames, 24,960 / 29,640 tokens"),
+        ("memrope", "12 frames, 18,720 tokens"),
+        ("rolling-sink", "21 frames, 32,760 tokens"),
+        ("relax-forcing", "7 frames, 10,920 tokens"),
+    ):
+        card = said.split(f"\n{name}\n")[1].split("\n\n")[0]
+        lines = {line[:16].strip(): line[16:].strip() for line in card.splitlines()[:7]}
+        assert lines["attends to"].startswith(tokens)
+        assert lines["training-free"] == "yes" and "arXiv" in lines["paper"]
+        assert all(lines[label] for label in ("keeps", "extra memory", "its code"))
+
+
+def test_a_list_of_something_else_is_refused(recap):
+    refused(recap("list", "memoris"), "memoris", "did you mean 'memories'")

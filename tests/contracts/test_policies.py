@@ -6,6 +6,7 @@ What takes many blocks runs on `untrained` alone; `every_backbone` marks what th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -16,11 +17,25 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.retention import retain_top
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES, MEMORIES, load_backbone
+from recap.rivals.deep_forcing import DeepForcingConfig
+from recap.rivals.memrope import MemRopeConfig
+from recap.rivals.relax_forcing import RelaxForcingConfig
+from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.rollout import block_noise, rollout
 from recap.trace import block_record
 from recap.types import Candidates, Role
 
-FACTORS = {"recap": RecapConfig(), "sink": SinkConfig(), "none": NoMemoryConfig()}
+FACTORS = {
+    "recap": RecapConfig(),
+    "sink": SinkConfig(),
+    "none": NoMemoryConfig(),
+    # At the budget of `recap` or next to it, where three blocks already make them compress, fold and choose;
+    # tests/rivals has their own windows.
+    "deep-forcing": DeepForcingConfig(window_frames=7, budget_frames=7, sink_frames=2),
+    "memrope": MemRopeConfig(window_frames=7, sink_frames=1),
+    "rolling-sink": RollingSinkConfig(window_frames=9, replayed_frames=3),
+    "relax-forcing": RelaxForcingConfig(),
+}
 
 
 class SeededAdmission:
@@ -82,7 +97,8 @@ def test_policy_runs_and_its_trace_adds_up(every_backbone, name):
         torch.testing.assert_close(sum(made.shares.values()), torch.ones(2), rtol=0, atol=1e-5)
     record = block_record(blocks[-1])
     frame = backbone.spec.frame_tokens
-    budget = {"none": 6, "sink": 6, "recap": 7}[name]
+    (budget,) = FACTORS[name].attended_frames(backbone.spec)
+    assert budget == {"none": 6, "sink": 6, "rolling-sink": 9}.get(name, 7)
     assert sum(record["attended_tokens"].values()) == budget * frame
 
 
@@ -135,7 +151,7 @@ def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(back
 
 def test_memory_changes_what_is_drawn(every_backbone):
     results = [draw(every_backbone, config)[0] for config in FACTORS.values()]
-    for one, other in ((0, 1), (1, 2), (0, 2)):
+    for one, other in itertools.combinations(range(len(results)), 2):
         assert torch.equal(results[one][0].latents, results[other][0].latents)  # nothing to remember yet
         assert not torch.equal(results[one][-1].latents, results[other][-1].latents)
 

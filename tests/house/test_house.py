@@ -30,6 +30,7 @@ ABOVE_THE_CORE = {
     "fast",
     "inspection.py",
     "framing.py",
+    "rivals",
     "scenes",
     "show",
     "__main__.py",

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
 
 # Room -> what it may import of ours. A room may always import from itself.
 GROUND = {"types", "contracts", "errors"}
-CORE = GROUND | {"attention", "flow", "novelty", "memory", "backbones", "plan", "trace", "rollout"}
+CORE = GROUND | {"attention", "flow", "novelty", "memory", "rivals", "backbones", "plan", "trace", "rollout"}
 FILES = {"files", "video"}
 COMPOSED = CORE | FILES | {"build", "run", "registry", "config", "opening", "__init__"}
 MAY_IMPORT = {
@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "flow": GROUND | {"files"},
     "novelty": GROUND | {"flow.warp"},
     "memory": GROUND,
+    # A rival may choose by rotated keys, as attention reads them.
+    "rivals": GROUND | {"memory", "attention.rope"},
     "backbones": GROUND | {"attention", "files"},
     # The fast twins of models: whoever composes takes either.
     "fast": GROUND | {"backbones", "attention", "flow", "files"},

@@ -24,7 +24,7 @@ from recap.attach.checkout import Checkout
 from recap.attach.kernels import CheckoutKernels
 from recap.attach.pictures import Pictures
 from recap.attention.context import BlockContext
-from recap.contracts import MemoryPolicy, Refreshable
+from recap.contracts import MemoryPolicy, NoiseAware, Refreshable
 from recap.errors import refuse
 from recap.trace import block_record
 from recap.types import BackboneSpec, Block, GeneratedBlock, Role, Segment, frame_positions
@@ -137,7 +137,11 @@ class Session:
 
     def _start_video(self, latents: Tensor) -> None:
         self.attached.spec = self._measure(latents)
-        self.attached.memory = self._build(self.attached.spec, str(latents.device))
+        memory = self.attached.memory = self._build(self.attached.spec, str(latents.device))
+        second = Block(1, self.attached.spec.frames_per_block, self.attached.spec.frames_per_block, ("",))
+        if isinstance(memory, NoiseAware) and memory.noise_block(second) != second.index:
+            limit = "it wants every block to start from the same noise, which the checkout draws by itself"
+            raise refuse("memory", type(memory).__name__, limit, "switch that setting off")
         self._pictures.restart()
         self._videos += 1
         self._finished, self._block, self._context = 0, None, None

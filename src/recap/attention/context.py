@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.contracts import MemoryPolicy
+from recap.contracts import MemoryPolicy, QueryAware
 from recap.types import Role, Segment, Tokens, frame_positions
 
 
@@ -52,6 +52,8 @@ HOUSE = HouseKernels()
 class BlockContext:
     def __init__(self, policy: MemoryPolicy, phases: Tensor, kernels: Kernels = HOUSE):
         self._policy = policy
+        self._aware = policy if isinstance(policy, QueryAware) else None
+        self._observed: set[int] = set()
         self._phases = phases
         self._kernels = kernels
         self._positions: Tensor | None = None
@@ -82,6 +84,9 @@ class BlockContext:
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Queries B N H D, unrotated, at the positions of the CURRENT segment among `own`."""
         current = next(s for s in own if s.role is Role.CURRENT)
+        if self._aware is not None and layer not in self._observed:
+            self._observed.add(layer)
+            self._aware.observe(layer, query)
         mine = {id(s) for s in own}
         segments = [
             self._fresh(s) if id(s) in mine else self._once(s, query.device)

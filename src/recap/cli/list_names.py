@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from recap.backbones.wan.spec import ROWS
 from recap.config import RunConfig
+from recap.errors import unknown_name
 from recap.flow import FLOWS
 from recap.plan import Shot
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
@@ -17,8 +20,17 @@ def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]
 
 
-def list_command() -> None:
+SIZED_BY = "self-forcing"  # whose frames the tokens of a memory are counted in
+
+
+def list_command(
+    what: Annotated[str, typer.Argument(help="`memories` tells more of each memory.")] = "everything",
+) -> None:
     """List backbones, memories, admission rules and flow estimators."""
+    if what == "memories":
+        return _list_memories()
+    if what != "everything":
+        raise unknown_name("list", what, ("everything", "memories"))
     default = RunConfig(shots=(Shot("", 1.0),))
     chosen = {default.backbone.name, default.memory.name, default.admission.name, default.flow}
     table = Table("kind", "name", "what it is")
@@ -34,6 +46,28 @@ def list_command() -> None:
         table.add_section()
     Console().print(table)
     typer.echo('Wherever a name goes, "package.module:Name" does too.')
+
+
+def _list_memories() -> None:
+    """A card per memory, with its default settings."""
+    spec = ROWS[SIZED_BY].backbone_spec()
+    for name, kind in MEMORIES.items():
+        card, frames = kind.card, kind().attended_frames(spec)
+        tokens = " / ".join(f"{count * spec.frame_tokens:,.0f}" for count in frames)
+        table = Table.grid(padding=(0, 2))
+        for label, text in (
+            ("what it is", _first_line(kind)),
+            ("keeps", card.keeps),
+            ("attends to", f"{' / '.join(f'{n:g}' for n in frames)} frames, {tokens} tokens ({SIZED_BY})"),
+            ("extra memory", card.extra_memory),
+            ("training-free", "yes" if card.training_free else "no"),
+            ("paper", card.paper),
+            ("its code", card.licence),
+        ):
+            table.add_row(f"  {label}", text)
+        console = Console()
+        console.print(name, style="bold", highlight=False)
+        console.print(table)
 
 
 def _about_backbone(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from recap.contracts import Admission, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, Candidates, MemoryTrace, Role, Segment, Tokens
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, Segment, Tokens
 
 MOST_CAPACITY_FRAMES = 1000
 """A quarter of an hour kept whole; beyond lies a slip of the keyboard."""
@@ -109,6 +110,17 @@ class RecapConfig:
     bank_on_host: bool = (
         False  # the bank lies in the CPU's memory and comes over layer by layer, at every step
     )
+
+    card: ClassVar[Card] = Card(
+        keeps="the first frame, reinforced; a frame's worth of tokens that showed something new; the last frames",
+        extra_memory="maps of what was seen, in pixels",
+        paper="RECAP-Forcing, arXiv 2608.26671",
+        licence="no public code",
+    )
+
+    def attended_frames(self, spec: BackboneSpec) -> tuple[float, ...]:
+        """Frames' worth of tokens that a block sees once window and bank are full."""
+        return (spec.window_frames + self.capacity_frames,)
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:

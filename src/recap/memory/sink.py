@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from recap.contracts import Admission, State
 from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, MemoryTrace, Segment, Tokens
+from recap.types import BackboneSpec, Block, Card, MemoryTrace, Segment, Tokens
 
 
 class WindowMemory:
@@ -56,8 +57,13 @@ class WindowMemory:
 class NoMemoryConfig:
     """The sliding window as the backbone has it, no sink."""
 
+    card: ClassVar[Card] = Card("the last frames", "none", "Self-Forcing, arXiv 2506.08009", "Apache-2.0")
+
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
         return WindowMemory(Window(spec))
+
+    def attended_frames(self, spec: BackboneSpec) -> tuple[int, ...]:
+        return (spec.window_frames,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +73,12 @@ class SinkConfig:
     sink_frames: int = 1
     reinforcement: float = 1.0
 
+    card: ClassVar[Card] = Card(
+        "the first frame; the last ones", "none", "LongLive, arXiv 2509.22622", "Apache-2.0"
+    )
+
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
         return WindowMemory(Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement))
+
+    def attended_frames(self, spec: BackboneSpec) -> tuple[int, ...]:
+        return (spec.window_frames,)

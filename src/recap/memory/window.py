@@ -19,9 +19,17 @@ from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positi
 
 
 class Window:
-    def __init__(self, spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0):
-        prior_frames = spec.window_frames - spec.frames_per_block - sink_frames
-        if sink_frames < 0 or prior_frames < 0:
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        *,
+        sink_frames: int = 0,
+        prior_frames: int | None = None,
+        reinforcement: float = 1.0,
+    ):
+        """`prior_frames` where a policy fills part of the window itself; by default the prior has all there is."""
+        rest = spec.window_frames - spec.frames_per_block - sink_frames
+        if sink_frames < 0 or rest < 0:
             limit = f"0 to {spec.window_frames - spec.frames_per_block} fit beside a block in {spec.name}'s window"
             raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
         if not (reinforcement > 0 and math.isfinite(reinforcement)):
@@ -30,26 +38,29 @@ class Window:
             )
         self.spec = spec
         self.sink_frames = sink_frames
-        self.prior_frames = prior_frames
+        self.prior_frames = rest if prior_frames is None else prior_frames
         self._log_bias = math.log(reinforcement)
         self.current = Store(spec.layers, spec.block_tokens)
-        self._sink = Store(spec.layers, sink_frames * spec.frame_tokens)
-        self._prior = Store(spec.layers, prior_frames * spec.frame_tokens)
-        self._num_sink = 0  # frames held; host integers, so no step ever waits for the device
-        self._num_prior = 0
+        self.sink = Store(spec.layers, sink_frames * spec.frame_tokens)
+        self.prior = Store(spec.layers, self.prior_frames * spec.frame_tokens)
+        self.num_sink = 0  # frames held; host integers, so no step ever waits for the device
+        self.num_prior = 0
         self._segments: list[list[Segment]] = []
 
-    def begin(self, block: Block) -> Tensor:
+    def start(self, block: Block) -> int:
+        """Temporal phase of the block's first frame."""
+        held = self.spec.window_frames - self.spec.frames_per_block
+        return block.first_frame if self.spec.phases == "absolute" else min(block.first_frame, held)
+
+    def begin(self, block: Block, *, sink_phase: int = 0) -> Tensor:
         """Lay the window out for a block; returns the temporal phases, F, of its own frames."""
-        spec = self.spec
-        held = spec.window_frames - spec.frames_per_block
-        start = block.first_frame if spec.phases == "absolute" else min(block.first_frame, held)
+        spec, start = self.spec, self.start(block)
         parts = [
             # A block that is read again must not see itself as its own sink.
-            (Role.SINK, self._sink, slice(0, min(self._num_sink, block.first_frame)), 0, self._log_bias),
+            (Role.SINK, self.sink, slice(0, min(self.num_sink, block.first_frame)), sink_phase, self._log_bias),
             # The prior ends at its store's end, so that sliding is the same copy at every fill.
-            (Role.PRIOR, self._prior, slice(self.prior_frames - self._num_prior, self.prior_frames),
-             start - self._num_prior, 0.0),
+            (Role.PRIOR, self.prior, slice(self.prior_frames - self.num_prior, self.prior_frames),
+             start - self.num_prior, 0.0),
         ]  # fmt: skip
         self._segments = [[] for _ in range(spec.layers)]
         for role, store, frames, phase, bias in parts:
@@ -92,8 +103,12 @@ class Window:
             self._slide_prior(owned, block.num_frames - owned)
         self._segments = []
 
+    def keep_prior(self, frames: int) -> None:
+        """Forget all of the prior but its newest frames."""
+        self.num_prior = min(self.num_prior, frames)
+
     def clear_prior(self) -> None:
-        self._num_prior = 0
+        self.keep_prior(0)
 
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         """Replace the newest frames of the prior; the sink too if the frames given begin with it, else never.
@@ -101,47 +116,47 @@ class Window:
         The sink is the opening scene, which only its own frames may restate.
         """
         size = self.spec.frame_tokens
-        prior = min(self._num_prior * size, keys.shape[2])
-        sink = min(self._num_sink * size, keys.shape[2]) if first_frame == 0 else 0
+        prior = min(self.num_prior * size, keys.shape[2])
+        sink = min(self.num_sink * size, keys.shape[2]) if first_frame == 0 else 0
         if prior:
-            self._prior.keys[:, :, -prior:].copy_(keys[:, :, -prior:])
-            self._prior.values[:, :, -prior:].copy_(values[:, :, -prior:])
+            self.prior.keys[:, :, -prior:].copy_(keys[:, :, -prior:])
+            self.prior.values[:, :, -prior:].copy_(values[:, :, -prior:])
         if sink:
-            self._sink.keys[:, :, :sink].copy_(keys[:, :, :sink])
-            self._sink.values[:, :, :sink].copy_(values[:, :, :sink])
+            self.sink.keys[:, :, :sink].copy_(keys[:, :, :sink])
+            self.sink.values[:, :, :sink].copy_(values[:, :, :sink])
 
     def _fill_sink(self, first: int, frames: int) -> None:
         size = self.spec.frame_tokens
-        self._sink.allocate(self.current.keys)
+        self.sink.allocate(self.current.keys)
         to, since = slice(first * size, (first + frames) * size), slice(0, frames * size)
-        self._sink.keys[:, :, to].copy_(self.current.keys[:, :, since])
-        self._sink.values[:, :, to].copy_(self.current.values[:, :, since])
-        self._num_sink = first + frames
+        self.sink.keys[:, :, to].copy_(self.current.keys[:, :, since])
+        self.sink.values[:, :, to].copy_(self.current.values[:, :, since])
+        self.num_sink = first + frames
 
     def _slide_prior(self, owned: int, arriving: int) -> None:
         size, room = self.spec.frame_tokens, self.prior_frames
         taken = min(arriving, room)
-        stay = min(self._num_prior, room - taken)
-        self._prior.allocate(self.current.keys)
+        stay = min(self.num_prior, room - taken)
+        self.prior.allocate(self.current.keys)
         for store, fresh in (
-            (self._prior.keys, self.current.keys),
-            (self._prior.values, self.current.values),
+            (self.prior.keys, self.current.keys),
+            (self.prior.values, self.current.values),
         ):
             if stay:
                 moved = store[:, :, (room - stay) * size :].clone()  # source and target overlap
                 store[:, :, (room - taken - stay) * size : (room - taken) * size].copy_(moved)
             end = (owned + arriving) * size
             store[:, :, (room - taken) * size :].copy_(fresh[:, :, end - taken * size : end])
-        self._num_prior = stay + taken
+        self.num_prior = stay + taken
 
     def state(self) -> State:
         return {
-            **self._sink.state("sink"),
-            **self._prior.state("prior"),
-            "window.frames": torch.tensor([self._num_sink, self._num_prior]),
+            **self.sink.state("sink"),
+            **self.prior.state("prior"),
+            "window.frames": torch.tensor([self.num_sink, self.num_prior]),
         }
 
     def load_state(self, state: State) -> None:
-        self._sink.load_state("sink", state)
-        self._prior.load_state("prior", state)
-        self._num_sink, self._num_prior = state["window.frames"].tolist()
+        self.sink.load_state("sink", state)
+        self.prior.load_state("prior", state)
+        self.num_sink, self.num_prior = state["window.frames"].tolist()

@@ -1,0 +1,1 @@
+"""What others keep: one file per published memory, behind the same `MemoryPolicy`, none knowing another."""

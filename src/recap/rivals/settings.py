@@ -1,0 +1,23 @@
+"""What the rivals' configs check alike."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recap.errors import refuse
+from recap.types import BackboneSpec
+
+
+def own_window(spec: BackboneSpec, window_frames: int) -> BackboneSpec:
+    """The backbone as a rival sees it: every rival brings a window of its own, whatever the row's is."""
+    block = spec.frames_per_block
+    if window_frames < block:
+        limit = f"a block of {block} frames must fit into it"
+        raise refuse("window_frames", window_frames, limit, f"use {block} or more")
+    return dataclasses.replace(spec, window_frames=window_frames)
+
+
+def check_frames(field: str, value: int, low: int, high: int, why: str) -> None:
+    """Refuse a number of frames outside low..high."""
+    if not low <= value <= high:
+        raise refuse(field, value, f"must be {low} to {high}, {why}", f"use {min(max(value, low), high)}")
