@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from recap.config import DTYPES, RunConfig
 from recap.contracts import Admission, Backbone, MemoryPolicy
+from recap.fast.accelerate import accelerate, accelerate_flow
 from recap.flow import build_flow
 from recap.types import BackboneSpec
 
@@ -18,7 +19,7 @@ def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
-    return made
+    return made if config.eager else accelerate(made)
 
 
 def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
@@ -26,7 +27,8 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
 
     def admission() -> Admission:
         flow = build_flow(config.flow, device=config.device, notice=notice)
-        made: Admission = config.admission.settings.build(spec, flow)
+        ready = flow if config.eager else accelerate_flow(flow)
+        made: Admission = config.admission.settings.build(spec, ready)
         return made
 
     policy: MemoryPolicy = config.memory.settings.build(spec, admission)

@@ -44,6 +44,7 @@ class RunConfig:
     seeds: tuple[int, ...] = (0,)  # one row of the batch each
     device: str = "cpu"
     dtype: str = "float32"
+    eager: bool = False  # the readable path; else the fast one where there is one, equal but for rounding
     checkpoint_every: int = 1  # blocks between two states on disk
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class RunConfig:
             ("opening", str),
             ("device", str),
             ("dtype", str),
+            ("eager", bool),
             ("checkpoint_every", int),
         ):
             if name in ready:

@@ -88,6 +88,14 @@ class Rereadable(Protocol):
 
 
 @runtime_checkable
+class Foresighted(Protocol):
+    """A memory part of whose `commit` needs the pixels alone, and can be done beside the clean pass."""
+
+    def look(self, block: Block, pixels: Tensor) -> None:
+        """Between `begin` and `commit`, which then finds that part done; it gives the same without."""
+
+
+@runtime_checkable
 class QueryAware(Protocol):
     """A memory that chooses by what the block at hand asks for."""
 
@@ -117,8 +125,13 @@ class Context(Protocol):
         """Self-attention of queries B N H D (at the positions of the CURRENT segment) over memory and `own`."""
 
 
+@runtime_checkable
 class OpenContext(Context, Protocol):
     """A context whose memory can be read whole, before the first step, by kernels that want fixed storage."""
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether `kept` can be asked before the first step; else only `attend` serves."""
 
     def kept(self, layer: int) -> list[Segment]:
         """What the memory adds to the layer's own tokens; the same objects all block long."""
@@ -192,3 +205,6 @@ class Judge(Protocol):
 
 
 Recorder = Callable[[GeneratedBlock], None]
+
+Aside = Callable[[Callable[[], None]], Callable[[], None]]
+"""Starts work that nothing else waits for yet; the call it returns waits for it."""

@@ -7,7 +7,7 @@ longer plan, a resumed run and another batch draw the same block from the same n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from recap.attention.context import BlockContext
-from recap.contracts import Backbone, Decoder, MemoryPolicy, Noise, NoiseAware, Recorder, Rereadable
+from recap.contracts import (
+    Aside,
+    Backbone,
+    Decoder,
+    Foresighted,
+    MemoryPolicy,
+    Noise,
+    NoiseAware,
+    Recorder,
+    Rereadable,
+)
 from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock
@@ -23,6 +33,12 @@ from recap.types import BackboneSpec, Block, GeneratedBlock
 
 def silent(_: GeneratedBlock) -> None:
     """The recorder that records nothing."""
+
+
+def at_once(work: Callable[[], None]) -> Callable[[], None]:
+    """Nothing runs beside anything else."""
+    work()
+    return lambda: None
 
 
 def rollout(
@@ -34,6 +50,7 @@ def rollout(
     decoder: Decoder | None = None,
     start: int = 0,
     recorder: Recorder = silent,
+    aside: Aside = at_once,
     told: Tensor | None = None,
     recent: Sequence[Tensor] = (),
 ) -> Generator[GeneratedBlock, str | None, None]:
@@ -43,6 +60,7 @@ def rollout(
     there, and remembered like any other. To continue a stopped rollout, hand in policy and decoder with their
     states loaded, the next index, and as `recent` the latents of the last blocks (see `reach`).
     `send(prompt)` draws the next block under another prompt, which then stays until the plan's next shot.
+    `aside` may run a memory's look at the pixels beside the clean pass; results are the same.
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
@@ -65,7 +83,7 @@ def rollout(
         known = None
         if told is not None and block.end_frame <= told.shape[1]:
             known = told[:, block.first_frame : block.end_frame]
-        made = _draw(backbone, policy, decoder, block, given, noise, known)
+        made = _draw(backbone, policy, decoder, block, given, noise, known, aside)
         past = [*past, (block, made.latents)][-reach(backbone.spec) :]
         recorder(made)
         sent = (yield made) or sent
@@ -106,14 +124,18 @@ def _draw(
     given: Any,
     noise: Noise,
     told: Tensor | None,
+    aside: Aside,
 ) -> GeneratedBlock:
     if block.clears_prior:
         policy.clear_prior()
     context = BlockContext(policy, policy.begin(block))
     latents = backbone.denoise(noise, given, context) if told is None else told
     shares = context.shares()  # of the denoising steps; the clean pass draws nothing
-    backbone.settle(latents, given, context.settling())
     pixels = decoder.decode(latents)
+    ready = aside(lambda: policy.look(block, pixels)) if isinstance(policy, Foresighted) else None
+    backbone.settle(latents, given, context.settling())
+    if ready is not None:
+        ready()
     memory = policy.commit(block, pixels)
     return GeneratedBlock(block, latents, pixels, memory, shares)
 

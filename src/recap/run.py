@@ -29,15 +29,17 @@ from recap.build import Notice, build_backbone, build_memory
 from recap.config import RunConfig, read_json
 from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
+from recap.fast.accelerate import choose_aside
 from recap.files import remove_strays, write_whole
 from recap.flow import resolve_flow
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
-from recap.rollout import reach, rollout
+from recap.rollout import at_once, reach, rollout
 from recap.trace import append_line, block_record, read_lines
 from recap.types import GeneratedBlock
 from recap.video import ClipWriter, join_clips, open_clip
 
+LONG_WRITE_S = 0.3  # a state of a public model is a gigabyte, and redrawing a few blocks is cheaper
 LOCK = ".lock"
 TOLD = "told.safetensors"
 """Latents of the pictures a run goes on from: kept, so that it can be resumed when their file is gone."""
@@ -155,19 +157,21 @@ class _Run:
             decoder=self.decoder,
             start=start,
             recorder=self._record,
+            aside=at_once if self.config.eager else choose_aside(self.config.device),
             told=self.told,
             recent=[
                 load_file(self._latents(block), device=self.config.device)["latents"]
                 for block in range(max(0, start - reach(self.backbone.spec)), start)
             ],
         )
-        began = time.perf_counter()
+        began = rested = time.perf_counter()
         for made in blocks:
             done = made.block.index + 1
             seconds = time.perf_counter() - began
             append_line(self.folder / "timing.jsonl", {"block": made.block.index, "seconds": seconds})
-            if done % self.config.checkpoint_every == 0 or done == total:
-                self._checkpoint(done)
+            due = done % self.config.checkpoint_every == 0 and time.perf_counter() >= rested
+            if due or done == total:
+                rested = self._checkpoint(done)
             ended = time.perf_counter()
             progress(done, total, made.pixels.shape[1] / (ended - began))
             began = ended
@@ -186,12 +190,17 @@ class _Run:
         write_whole(self._latents(index), save({"latents": latents}))
         append_line(self.folder / "trace.jsonl", block_record(made))
 
-    def _checkpoint(self, done: int) -> None:
+    def _checkpoint(self, done: int) -> float:
+        """Write the state; returns when the next one may be: large ones take a tenth of the time at most."""
+        began = time.perf_counter()
         state: State = {"next_block": torch.tensor(done), "config": self._fingerprint()}
         state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
         state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
         plain = {name: value.cpu().contiguous() for name, value in state.items()}
         write_whole(self.folder / "state.safetensors", save(plain))
+        ended = time.perf_counter()
+        took = ended - began
+        return ended + (9 * took if took > LONG_WRITE_S else 0.0)
 
     def _restore(self) -> int:
         """Load the last state; drop what was written after it. Returns the next block."""

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "rivals": GROUND | {"memory", "attention.rope"},
     "backbones": GROUND | {"attention", "files"},
     # The fast twins of models: whoever composes takes either.
-    "fast": GROUND | {"backbones", "attention", "flow", "files"},
+    "fast": GROUND | {"backbones", "attention", "flow", "files", "rollout"},
     "plan": GROUND,
     "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},
@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "video": {"errors", "files"},
     "registry": CORE,
     "config": CORE | {"registry"},
-    "build": CORE | {"registry", "config"},
-    "run": COMPOSED,
+    "build": CORE | {"registry", "config", "fast"},
+    "run": COMPOSED | {"fast"},
     "__init__": COMPOSED | {"attach"},
     # Attaching drives the same memories as a run does, under a loop that is not ours.
     "attach": COMPOSED - {"backbones", "__init__"},

@@ -98,6 +98,11 @@ class BlockContext:
         self.measured(shares)
         return output
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether `kept` can be asked before the first step; a memory that wants to see queries first cannot tell."""
+        return self._aware is None
+
     def kept(self, layer: int) -> list[Segment]:
         """What the memory adds to the layer's own tokens: for readers that bring kernels and storage of their own."""
         return self._policy.arrange(layer, [])

@@ -15,6 +15,7 @@ from recap.cli.options import (
     DecoderName,
     Device,
     Dtype,
+    Eager,
     Flow,
     GoOn,
     Image,
@@ -54,6 +55,7 @@ def generate_command(
     image: Image = None,
     device: Device = None,
     dtype: Dtype = None,
+    eager: Eager = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
     resume_folder: Annotated[
@@ -63,7 +65,14 @@ def generate_command(
     """Draw a video block by block and write it, its trace and its state to a folder."""
     drawn = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
     opening = opening_of(go_on, image)
-    chosen = {"memory": memory, "flow": flow, "device": device, "dtype": dtype, "opening": opening}
+    chosen: dict[str, Any] = {
+        "memory": memory,
+        "flow": flow,
+        "device": device,
+        "dtype": dtype,
+        "opening": opening,
+    }
+    chosen |= {"eager": eager or None}
     chosen |= backbone_choice(backbone, memory, decoder, prompt_embeds, as_released=as_released)
     given = {name: value for name, value in chosen.items() if value is not None}
     with progress_bar("drawing", "blocks") as report:

@@ -20,6 +20,9 @@ Flow = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: cpu].")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [default: float32].")]
+Eager = Annotated[
+    bool, typer.Option("--eager", help="Draw by the readable code, also where there is a fast path.")
+]
 AsReleased = Annotated[
     bool,
     typer.Option("--as-released", help="Window, phases and, if none is named, memory of the public code."),

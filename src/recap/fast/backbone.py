@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from recap.backbones.wan.backbone import CLEAN_TIME, WanBackbone
 from recap.backbones.wan.model import Conditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
-from recap.contracts import Decoder, Noise, OpenContext
+from recap.contracts import Context, Decoder, Noise, OpenContext
 from recap.fast.dit import FastWan, Made, Window
 from recap.fast.graphs import Graphed
-from recap.types import BackboneSpec, Role, Tokens
+from recap.types import BackboneSpec, Role, Segment, Tokens
 
 Layout = tuple[tuple[Role, int, float], ...]
+
+
+def _layout(kept: list[Segment]) -> Layout:
+    return tuple((segment.role, segment.keys.shape[1], segment.log_bias) for segment in kept)
 
 
 class Drawer:
@@ -63,8 +69,10 @@ class FastWanBackbone:
         return self.plain.condition(prompts)
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: Conditioning, context: OpenContext) -> Tensor:
+    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
         """Draw one block, B F C rows columns."""
+        if not self._serves(context):
+            return self.plain.denoise(noise, given, context)
         model = self.plain.model
         noises = torch.stack([noise() for _ in self._sigmas]).to(model.device, model.dtype, non_blocking=True)
         drawer = self._open(noises.shape[1:], given, context)
@@ -79,8 +87,10 @@ class FastWanBackbone:
         return latents.clone()  # the next block's steps end where these did
 
     @torch.no_grad()
-    def settle(self, latents: Tensor, given: Conditioning, context: OpenContext) -> None:
+    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
         """One forward at the clean time; every layer's tokens go to the memory."""
+        if not self._serves(context):
+            return self.plain.settle(latents, given, context)
         model = self.plain.model
         latents = latents.to(model.device, model.dtype)
         drawer = self._open(latents.shape, given, context)
@@ -96,12 +106,18 @@ class FastWanBackbone:
         """Latents of given pictures."""
         return self.plain.encode(pixels)
 
+    def _serves(self, context: Context) -> TypeGuard[OpenContext]:
+        """Whether the window is known before the first step, and laid out alike in all layers."""
+        if not isinstance(context, OpenContext) or not context.foreseeable:
+            return False
+        return len({_layout(context.kept(layer)) for layer in range(self.spec.layers)}) == 1
+
     def _open(self, shape: tuple[int, ...], given: Conditioning, context: OpenContext) -> Drawer:
         """The drawer for such a window, filled."""
         model = self.plain.model
         rows, frames = shape[:2]
         kept = context.kept(0)
-        layout = tuple((s.role, s.keys.shape[1], s.log_bias) for s in kept)
+        layout = _layout(kept)
         self._take_text(given)
         assert self._text is not None
         key = (layout, tuple(shape))

@@ -218,20 +218,26 @@ class Window:
         kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
         if not kept[0]:
             return
-        # Positions are alike in all layers; kept keys lie where they lay unless the memory is still growing.
-        turns = [rotation(segment.positions.to(device), head_dim, wide) for segment in kept[0]]
+        # All layers commonly share positions, so that few tables are made.
+        positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
+        tables = {name: index for index, name in enumerate(positions_of)}
+        order = [[tables[id(s.positions)] for s in layer] for layer in kept]
+        turns = [rotation(where.to(device), head_dim, wide) for where in positions_of.values()]
+        # Kept keys lie where they lay, unless the memory is still growing.
         places = tuple(
             part.data_ptr() for layer in kept for segment in layer for part in (segment.keys, segment.values)
         )
         if self._copying is None or self._copying[0] != places:
-            self._copying = (places, Graphed(lambda *turns: self._copy(kept, turns, kernels)))
+            self._copying = (places, Graphed(lambda *turns: self._copy(kept, order, turns, kernels)))
         self._copying[1](*(part for turn in turns for part in turn))
 
-    def _copy(self, kept: list[list[Segment]], turns: tuple[Tensor, ...], kernels: Kernels) -> None:
-        """All layers' kept segments into their groups, turned by cosines and sines of each segment."""
+    def _copy(
+        self, kept: list[list[Segment]], order: list[list[int]], turns: tuple[Tensor, ...], kernels: Kernels
+    ) -> None:
+        """All layers' kept segments into their groups, turned by cosines and sines in the order given."""
         for layer, segments in enumerate(kept):
             starts = [0] * len(self.groups)
-            for index, segment in enumerate(segments):
+            for index, segment in zip(order[layer], segments, strict=True):
                 group = self.groups.index(group_of(segment, by_role=self._by_role))
                 place = slice(starts[group], starts[group] + segment.keys.shape[1])
                 starts[group] = place.stop

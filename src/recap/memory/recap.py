@@ -29,6 +29,7 @@ class RecapMemory:
         self._bank = bank
         self._admission = admission
         self._remembered: list[Segment] = []  # the bank, one segment per layer, while a block is under way
+        self._proposed: Candidates | None = None  # the block's tokens, where they were scored ahead
 
     @property
     def bank(self) -> NoveltyBank:
@@ -53,6 +54,10 @@ class RecapMemory:
     def write(self, layer: int, tokens: Tokens) -> None:
         self._window.write(layer, tokens)
 
+    def look(self, block: Block, pixels: Tensor) -> None:
+        if self._bank.capacity:
+            self._proposed = self._admission.propose(block, pixels)
+
     def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
         counts = self._window.num_tokens(block)
         if self._bank.capacity == 0:  # without a bank nothing needs noticing
@@ -65,7 +70,8 @@ class RecapMemory:
         return trace
 
     def _admit(self, block: Block, pixels: Tensor, counts: dict[Role, int]) -> MemoryTrace:
-        proposed = self._admission.propose(block, pixels)
+        proposed = self._proposed if self._proposed is not None else self._admission.propose(block, pixels)
+        self._proposed = None
         # The sink holds its frames already; offering them would only double them at the same phase.
         skip = self._window.owned(block) * self._window.spec.frame_tokens
         offered = Candidates(proposed.source[:, skip:], proposed.score[:, skip:])

@@ -1,0 +1,32 @@
+"""Finished parts in, fast ones out: what a run does unless it is told `--eager`."""
+
+from __future__ import annotations
+
+import torch
+
+from recap.backbones.wan.backbone import WanBackbone
+from recap.contracts import Aside, Backbone, FlowEstimator
+from recap.fast.backbone import FastWanBackbone
+from recap.fast.lanes import SideStream
+from recap.fast.raft import FastRaftFlow
+from recap.flow.raft import RaftFlow
+from recap.rollout import at_once
+
+
+def accelerate(backbone: Backbone) -> Backbone:
+    """The same model by the fast path, if it has one on its device."""
+    if isinstance(backbone, WanBackbone) and backbone.model.device.type == "cuda":
+        return FastWanBackbone(backbone)
+    return backbone
+
+
+def choose_aside(device: str) -> Aside:
+    """Where a memory may look at a block's pixels while the clean pass runs."""
+    return SideStream(device) if device.startswith("cuda") else at_once
+
+
+def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
+    """RAFT in half precision as one recording; anything else as it is."""
+    if isinstance(flow, RaftFlow) and next(flow.model.parameters()).is_cuda:
+        return FastRaftFlow(flow, dtype=torch.float16, captured=True)
+    return flow
