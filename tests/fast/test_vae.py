@@ -77,17 +77,17 @@ def test_the_past_keeps_its_place(vae: WanVae) -> None:
     """A recorded graph knows tensors by their addresses."""
     stream: Any = FastVae.of(vae).open_decoder()
     stream.decode(latents(1))
-    places = [past.data_ptr() for past in stream._pasts]
+    places = [past.data_ptr() for past in stream._kept]
     for frames in (3, 3, 1):
         stream.decode(latents(frames))
-        assert [past.data_ptr() for past in stream._pasts] == places
+        assert [past.data_ptr() for past in stream._kept] == places
 
 
 def test_no_value_is_read_on_the_host(vae: WanVae) -> None:
     """On the meta device there are no values: whatever asked for one would fail."""
     fast = FastVae.of(vae)
     network = fast.network.to("meta")
-    pasts = network.pasts(2, 4, 6)
+    pasts = [torch.zeros(shape, device="meta") for shape in network.pasts((2, 4, 6))]
     assert network(latents(3).to("meta"), pasts, True).shape == (2, 9, 3, 32, 48)
     assert network(latents(3).to("meta"), pasts, False).shape == (2, 12, 3, 32, 48)
 

@@ -37,8 +37,9 @@ class Graphed(Generic[Result]):
         if signature not in self._recordings:
             # The warm-up is a call in earnest, so that tensors changed in place change once. Kernels are compiled
             # and chosen in it, neither of which is possible while recording.
+            result = self._function(*inputs)
             self._recordings[signature] = None
-            return self._function(*inputs)
+            return result
         found = self._recordings[signature]
         if found is None:
             found = self._recordings[signature] = self._record(inputs)

@@ -1,14 +1,17 @@
 """Wan 2.1's video decoder for one GPU: the weights of the readable model, whole blocks at a time.
 
-Three things differ from `recap.backbones.wan.vae`, none of them in what is computed. All frames of a block pass
+Some things differ from `recap.backbones.wan.vae`, none of them in what is computed. All frames of a block pass
 a layer together, since a causal convolution needs nothing of them but their order and the two inputs before
-them. Features lie channels last, as tensor cores read them. And what a stream remembers has a fixed place in
-memory, so that the kernels of a block can be recorded once and replayed.
+them. Features lie channels last, as tensor cores read them. What a stream remembers has a fixed place in memory,
+so that the kernels of a block can be recorded once and replayed. Pictures are enlarged without writing the
+repeated pixels. And on a GPU that has room for them, Triton kernels take the place of cuDNN's convolutions and of
+all that stands between two of them, in half precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +19,43 @@ from torch import Tensor, nn
 from recap.backbones.wan.vae import FEATURES, FIELD, KINDS, MARK, NOTHING, WanVae
 from recap.contracts import Decoder, State
 from recap.errors import refuse
-from recap.fast.graphs import Graphed
-from recap.fast.vae_layers import PAST, CausalConv, Enlarge, Middle, Parts, Stage, behind
+from recap.fast.stream import FastStream, Size
+from recap.fast.vae_layers import (
+    MARGIN,
+    PAST,
+    Activation,
+    CausalConv,
+    Enlarge,
+    Middle,
+    Residual,
+    Stage,
+    behind,
+    can_fuse,
+)
 
 WIDTHS = (4, 4, 4, 2, 1)  # of the middle and of the stages up to the pictures, in multiples of the last
 DOUBLED = (True, True, False)  # whether time is doubled behind a stage, as space always is
 COLOURS = 3
-ROOM = 8  # channels of the last convolution: tensor cores write no fewer
+ROOM = 16  # channels of the last convolution: tensor cores write no fewer
 SHOWN = 4  # of the wrong tensors
 
 
 class FastDecoder(nn.Module):
     """The network, under diffusers' names for its tensors; weights are to be given."""
 
-    def __init__(self, width: int, channels: int, parts: Parts | None = None) -> None:
+    def __init__(self, width: int, channels: int) -> None:
         super().__init__()
-        parts = parts or Parts()
         wide = [width * multiple for multiple in WIDTHS]
         # What enlarges a stage's pictures also halves their channels.
         entering = [wide[0], *(before // 2 for before in wide[1:-1])]
         self.post_quant_conv = nn.Linear(channels, channels)
-        self.conv_in = parts.conv(channels, wide[0])
-        self.mid_block = Middle(wide[0], parts)
+        self.conv_in = CausalConv(channels, wide[0])
+        self.mid_block = Middle(wide[0])
         self.up_blocks = nn.ModuleList(
-            Stage(*sizes, parts) for sizes in zip(entering, wide[1:], (*DOUBLED, None), strict=True)
+            Stage(*sizes) for sizes in zip(entering, wide[1:], (*DOUBLED, None), strict=True)
         )
-        self.norm_out = parts.activation(width)
-        self.conv_out = parts.conv(width, ROOM)
+        self.norm_out = Activation(width)
+        self.conv_out = CausalConv(width, ROOM)
         self.convs = [module for module in self.modules() if isinstance(module, CausalConv)]
         for place, conv in enumerate(self.convs):
             conv.place = place
@@ -54,7 +67,7 @@ class FastDecoder(nn.Module):
     def forward(self, latents: Tensor, pasts: list[Tensor], first: bool) -> Tensor:
         """Latents B F C rows columns, fp32 -> B T 3 Y X, fp32 in 0..1; the pasts move on."""
         x = self.post_quant_conv(latents.permute(0, 1, 3, 4, 2)).to(self.conv_in.bias.dtype)
-        x = self.conv_in(behind(pasts[0], x)) + self.conv_in.bias
+        x = self.conv_in(behind(pasts[0], x, MARGIN)) + self.conv_in.bias
         x = self.mid_block(x, pasts)
         for stage in self.up_blocks:
             x = stage(x, pasts, first)
@@ -82,23 +95,20 @@ class FastDecoder(nn.Module):
             # Kernels of one pixel lose their sides, and the last convolution gets rows that draw nothing.
             tensor.zero_()[: len(theirs[name])] = theirs[name].reshape(-1, *tensor.shape[1:])
 
-    def arrange(self, dtype: torch.dtype) -> None:
-        """Once the weights are final: the precision and the layouts that `forward` works in."""
+    def arrange(self, dtype: torch.dtype, fused: bool) -> None:
+        """Once the weights are final: the precision, the layouts and the kernels that `forward` works with."""
         self.requires_grad_(False)
         for name, child in self.named_children():
             # The first is next to nothing, and latents need not be rounded before it.
             child.to(torch.float32 if name == "post_quant_conv" else dtype)
         for module in self.modules():
-            if isinstance(module, CausalConv | Enlarge):
-                module.arrange()
+            if isinstance(module, CausalConv | Activation | Enlarge | Residual):
+                module.arrange(fused)
 
-    def pasts(self, batch: int, rows: int, columns: int) -> list[Tensor]:
-        """Room for what the convolutions keep of a video of such latents; zeros are its beginning."""
-        like = self.conv_in.bias
-        return [
-            like.new_zeros(batch, PAST, rows * conv.scale, columns * conv.scale, conv.channels)
-            for conv in self.convs
-        ]
+    def pasts(self, size: Size) -> list[tuple[int, ...]]:
+        """Shapes of what the convolutions keep of a video of such latents; zeros are its beginning."""
+        batch, rows, columns = size
+        return [(batch, PAST, rows * conv.scale, columns * conv.scale, conv.channels) for conv in self.convs]
 
     def kinds(self, frames: int) -> list[int]:
         """Of what each convolution keeps, as `VaeStream` tells them apart, after one frame or more.
@@ -111,104 +121,86 @@ class FastDecoder(nn.Module):
 
 
 class FastVae:
-    """The network, and the step that all blocks of a video but the first go through."""
+    """The network, on its device, in a precision of its own."""
 
-    def __init__(self, network: FastDecoder, dtype: torch.dtype) -> None:
-        network.arrange(dtype)
+    def __init__(self, network: FastDecoder, dtype: torch.dtype, *, fused: bool | None = None) -> None:
+        """By Triton's kernels or without; where nothing is said, by them if they serve there."""
+        device = network.conv_in.bias.device
         self.network = network
-        self.step: Callable[[Tensor, list[Tensor], bool], Tensor] = network
-        self.channels = network.post_quant_conv.in_features
-        self.device = network.conv_in.bias.device
+        self.fused = can_fuse(device, dtype) if fused is None else fused
+        network.arrange(dtype, self.fused)
 
     @classmethod
-    def of(cls, vae: WanVae, parts: Parts | None = None) -> FastVae:
+    def of(cls, vae: WanVae, *, fused: bool | None = None) -> FastVae:
         """The decoder of a finished autoencoder, on its device and in its precision."""
         found = vae.model.state_dict()
-        network = FastDecoder(found["decoder.conv_out.weight"].shape[1], vae.channels, parts)
+        network = FastDecoder(found["decoder.conv_out.weight"].shape[1], vae.channels)
         network.requires_grad_(False).to(vae.device).fill(found)
         first, config = network.post_quant_conv, vae.model.config
         # The statistics of the latents are a linear layer before a linear layer.
         first.bias.add_(first.weight @ first.bias.new_tensor(config.latents_mean))
         first.weight.mul_(first.weight.new_tensor(config.latents_std))
-        return cls(network, vae.dtype)
+        return cls(network, vae.dtype, fused=fused)
 
     def open_decoder(self) -> Decoder:
         """A fresh decoding stream; any number may be open, though at full size each holds gigabytes."""
-        return FastVaeStream(self)
+        return FastVaeStream(self.network)
 
 
-class FastVaeStream:
-    """Latents to pixels, block by block, with the states of `VaeStream`.
+class FastVaeStream(FastStream):
+    """With the states of `VaeStream`."""
 
-    The pasts move on while a block is decoded, so after an error within it a state must be loaded.
-    """
+    def __init__(self, network: FastDecoder) -> None:
+        super().__init__(network.post_quant_conv.in_features, network.conv_in.bias)
+        self._network = network
 
-    def __init__(self, vae: FastVae) -> None:
-        self._vae = vae
-        self._pasts: list[Tensor] = []
-        self._frames = 0  # so far, counted to 2: the first is not like the others, and the second is
-        self._steady = Graphed(self._continue)
+    def _shapes(self, size: Size) -> list[tuple[int, ...]]:
+        return self._network.pasts(size)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns, normalised -> B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
-        self._check(latents)
-        latents = latents.to(self._vae.device, torch.float32)
-        if not self._pasts:
-            self._pasts = self._vae.network.pasts(latents.shape[0], *latents.shape[-2:])
-        if self._frames == 0:
-            pixels: Tensor = self._vae.network(latents, self._pasts, first=True)
-        else:
-            pixels = self._steady(latents).clone()  # what is handed out must outlive the next block
-        self._frames = min(2, self._frames + latents.shape[1])
+    def _begin(self, latents: Tensor) -> Tensor:
+        pixels: Tensor = self._network(latents, self._kept, first=True)
+        if latents.is_cuda:
+            # The first block is shorter than the others, which could use nothing of what it leaves in the cache:
+            # at full size gigabytes.
+            torch.cuda.empty_cache()
         return pixels
 
-    def _continue(self, latents: Tensor) -> Tensor:
-        return self._vae.step(latents, self._pasts, False)
+    def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        return partial(self._network, pasts=kept, first=False)
 
     def state(self) -> State:
+        self._refuse_torn()
         if self._frames == 0:
             return {}
-        kinds = self._vae.network.kinds(self._frames)
+        kinds = self._network.kinds(self._frames)
         state = {KINDS: torch.tensor(kinds, dtype=torch.uint8)}
-        for place, past in enumerate(self._pasts):
+        for place, past in enumerate(self._kept):
             if kinds[place] == FEATURES:
                 state[str(place)] = past.permute(0, 4, 1, 2, 3).clone(memory_format=torch.contiguous_format)
         return state
 
     def load_state(self, state: State) -> None:
         if not state:
-            self._pasts, self._frames, self._steady = [], 0, Graphed(self._continue)
-            return
+            return self._restore(None, 0, {})
         kinds = state[KINDS].tolist() if KINDS in state else []
         frames = 1 if MARK in kinds else 2
-        named = {str(place) for place, kind in enumerate(kinds) if kind == FEATURES}
-        if kinds != self._vae.network.kinds(frames) or {KINDS, *named} != set(state):
+        places = [place for place, kind in enumerate(kinds) if kind == FEATURES]
+        named = {KINDS, *map(str, places)}
+        if kinds != self._network.kinds(frames) or named != set(state):
             raise self._foreign(state)
-        batch, _, _, rows, columns = state["0"].shape
-        pasts = self._vae.network.pasts(batch, rows, columns)
-        for place in sorted(named):
-            kept = state[place].permute(0, 2, 3, 4, 1)
+        if any(state[str(place)].dim() != 5 for place in places):
+            raise self._foreign(state)
+        kept = {place: state[str(place)].movedim(1, -1) for place in places}
+        size = kept[0].shape[0], kept[0].shape[2], kept[0].shape[3]
+        shapes = self._network.pasts(size)
+        for place, past in kept.items():
+            batch, most, *others = shapes[place]
             # `VaeStream` keeps no more than there was: one frame, after the first.
-            past = pasts[int(place)][:, -kept.shape[1] :]
-            if kept.shape != past.shape:
+            if not 1 <= past.shape[1] <= most or (past.shape[0], *past.shape[2:]) != (batch, *others):
                 raise self._foreign(state)
-            past.copy_(kept)
-        self._pasts, self._frames, self._steady = pasts, frames, Graphed(self._continue)
+        self._restore(size, frames, kept)
 
     def _foreign(self, state: State) -> ValueError:
-        kept = len(self._vae.network.convs) + 1
+        kept = len(self._network.convs) + 1
         limit = f"an open stream of this decoder keeps {kept} {KINDS} and a tensor of features for each"
         return refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
-
-    def _check(self, latents: Tensor) -> None:
-        if latents.dim() != 5 or latents.shape[2] != self._vae.channels or latents.shape[1] == 0:
-            limit = f"this decoder reads frames of {self._vae.channels} channels"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
-        if self._pasts:
-            batch, _, *sides = self._pasts[0].shape[:4]
-            if (latents.shape[0], *latents.shape[-2:]) != (batch, *sides):
-                limit = f"this stream began with {batch} rows of frames of {sides[0]} x {sides[1]}"
-                raise refuse(
-                    "latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size"
-                )

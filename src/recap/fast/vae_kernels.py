@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 # Triton evaluates annotations and knows none but its own.
-"""Triton kernels for the decoder's benchmark; machines without Triton can import this module and no more.
+"""Triton kernels for the Wan decoder in half precision; machines without Triton can import this module and no more.
 
-A grid with a margin has one pixel of zeros around every frame. Frames, rows and columns in one long row then make
-a convolution simple: the neighbour of pixel p lies at p plus a constant, and 27 matrix products of shifted rows,
-into one sum, are a causal convolution. What it makes is on the same grid, two rows and columns of it void.
+What is fused here is stated plainly in `recap.fast.vae_layers`. A grid has a margin of one pixel of zeros around
+every frame. Frames, rows and columns in one long row then make a convolution simple: the neighbour of pixel p
+lies at p plus a constant, and 27 matrix products of shifted rows, into one sum, are a causal convolution. What it
+makes is on the same grid, two rows and columns of it void.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from recap.fast.vae_layers import PAST, TINY
+from recap.fast.vae_layers import MARGIN, PAST, TINY
 
 triton: Any = import_module("triton") if find_spec("triton") else None
 tl: Any = import_module("triton.language") if triton else None
@@ -35,18 +35,46 @@ class Tile(NamedTuple):
     stages: int  # of loading ahead
 
 
-NARROW = (
-    Tile(128, 128, 0, 32, 4, 6),
-    Tile(256, 128, 0, 32, 8, 5),
-    Tile(128, 64, 32, 32, 4, 6),
-    Tile(256, 64, 32, 32, 8, 5),
-)
+# What may serve: where 64 divides the channels read, where only 32 does, and where hardly any are made.
 WIDE = (
-    Tile(128, 128, 0, 64, 4, 4),
     Tile(256, 128, 0, 64, 8, 4),
+    Tile(128, 128, 0, 64, 4, 4),
     Tile(128, 128, 64, 64, 8, 4),
     Tile(256, 128, 64, 64, 8, 3),
 )
+NARROW = (
+    Tile(256, 64, 32, 32, 8, 5),
+    Tile(128, 64, 32, 32, 4, 6),
+    Tile(128, 128, 0, 32, 4, 6),
+    Tile(256, 128, 0, 32, 8, 5),
+)
+THIN = (Tile(256, 16, 0, 32, 4, 6), Tile(128, 16, 0, 32, 4, 6), Tile(256, 16, 0, 32, 8, 5))
+
+# Of the published decoder, by (channels, out); any other shape takes the first that may. Reckoned from bytes and
+# products, not measured: `recap.bench.vae --layers` times all that may serve, and marks these.
+CHOSEN = {
+    (384, 384): WIDE[0],
+    (192, 384): WIDE[0],
+    (192, 192): WIDE[2],
+    (96, 96): NARROW[0],
+    (96, 16): THIN[0],
+}
+
+
+def candidates(channels: int, out: int) -> tuple[Tile, ...]:
+    """Tiles that a convolution can be made of; none if its channels do not fill them."""
+    if channels % NARROW[0].depth or out % THIN[0].columns:
+        return ()
+    if out == THIN[0].columns:
+        return THIN
+    return NARROW if channels % WIDE[0].depth else WIDE
+
+
+def tile_for(channels: int, out: int) -> Tile | None:
+    """By shape alone, never by the clock: what is drawn must not depend on how busy a machine is."""
+    fitting = candidates(channels, out)
+    return CHOSEN.get((channels, out), fitting[0]) if fitting else None
+
 
 if triton:
 
@@ -89,10 +117,13 @@ if triton:
         past += batch * 2 * before_step
         x += batch * frames * source_step
         out += batch * (frames + 2) * target_step
-        for t in range(2):
-            value = tl.load(past + t * before_step + before, mask=inside, other=0.0)
-            tl.store(out + t * target_step + target, value, mask=written)
-        tl.debug_barrier()  # the two stores to the past below may be other threads' than the loads above
+        older = tl.load(past + before, mask=inside, other=0.0)
+        newer = tl.load(past + before_step + before, mask=inside, other=0.0)
+        tl.store(out + target, older, mask=written)
+        tl.store(out + target_step + target, newer, mask=written)
+        tl.debug_barrier()  # stores to the past below may be other threads' than the loads above
+        if frames == 1:
+            tl.store(past + before, newer, mask=inside)
         scale = tl.load(gamma + channel, mask=channel < channels, other=0.0).to(tl.float32)
         scale *= tl.sqrt(channels * 1.0)
         shift = tl.zeros((columns,), tl.float32)
@@ -105,7 +136,7 @@ if triton:
             value = value / norm[:, None] * scale[None, :]
             made = (value / (1.0 + tl.exp(-value))).to(out.dtype.element_ty)
             tl.store(out + (t + 2) * target_step + target, made, mask=written)
-            if t >= frames - 2:
+            if t + 2 >= frames:
                 tl.store(past + (t - frames + 2) * before_step + before, made, mask=inside)
 
     @triton.jit
@@ -113,7 +144,6 @@ if triton:
         kept,
         y,
         bias,
-        out,
         height,
         width,
         pitch,
@@ -131,7 +161,7 @@ if triton:
         spread = at[:, None] * channels + channel[None, :]
         total = tl.load(kept + packed, mask=inside).to(tl.float32) + tl.load(y + spread, mask=inside)
         total += tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
-        tl.store(out + packed, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(kept + packed, total.to(kept.dtype.element_ty), mask=inside)
 
     @triton.jit
     def shifted_kernel(
@@ -177,21 +207,22 @@ def _spread(x: Tensor) -> tuple[Tensor, int, int]:
     return x, x.stride(2) // channels, x.stride(1) // channels
 
 
-def _tile(channels: int) -> tuple[int, int]:
+def _pixels(channels: int) -> tuple[int, int]:
+    """Of a pass over all features: pixels of one program, and channels, up to a power of 2."""
     columns = triton.next_power_of_2(channels)
     return max(1, ELEMENTS // columns), columns
 
 
-def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor, margin: int) -> Tensor:
-    """What `Activation` computes, in one pass, maybe onto a grid with a margin; T >= 2."""
+def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor) -> Tensor:
+    """What `Activation` computes, in one pass."""
     x, pitch, frame_pitch = _spread(x)
     batch, frames, height, width, channels = x.shape
-    out = x.new_empty(batch, PAST + frames, height + 2 * margin, width + 2 * margin, channels)
-    rows, columns = _tile(channels)
+    out = x.new_empty(batch, PAST + frames, height + 2 * MARGIN, width + 2 * MARGIN, channels)
+    rows, columns = _pixels(channels)
     grid = (triton.cdiv(out.shape[2] * out.shape[3], rows), batch)
     shift, biased = (gamma, False) if bias is None else (bias, True)
     activation_kernel[grid](
-        x, shift, gamma, past, out, frames, height, width, pitch, frame_pitch, TINY, channels, biased, margin, rows,
+        x, shift, gamma, past, out, frames, height, width, pitch, frame_pitch, TINY, channels, biased, MARGIN, rows,
         columns,
     )  # fmt: skip
     return out
@@ -201,17 +232,18 @@ def joined(kept: Tensor, y: Tensor, bias: Tensor) -> Tensor:
     """What `join` computes, in one pass."""
     (y, pitch, frame_pitch), kept = _spread(y), kept.contiguous()
     batch, frames, height, width, channels = y.shape
-    out = torch.empty_like(kept)
-    rows, columns = _tile(channels)
+    rows, columns = _pixels(channels)
     grid = (triton.cdiv(height * width, rows), batch * frames)
-    join_kernel[grid](kept, y, bias, out, height, width, pitch, frame_pitch, channels, rows, columns)
-    return out
+    join_kernel[grid](kept, y, bias, height, width, pitch, frame_pitch, channels, rows, columns)
+    return kept
 
 
-def shifted(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
-    """B 2+T Y+2 X+2 C with margins and O 27C -> B T Y X O, a view into the grid."""
+def shifted(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+    """B 2+T Y+2 X+2 C, with margins, and O 27C -> B T Y X O without a bias, a view into the grid."""
     descriptor = import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
     batch, frames, height, width, channels = x.shape
+    tile = tile or tile_for(channels, len(weight))
+    assert tile is not None
     out = x.new_empty(batch, frames - PAST, height, width, len(weight))
     grid = (
         triton.cdiv(out[0, ..., 0].numel(), tile.rows),
