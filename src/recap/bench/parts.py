@@ -14,10 +14,12 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.family import WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
+from recap.backbones.wan.taehv import Taehv
 from recap.config import DTYPES
 from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate, accelerate_flow
+from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastDecoder, FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
@@ -103,9 +105,6 @@ def draw_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> Wa
 def draw_decoder(
     settings: Settings, spec: WanSpec, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], Decoder]:
-    from recap.backbones.wan.taehv import Taehv
-    from recap.fast.taehv import FastTaehv
-
     if settings.decoder not in ("full", "tiny"):
         raise refuse("--decoder", settings.decoder, "must be full or tiny", "full is the public one")
     if settings.decoder == "tiny":

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from recap.backbones.wan.backbone import WanBackbone
-from recap.contracts import Aside, Backbone, FlowEstimator
+from recap.backbones.wan.taehv import Taehv
+from recap.backbones.wan.vae import WanVae
+from recap.contracts import Aside, Backbone, Decoder, FlowEstimator
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.lanes import SideStream
 from recap.fast.raft import FastRaftFlow
+from recap.fast.taehv import FastTaehv
+from recap.fast.vae import FastVae
 from recap.flow.raft import RaftFlow
 from recap.rollout import at_once
 
@@ -16,8 +22,18 @@ from recap.rollout import at_once
 def accelerate(backbone: Backbone) -> Backbone:
     """The same model by the fast path, if it has one on its device."""
     if isinstance(backbone, WanBackbone) and backbone.model.device.type == "cuda":
-        return FastWanBackbone(backbone)
+        return FastWanBackbone(backbone, fast_decoder(backbone.open_decoder))
     return backbone
+
+
+def fast_decoder(open_decoder: Callable[[], Decoder]) -> Callable[[], Decoder]:
+    """The same, of a public autoencoder on its fast path; streams of others are opened as they are."""
+    owner = getattr(open_decoder, "__self__", None)  # streams are opened by a method of their model
+    if isinstance(owner, WanVae):
+        return FastVae.of(owner).open_decoder
+    if isinstance(owner, Taehv):
+        return FastTaehv(owner, torch.float16).open_decoder
+    return open_decoder
 
 
 def choose_aside(device: str) -> Aside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
@@ -51,9 +52,11 @@ class Drawer:
 class FastWanBackbone:
     """Takes a finished backbone and draws with its weights. One rollout at a time: windows are shared storage."""
 
-    def __init__(self, plain: WanBackbone) -> None:
+    def __init__(self, plain: WanBackbone, open_decoder: Callable[[], Decoder] | None = None) -> None:
+        """Streams are opened by the plain one, if no faster way is given."""
         model = plain.model
         self.plain = plain
+        self._open_decoder = open_decoder or plain.open_decoder
         self.spec: BackboneSpec = plain.spec
         self._sigmas = warp(model.spec.steps, model.spec.shift)
         times = [*map(model_time, self._sigmas), CLEAN_TIME]
@@ -100,7 +103,7 @@ class FastWanBackbone:
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""
-        return self.plain.decoder()
+        return self._open_decoder()
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Latents of given pictures."""

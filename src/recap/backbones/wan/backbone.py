@@ -43,7 +43,7 @@ class WanBackbone:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
         self._encode = encode
-        self._open_decoder = open_decoder
+        self.open_decoder = open_decoder
         self._encode_pixels = encode_pixels
         self._sigmas = warp(model.spec.steps, model.spec.shift)
 
@@ -71,7 +71,7 @@ class WanBackbone:
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""
-        return self._open_decoder()
+        return self.open_decoder()
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
