@@ -129,7 +129,7 @@ def run(settings: Settings, *, compare: bool, plot: Path | None, profile: bool) 
     loaded = time.perf_counter()
     cold = measure(parts, replace(settings, memory=settings.memory), FULL)
     warm = time.perf_counter()
-    sink = measure(parts, replace(settings, memory="sink"), min(settings.blocks, 30))
+    sink = measure(parts, replace(settings, memory="sink"), min(settings.blocks, 20))
     if settings.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     steady = measure(parts, settings, settings.blocks)

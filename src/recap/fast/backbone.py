@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -27,26 +28,30 @@ class Drawer:
     """The steps of a block over one layout of the window, recorded where there is a GPU to record on."""
 
     def __init__(self, fast: FastWan, sigmas: tuple[float, ...], text: Conditioning, window: Window) -> None:
-        self._fast, self._sigmas, self._text = fast, sigmas, text
         self.window = window
-        self.draw = Graphed(self._draw)
-        self.settle = Graphed(self._settle)
+        # Functions of what they need, not methods: a drawer that is let go frees its gigabytes at once.
+        self.draw = Graphed(partial(_draw, fast, sigmas, text, window))
+        self.settle = Graphed(partial(_settle, fast, len(sigmas), text, window))
 
-    def _draw(self, noises: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise steps B F C rows columns -> latents, and the share of the mass of each group, groups B."""
-        noisy, shares = noises[0], []
-        for step, sigma in enumerate(self._sigmas):
-            flow, mass = self._fast.forward(noisy, step, self._text, self.window)
-            shares.append(mass)
-            clean = clean_estimate(noisy, flow, sigma)
-            if step + 1 < len(self._sigmas):
-                noisy = renoise(clean, noises[step + 1], self._sigmas[step + 1])
-        return clean, torch.stack(shares).mean(dim=0)
 
-    def _settle(self, latents: Tensor) -> list[Made]:
-        made: list[Made] = []
-        self._fast.forward(latents, len(self._sigmas), self._text, self.window, made)
-        return made
+def _draw(
+    fast: FastWan, sigmas: tuple[float, ...], text: Conditioning, window: Window, noises: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Noise steps B F C rows columns -> latents, and the share of the mass of each group, groups B."""
+    noisy, shares = noises[0], []
+    for step, sigma in enumerate(sigmas):
+        flow, mass = fast.forward(noisy, step, text, window)
+        shares.append(mass)
+        clean = clean_estimate(noisy, flow, sigma)
+        if step + 1 < len(sigmas):
+            noisy = renoise(clean, noises[step + 1], sigmas[step + 1])
+    return clean, torch.stack(shares).mean(dim=0)
+
+
+def _settle(fast: FastWan, step: int, text: Conditioning, window: Window, latents: Tensor) -> list[Made]:
+    made: list[Made] = []
+    fast.forward(latents, step, text, window, made)
+    return made
 
 
 class FastWanBackbone:
@@ -77,7 +82,10 @@ class FastWanBackbone:
         if not self._serves(context):
             return self.plain.denoise(noise, given, context)
         model = self.plain.model
-        noises = torch.stack([noise() for _ in self._sigmas]).to(model.device, model.dtype, non_blocking=True)
+        noises = torch.stack([noise() for _ in self._sigmas])
+        if model.device.type == "cuda":
+            noises = noises.pin_memory()  # else the host would wait here for the block before
+        noises = noises.to(model.device, non_blocking=True).to(model.dtype)
         drawer = self._open(noises.shape[1:], given, context)
         latents, masses = drawer.draw(noises)
         context.measured(
