@@ -89,6 +89,10 @@ OPTIONS = {
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
+    "bench": {
+        "--backbone", "--memory", "--decoder", "--blocks", "--compare", "--profile", "--plot", "--device",
+        "--dtype", "--eager", "--help",
+    },
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 

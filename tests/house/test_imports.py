@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
     "comparison": COMPOSED | {"show"},
     "bench": COMPOSED | {"fast"},
-    "cli": COMPOSED | {"comparison", "inspection", "show", "cli"},
+    "cli": COMPOSED | {"comparison", "inspection", "show", "bench", "cli"},
     "__main__": {"cli"},
 }
 

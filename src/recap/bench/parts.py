@@ -17,7 +17,7 @@ from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
 from recap.config import DTYPES
 from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
-from recap.errors import refuse
+from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow
 from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastDecoder, FastVae
@@ -63,6 +63,10 @@ class Parts:
 def make_parts(settings: Settings) -> Parts:
     """The parts of a measurement, random where only files would tell otherwise."""
     kind = look_up("backbone", settings.backbone, BACKBONES)
+    if settings.dtype not in DTYPES:
+        raise unknown_name("dtype", settings.dtype, DTYPES)
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise refuse("device", settings.device, "torch cannot use it here", "choose cpu")
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):

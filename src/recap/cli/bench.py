@@ -1,0 +1,64 @@
+"""`recap bench`: how fast this machine draws with a memory on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from recap.bench.parts import Settings
+from recap.bench.speed import run, table
+from recap.cli.options import DecoderName, Eager
+from recap.errors import refuse
+
+MOST_BLOCKS = 10_000
+
+
+def bench_command(
+    backbone: Annotated[
+        str | None, typer.Option(help="Which model draws [default: self-forcing, on a CPU embedded].")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Which memory is on; `sink` is measured beside it.")] = "recap",
+    decoder: DecoderName = None,
+    blocks: Annotated[
+        int | None, typer.Option(help="Blocks drawn; 400 show growth [default: 30, on a CPU 12].")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also draw the same inputs by the readable path: largest error.")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also name the kernels that take longest.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write time and memory per block here, as SVG.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16 [default: bfloat16, on a CPU float32].")
+    ] = None,
+    eager: Eager = False,
+) -> None:
+    """Measure every stage of a block, cold and steady; the last line is JSON.
+
+    Public models are measured at their real size with random weights: speed does not depend on values.
+    """
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = where.startswith("cuda")
+    count = blocks if blocks is not None else (30 if cuda else 12)
+    if not 2 <= count <= MOST_BLOCKS:
+        raise refuse("--blocks", count, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
+    settings = Settings(
+        backbone=backbone or ("self-forcing" if cuda else "embedded"),
+        memory=memory,
+        decoder=decoder or "full",
+        device=where,
+        dtype=dtype or ("bfloat16" if cuda else "float32"),
+        blocks=count,
+        eager=eager,
+    )
+    result = run(settings, compare=compare, plot=plot, profile=profile)
+    typer.echo(table(result))
+    typer.echo(json.dumps(result))
