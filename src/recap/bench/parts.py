@@ -82,7 +82,7 @@ def make_parts(settings: Settings) -> Parts:
     about = {
         "weights": weights,
         "flow": type(flow).__name__,
-        "path": path if device.type == "cuda" else "readable",
+        "path": path,
     }
     if settings.eager:
         return Parts(readable, readable, open_decoder, flow, about)

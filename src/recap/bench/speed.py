@@ -170,12 +170,10 @@ def top_kernels(work: Callable[[], object]) -> list[str]:
     """Names of what takes longest on the device, with its share of all."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(
-        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA][torch.cuda.is_available() :]
-    ) as seen:
+    cuda = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
         work()
     events = seen.key_averages()
-    cuda = torch.cuda.is_available()
     spent = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e.key) for e in events]
     total = sum(t for t, _ in spent) or 1
     return [f"{100 * t / total:.1f} % {name[:90]}" for t, name in sorted(spent, reverse=True)[:10]]

@@ -20,10 +20,11 @@ from recap.rollout import at_once
 
 
 def accelerate(backbone: Backbone) -> Backbone:
-    """The same model by the fast path, if it has one on its device."""
-    if isinstance(backbone, WanBackbone) and backbone.model.device.type == "cuda":
-        return FastWanBackbone(backbone, fast_decoder(backbone.open_decoder))
-    return backbone
+    """The same model by the fast path, if it has one."""
+    if not isinstance(backbone, WanBackbone):
+        return backbone
+    on_gpu = backbone.model.device.type == "cuda"
+    return FastWanBackbone(backbone, fast_decoder(backbone.open_decoder) if on_gpu else None)
 
 
 def fast_decoder(open_decoder: Callable[[], Decoder]) -> Callable[[], Decoder]:
