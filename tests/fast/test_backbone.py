@@ -14,7 +14,7 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from recap.types import GeneratedBlock, Role
+from recap.types import Block, GeneratedBlock, MemoryTrace, Role, Segment, Tokens, frame_positions
 
 MEMORIES = {
     "none": NoMemoryConfig(),
@@ -75,3 +75,45 @@ def test_windows_keep_their_storage(plain: WanBackbone) -> None:
     places = {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._drawers.items()}
     draw(fast, "recap")
     assert places == {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._drawers.items()}
+
+
+def test_a_memory_may_keep_what_it_is_given(plain: WanBackbone) -> None:
+    """The README's memory holds on to the very tensors; a fast path that reuses them would change its past."""
+
+    class Hoarder:
+        """The previous block's own tensors, and nothing else."""
+
+        def __init__(self) -> None:
+            self.kept: dict[int, Tokens] = {}
+            self.fresh: dict[int, Tokens] = {}
+            self.segments: dict[int, Segment] = {}
+
+        def begin(self, block: Block) -> torch.Tensor:
+            before = frame_positions(torch.arange(block.num_frames), plain.spec.grid)
+            self.segments = {n: Segment(Role.PRIOR, t.keys, t.values, before) for n, t in self.kept.items()}
+            return torch.arange(block.num_frames) + min(block.first_frame, block.num_frames)
+
+        def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+            return [self.segments[layer], *own] if layer in self.segments else own
+
+        def write(self, layer: int, tokens: Tokens) -> None:
+            self.fresh[layer] = tokens
+
+        def commit(self, block: Block, pixels: torch.Tensor) -> MemoryTrace:
+            self.kept, self.fresh = self.fresh, {}
+            return MemoryTrace({Role.CURRENT: plain.spec.block_tokens})
+
+        def clear_prior(self) -> None:
+            self.kept = {}
+
+        def state(self) -> dict[str, torch.Tensor]:
+            return {}
+
+        def load_state(self, state: dict[str, torch.Tensor]) -> None:
+            pass
+
+    plan = make_plan([[Shot("a red boat", 3.75)]], plain.spec)
+    slow = [made.latents for made in rollout(plain, Hoarder(), plan, seeds=[0])]
+    quick = [made.latents for made in rollout(FastWanBackbone(plain), Hoarder(), plan, seeds=[0])]
+    for one, other in zip(slow, quick, strict=True):
+        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)

@@ -107,7 +107,8 @@ class FastWanBackbone:
         drawer = self._open(latents.shape, given, context)
         positions = context.positions(model.spec.grid, model.device)
         for layer, made in enumerate(drawer.settle(latents)):
-            context.hand_over(layer, Tokens(made.queries, made.keys, made.values, positions))
+            # Copies: a memory may keep what it is given, and the next block writes where these lie.
+            context.hand_over(layer, Tokens(*(part.clone() for part in made), positions))
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""
