@@ -54,9 +54,9 @@ class Options:
     fake_steps: int = 2  # updates of the fake score for each of the generator
     uses: int = 8  # iterations that one draw feeds, each with rows of its own: a wide draw takes no longer
     head_start: int = 20  # iterations in which only the fake score learns
-    guidance: float = (
-        2.5  # of the teacher: how far beyond its estimate without a prompt; 1 is the plain teacher
-    )
+    guidance: float = 2.5  # of the teacher in the opening: how far beyond its estimate without a prompt
+    later_guidance: float = 1.75  # after it, where the past tells most: more than needed doubles actors
+    alone: float = 0.5  # of the rows with sink and prior, how many are judged by the opening alone
     mean_decay: float = 0.99
     num_captions: int = 1920
     note_every_s: float = 20.0
@@ -93,7 +93,9 @@ class Trainer:
         self.turns = make_turns(spec, device)
         frame_tokens = spec.grid[0] * spec.grid[1]
         self.layouts = rollout_layouts(options.batch, frame_tokens)
-        self.judged = judged_layouts(self.layouts)
+        self.judged = judged_layouts(self.layouts, options.alone)
+        later = [options.later_guidance] * (options.blocks - 1)
+        self.strength = torch.tensor([options.guidance, *later], device=device)[:, None, None, None, None]
         self.rollouts: list[LongRollout | None] = [None for _ in self.layouts]
         self.block_tokens = frame_tokens * spec.frames_per_block
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
@@ -166,9 +168,8 @@ class Trainer:
             sigma = self._level(0.02 + 0.96 * torch.rand(estimate.shape[:2], device=self.device))
             noisy = add_noise(estimate, torch.randn_like(estimate), sigma)
         fake, real = (self._clean(model, noisy, sigma, drawn) for model in (self.fake, self.teacher))
-        if self.options.guidance != 1:
-            wordless = drawn._replace(text=self.no_text.expand_as(drawn.text))
-            real = torch.lerp(self._clean(self.teacher, noisy, sigma, wordless), real, self.options.guidance)
+        wordless = drawn._replace(text=self.no_text.expand_as(drawn.text))
+        real = torch.lerp(self._clean(self.teacher, noisy, sigma, wordless), real, self.strength)
         # Scaled by how far the teacher disagrees, so that all noise levels count alike.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()
@@ -282,6 +283,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--guidance", type=float)
+    parser.add_argument("--later-guidance", type=float)
+    parser.add_argument("--alone", type=float)
     parser.add_argument("--longest", type=int)
     parser.add_argument("--generator-rate", type=float)
     parser.add_argument("--fake-rate", type=float)

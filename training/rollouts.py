@@ -84,15 +84,15 @@ def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
     return RecapConfig(reinforcement=1.0, capacity_frames=frames).build(sizes, admission)
 
 
-def judged_layouts(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """How teacher and fake score see a rollout: of every layout with sink and prior, half without the prior.
+def judged_layouts(layouts: tuple[Layout, ...], alone: float) -> tuple[Layout, ...]:
+    """How teacher and fake score see a rollout: of every layout with sink and prior, a share without the prior.
 
     Who is given a spoilt past takes it for granted and goes on from it, so a slow drift is never corrected.
     Who is given the opening alone must find the block likely by itself.
     """
     judged: list[Layout] = []
     for layout in layouts:
-        apart = layout.rows // 2 if layout.sink and not layout.cut else 0
+        apart = int(alone * layout.rows) if layout.sink and not layout.cut else 0
         judged += [replace(layout, rows=layout.rows - apart), Layout(apart, cut=True)]
     return tuple(layout for layout in judged if layout.rows)
 

@@ -109,7 +109,7 @@ def test_a_rollout_ends_at_its_longest(teacher: Path, tmp_path: Path) -> None:
 
 def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
     layouts = rollout_layouts(16, 6)
-    judged = judged_layouts(layouts)
+    judged = judged_layouts(layouts, 0.5)
     assert sum(layout.rows for layout in judged) == 16
     alone = sum(layout.rows for layout in judged if layout.cut and not layout.bank)
     assert alone == sum(layout.rows // 2 for layout in layouts if layout.sink and not layout.cut)
