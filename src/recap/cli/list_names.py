@@ -25,7 +25,7 @@ def list_command() -> None:
     groups = {
         "backbone": {name: _about_backbone(name) for name in BACKBONES},
         "memory": {name: _first_line(kind) for name, kind in MEMORIES.items()},
-        "admission": {name: _first_line(kind) for name, kind in ADMISSIONS.items()},
+        "admission": {name: _about_admission(kind) for name, kind in ADMISSIONS.items()},
         "flow": FLOWS,
     }
     for kind, names in groups.items():
@@ -43,3 +43,8 @@ def _about_backbone(name: str) -> str:
         f"{_first_line(BACKBONES[name])} {columns}x{rows} at {spec.pictures_per_second}/s, "
         f"{spec.layers} layers, {spec.frame_tokens} tokens a frame, window {spec.window_frames}"
     )
+
+
+def _about_admission(kind: object) -> str:
+    said = {word: getattr(kind, word, "") for word in ("keeps", "needs")}
+    return "\n".join([_first_line(kind), *(f"{word}: {text}" for word, text in said.items() if text)])
