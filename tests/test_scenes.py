@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recap.flow.warp import backtrace, inside, sample
-from recap.scenes import SCENES, Rendered, half, make_scene, render
+from recap.scenes import FLEETING, SCENES, Rendered, half, make_scene, piece, render
 
 SIZE, COUNT = (96, 160), 41
 
@@ -115,3 +115,27 @@ def test_unknown_scenes_and_sizes_are_refused() -> None:
         make_scene("pan", (16, 160))
     with pytest.raises(ValueError, match="at least 2"):
         make_scene("pan", SIZE, 1)
+
+
+@pytest.mark.parametrize("name", ["demo", "rain", "ripples"])
+def test_a_piece_is_drawn_as_in_the_whole(drawn: dict[str, Rendered], name: str) -> None:
+    whole, part = drawn[name], render(piece(make_scene(name, SIZE, COUNT), 11, 20))
+    assert torch.equal(part.pictures, whole.pictures[11:20]) and torch.equal(part.actor, whole.actor[11:20])
+    assert torch.equal(part.backward, whole.backward[11:19]) and torch.equal(
+        part.forward, whole.forward[11:19]
+    )
+
+
+@pytest.mark.parametrize(("name", "share", "actors"), [("rain", 0.045, 2), ("ripples", 0.58, 1)])
+def test_texture_is_everywhere_at_all_times_and_subjects_come_late(
+    drawn: dict[str, Rendered], name: str, share: float, actors: int
+) -> None:
+    """Texture has no antecedent, and none of it may pass for a subject."""
+    clip = drawn[name]
+    fleeting = clip.actor == FLEETING
+    assert float(fleeting.float().mean()) == pytest.approx(share, rel=0.15)
+    assert not bool((clip.traceable & fleeting[1:]).any())
+    first = [
+        int((clip.actor == number).flatten(1).any(dim=1).nonzero()[0]) for number in range(1, actors + 1)
+    ]
+    assert min(first) > 0.3 * COUNT and sorted(set(first)) == first

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from recap.config import DTYPES, RunConfig
-from recap.contracts import Admission, Backbone, MemoryPolicy
+from recap.contracts import Admission, Backbone, Flow, FlowEstimator, MemoryPolicy
 from recap.fast.accelerate import accelerate, accelerate_flow
 from recap.flow import build_flow
 from recap.types import BackboneSpec
@@ -26,10 +28,17 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
     """The run's memory, fresh; its admission and flow are made only if it wants them."""
 
     def admission() -> Admission:
-        flow = build_flow(config.flow, device=config.device, notice=notice)
-        ready = flow if config.eager else accelerate_flow(flow)
-        made: Admission = config.admission.settings.build(spec, ready)
+        rule = config.admission.settings
+        flow: FlowEstimator = _no_flow
+        if getattr(rule, "needs_flow", True):  # else neither weights nor OpenCV need be there
+            found = build_flow(config.flow, device=config.device, notice=notice)
+            flow = found if config.eager else accelerate_flow(found)
+        made: Admission = rule.build(spec, flow)
         return made
 
     policy: MemoryPolicy = config.memory.settings.build(spec, admission)
     return policy
+
+
+def _no_flow(pictures: Tensor) -> Flow:
+    raise AssertionError("an admission with needs_flow = False asked for flow")

@@ -138,6 +138,8 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
             value = json.loads(text)
         except (json.JSONDecodeError, RecursionError, ValueError):
             value = text
+        if dot and part in PARTS and isinstance(result.get(part), str):
+            result[part] = {"name": result[part]}  # chosen by an assignment before this one
         if dot and not isinstance(result.get(part), dict):
             tables = [k for k, v in result.items() if isinstance(v, dict)]
             if not tables:

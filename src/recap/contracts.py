@@ -49,6 +49,22 @@ class Admission(Stateful, Protocol):
         """Indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
 
 
+@runtime_checkable
+class ReadsKeys(Protocol):
+    """An admission that also looks at what the backbone made of a block; a memory that knows it hands it over."""
+
+    def read_keys(self, keys: Tensor) -> None:
+        """Before `propose`: keys L B N H D of the finished block's tokens, unrotated."""
+
+
+@runtime_checkable
+class TakesLeaving(Protocol):
+    """An admission that is offered tokens as they leave the window instead of as they are drawn."""
+
+    def score_leaving(self, source: Tensor) -> Candidates:
+        """Score the tokens, source B N 3, that leave the window with the finished block, oldest first."""
+
+
 class MemoryPolicy(Stateful, Protocol):
     """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch."""
 

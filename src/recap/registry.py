@@ -8,6 +8,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from recap.admissions.diversity_dino import DiversityConfig
+from recap.admissions.diversity_keys import DiversityKeysConfig
+from recap.admissions.flow_texture import FlowTextureConfig
+from recap.admissions.random_history import RandomHistoryConfig
+from recap.admissions.recent_history import RecentHistoryConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import UntrainedConfig
@@ -68,7 +73,14 @@ MEMORIES: dict[str, type[ListedMemory]] = {
     "rolling-sink": RollingSinkConfig,
     "relax-forcing": RelaxForcingConfig,
 }
-ADMISSIONS: dict[str, type[AdmissionConfig]] = {"flow": FlowNoveltyConfig}
+ADMISSIONS: dict[str, type[AdmissionConfig]] = {
+    "flow": FlowNoveltyConfig,
+    "flow-texture": FlowTextureConfig,
+    "random": RandomHistoryConfig,
+    "recent": RecentHistoryConfig,
+    "diversity": DiversityConfig,
+    "diversity-keys": DiversityKeysConfig,
+}
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
 """Backbone -> a judge that knows what it draws; the videos of others are judged by their colours alone."""
 

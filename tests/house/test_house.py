@@ -22,6 +22,7 @@ PYTHON = sorted(SOURCE.rglob("*.py"))
 
 # What draws, keeps, notices and reads a video, without the models (backbones, RAFT) and what is built on top.
 ABOVE_THE_CORE = {
+    "admissions",
     "attach",
     "backbones",
     "bench",

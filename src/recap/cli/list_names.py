@@ -24,23 +24,27 @@ SIZED_BY = "self-forcing"  # whose frames the tokens of a memory are counted in
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(help="`memories` tells more of each memory.")] = "everything",
+    what: Annotated[
+        str, typer.Argument(help="`memories` tells more of each memory, `admissions` lists these alone.")
+    ] = "everything",
 ) -> None:
     """List backbones, memories, admission rules and flow estimators."""
     if what == "memories":
         return _list_memories()
-    if what != "everything":
-        raise unknown_name("list", what, ("everything", "memories"))
+    if what not in ("everything", "admissions"):
+        raise unknown_name("list", what, ("everything", "memories", "admissions"))
     default = RunConfig(shots=(Shot("", 1.0),))
     chosen = {default.backbone.name, default.memory.name, default.admission.name, default.flow}
     table = Table("kind", "name", "what it is")
     groups = {
         "backbone": {name: _about_backbone(name) for name in BACKBONES},
         "memory": {name: _first_line(kind) for name, kind in MEMORIES.items()},
-        "admission": {name: _first_line(kind) for name, kind in ADMISSIONS.items()},
+        "admission": {name: _about_admission(kind) for name, kind in ADMISSIONS.items()},
         "flow": FLOWS,
     }
     for kind, names in groups.items():
+        if what == "admissions" and kind != "admission":
+            continue
         for name, about in names.items():
             table.add_row(kind, f"{name} (default)" if name in chosen else name, about)
         table.add_section()
@@ -77,3 +81,8 @@ def _about_backbone(name: str) -> str:
         f"{_first_line(BACKBONES[name])} {columns}x{rows} at {spec.pictures_per_second}/s, "
         f"{spec.layers} layers, {spec.frame_tokens} tokens a frame, window {spec.window_frames}"
     )
+
+
+def _about_admission(kind: object) -> str:
+    said = {word: getattr(kind, word, "") for word in ("keeps", "needs")}
+    return "\n".join([_first_line(kind), *(f"{word}: {text}" for word, text in said.items() if text)])

@@ -108,7 +108,8 @@ class FastWanBackbone:
         positions = context.positions(model.spec.grid, model.device)
         for layer, made in enumerate(drawer.settle(latents)):
             # Copies: a memory may keep what it is given, and the next block writes where these lie.
-            context.hand_over(layer, Tokens(*(part.clone() for part in made), positions))
+            own = (made.queries.clone(), made.keys.clone(), made.values.clone())
+            context.hand_over(layer, Tokens(*own, positions))
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream."""

@@ -6,16 +6,24 @@ read rows twice and split the second kernel in four (H200: 26 and 60 us where th
 
 from __future__ import annotations
 
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
 import torch
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from recap.attention.rope import Rotation
 from recap.fast import dit
 
+try:
+    triton: Any = importlib.import_module("triton")
+    tl: Any = importlib.import_module("triton.language")
+except ImportError:  # it comes with CUDA builds of torch only, and every module must import
+    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=int)
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _norm(  # type: ignore[no-untyped-def]
     x, added, gate, scale, shift, kept, out, size, eps, ADDS: tl.constexpr, GATES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -38,7 +46,7 @@ def _norm(  # type: ignore[no-untyped-def]
     tl.store(out + row + place, scaled.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit  # type: ignore[untyped-decorator]
 def _split_turn(  # type: ignore[no-untyped-def]
     qkv, norm_q, norm_k, cos, sin, turned, query, keys, own_keys, own_values, size, half, tokens, row_stride,
     eps, KEEP: tl.constexpr, WIDTH: tl.constexpr,
@@ -73,7 +81,7 @@ def _split_turn(  # type: ignore[no-untyped-def]
             tl.store(own_keys + own, rotated, inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
     first, second, first_mass, second_mass, bias, out, share, tokens, heads, channels, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +102,7 @@ def _merge(  # type: ignore[no-untyped-def]
     tl.store(share + row * tokens + token, mean)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit  # type: ignore[untyped-decorator]
 def _rms(  # type: ignore[no-untyped-def]
     x, weight, out, size, eps, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +116,7 @@ def _rms(  # type: ignore[no-untyped-def]
     tl.store(out + row + place, scaled.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit  # type: ignore[untyped-decorator]
 def _fill(  # type: ignore[no-untyped-def]
     keys, values, cos, sin, new_keys, new_values, size, half, from_stride, turn_stride, to_stride,
     WIDTH: tl.constexpr,

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, State
+from recap.contracts import Admission, ReadsKeys, State, TakesLeaving
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.window import Window
@@ -55,7 +55,8 @@ class RecapMemory:
         self._window.write(layer, tokens)
 
     def look(self, block: Block, pixels: Tensor) -> None:
-        if self._bank.capacity:
+        # Who scores by keys must wait for the clean pass, which makes them.
+        if self._bank.capacity and not isinstance(self._admission, ReadsKeys):
             self._proposed = self._admission.propose(block, pixels)
 
     def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
@@ -70,19 +71,28 @@ class RecapMemory:
         return trace
 
     def _admit(self, block: Block, pixels: Tensor, counts: dict[Role, int]) -> MemoryTrace:
+        if isinstance(self._admission, ReadsKeys):
+            tokens = block.num_frames * self._window.spec.frame_tokens
+            self._admission.read_keys(self._window.current.keys[:, :, :tokens])
         proposed = self._proposed if self._proposed is not None else self._admission.propose(block, pixels)
         self._proposed = None
-        # The sink holds its frames already; offering them would only double them at the same phase.
-        skip = self._window.owned(block) * self._window.spec.frame_tokens
-        offered = Candidates(proposed.source[:, skip:], proposed.score[:, skip:])
+        offered, keys, values = self._offer(block, proposed)
         admitted = evicted = None
         if offered.count:
-            current, own = self._window.current, slice(skip, proposed.count)
-            admitted, evicted = self._bank.admit(
-                offered, current.keys[:, :, own], current.values[:, :, own], self._admission.retain
-            )
+            admitted, evicted = self._bank.admit(offered, keys, values, self._admission.retain)
         fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
         return MemoryTrace(counts, admitted, evicted, fired)
+
+    def _offer(self, block: Block, proposed: Candidates) -> tuple[Candidates, Tensor, Tensor]:
+        """What the bank may take after this block, with its keys and values, L B N H D."""
+        if isinstance(self._admission, TakesLeaving):
+            source, keys, values = self._window.leaving(block)
+            return self._admission.score_leaving(source), keys, values
+        # The sink holds its frames already; offering them would only double them at the same phase.
+        own = slice(self._window.owned(block) * self._window.spec.frame_tokens, proposed.count)
+        current = self._window.current
+        offered = Candidates(proposed.source[:, own], proposed.score[:, own])
+        return offered, current.keys[:, :, own], current.values[:, :, own]
 
     def reread(self, block: Block) -> None:
         self._window.slide(block)

@@ -94,6 +94,23 @@ class Window:
         """How many leading frames of the block belong to the sink."""
         return min(max(self.sink_frames - block.first_frame, 0), block.num_frames)
 
+    def leaving(self, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Source B N 3, keys and values L B N H D of what `slide` will drop, oldest first."""
+        owned, size, room = self.owned(block), self.spec.frame_tokens, self.prior_frames
+        taken = min(block.num_frames - owned, room)
+        stay = min(self.num_prior, room - taken)
+        parts = [(self.current, slice(owned * size, (block.num_frames - taken) * size))]
+        if self.num_prior > stay:
+            parts.insert(0, (self.prior, slice((room - self.num_prior) * size, (room - stay) * size)))
+        frames = [
+            *range(block.first_frame - self.num_prior, block.first_frame - stay),
+            *range(block.first_frame + owned, block.end_frame - taken),
+        ]
+        keys = torch.cat([store.keys[:, :, part] for store, part in parts], dim=2)
+        values = torch.cat([store.values[:, :, part] for store, part in parts], dim=2)
+        source = frame_positions(torch.tensor(frames, device=keys.device), self.spec.grid).long()
+        return source.expand(keys.shape[1], -1, -1), keys, values
+
     def slide(self, block: Block) -> None:
         """Move the finished block into sink and prior."""
         owned = self.owned(block)

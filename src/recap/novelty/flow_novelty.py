@@ -19,12 +19,13 @@ Where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.contracts import FlowEstimator, State
+from recap.contracts import Flow, FlowEstimator, State
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.novelty.retention import retain_top
@@ -34,6 +35,9 @@ from recap.types import BackboneSpec, Block, Candidates
 @dataclass(frozen=True, slots=True)
 class FlowNoveltyConfig:
     """Optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
+
+    keeps: ClassVar[str] = "what no reliable antecedent in the previous picture explains"
+    needs: ClassVar[str] = "optical flow"
 
     cycle_threshold_px: float = 2.0
     photometric_threshold: float = 0.2
@@ -133,12 +137,19 @@ class FlowNovelty:
         cfg = self.config
         flagged = (cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold) | ~within
         novelty = (cycle + cfg.photometric_weight * photometric) * flagged
+        novelty, flagged, at = (each.unflatten(0, (batch, pairs)) for each in (novelty, flagged, at))
+        novelty, flagged, whence = self._sift(stream, flow, novelty, flagged, at)
+        if whence is not at:
+            grid = reading_grid(whence.flatten(0, 1), size)
         return self._claim(
-            novelty.unflatten(0, (batch, pairs)),
-            flagged.unflatten(0, (batch, pairs)),
-            grid.unflatten(0, (batch, pairs)),
-            within.unflatten(0, (batch, pairs)),
+            novelty, flagged, grid.unflatten(0, (batch, pairs)), within.unflatten(0, (batch, pairs))
         )
+
+    def _sift(
+        self, stream: Tensor, flow: Flow, novelty: Tensor, flagged: Tensor, at: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """nu B P y x, which pixels are flagged, and whence claims travel, B P 2 y x; a pickier rule differs here."""
+        return novelty, flagged, at
 
     def _claim(self, novelty: Tensor, flagged: Tensor, grid: Tensor, within: Tensor) -> Tensor:
         """Carry the claimed map through the pictures; only here does one picture depend on the last.

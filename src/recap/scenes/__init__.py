@@ -2,6 +2,20 @@
 
 from recap.scenes.catalogue import SCENES, make_scene
 from recap.scenes.render import Rendered, draw, half, render
-from recap.scenes.scene import Actor, Scene
+from recap.scenes.scene import Actor, Scene, piece
+from recap.scenes.weather import CLEAR, FLEETING, Weather
 
-__all__ = ["SCENES", "Actor", "Rendered", "Scene", "draw", "half", "make_scene", "render"]
+__all__ = [
+    "CLEAR",
+    "FLEETING",
+    "SCENES",
+    "Actor",
+    "Rendered",
+    "Scene",
+    "Weather",
+    "draw",
+    "half",
+    "make_scene",
+    "piece",
+    "render",
+]

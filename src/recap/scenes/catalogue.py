@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recap.errors import refuse, unknown_name
 from recap.scenes.scene import Actor, Scene, make_actor, make_scene_of
+from recap.scenes.weather import Weather
 
 Builder = Callable[[tuple[int, int], int, int], Scene]
 """(rows, columns), number of pictures, seed."""
@@ -109,6 +110,21 @@ def demo(size: tuple[int, int], num_pictures: int, seed: int) -> Scene:
     return dataclasses.replace(make_scene_of(size, camera, actors, seed=seed), edge_px=1.0)
 
 
+def rain(size: tuple[int, int], num_pictures: int, seed: int) -> Scene:
+    """It rains all the time; late, a star enters from the left and later a disc from the right."""
+    star = _arrival("star", size, num_pictures, (0.35, 0.40, 0.34), hue=0.99, seed=seed)
+    disc = _arrival("disc", size, num_pictures, (0.65, 0.28, 0.66), hue=0.11, seed=seed + 1, mirrored=True)
+    weather = Weather(cover=0.05, fall=size[0] / 12, seed=seed)
+    return make_scene_of(size, torch.zeros(num_pictures, 2), (star, disc), seed=seed, weather=weather)
+
+
+def ripples(size: tuple[int, int], num_pictures: int, seed: int) -> Scene:
+    """Water glitters below a shore; late, a boat enters on it from the left."""
+    boat = _arrival("square", size, num_pictures, (0.45, 0.45, 0.68), hue=0.02, seed=seed)
+    weather = Weather(shore=0.4, swell=0.28, seed=seed)
+    return make_scene_of(size, torch.zeros(num_pictures, 2), (boat,), seed=seed, weather=weather)
+
+
 SCENES: dict[str, Builder] = {
     "static": static,
     "pan": pan,
@@ -118,6 +134,8 @@ SCENES: dict[str, Builder] = {
     "returning": returning,
     "burst": burst,
     "demo": demo,
+    "rain": rain,
+    "ripples": ripples,
 }
 
 
@@ -158,6 +176,29 @@ def _mover(
 ) -> Actor:
     path = _through(size, num_pictures, stops, eased=True)
     return make_actor(shape, _radius(size), path, hue=hue, seed=seed, depth=depth)
+
+
+def _arrival(
+    shape: str,
+    size: tuple[int, int],
+    num_pictures: int,
+    stop: tuple[float, float, float],
+    *,
+    hue: float,
+    seed: int,
+    mirrored: bool = False,
+) -> Actor:
+    """An actor that enters at a time (a share of the clip) and goes on to a column and row, then rests.
+
+    Its speed follows the size alone: a longer clip has a later entrance and not a slower one.
+    """
+    begins, column, row = stop
+    radius = _radius(size)
+    gone = (torch.arange(num_pictures) - round(begins * num_pictures)).clamp(min=0) * (size[1] / 72)
+    inward = (gone - radius - 1).clamp(max=column * size[1])
+    across = size[1] - inward if mirrored else inward
+    path = torch.stack((across, torch.full_like(across, row * size[0])), dim=1)
+    return make_actor(shape, radius, path, hue=hue, seed=seed)
 
 
 def _rest(size: tuple[int, int], num_pictures: int, column: float, row: float) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recap.flow.warp import backtrace, inside, pixel_grid, sample
 from recap.scenes.scene import Actor, Scene
+from recap.scenes.weather import FLEETING, flood, wet
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +19,25 @@ class Rendered:
     pictures: Tensor  # T 3 Y X, 0..1
     forward: Tensor  # T-1 2 Y X: for the pixels of picture i, to picture i + 1
     backward: Tensor  # T-1 2 Y X: for the pixels of picture i + 1, to picture i
-    actor: Tensor  # T Y X, int16: number of the actor shown, 0 for the background
+    actor: Tensor  # T Y X, int16: number of the actor shown, 0 for the background, -1 for rain and water
 
     @property
     def traceable(self) -> Tensor:
         """T-1 Y X, bool: what a pixel of picture i + 1 shows was also in sight in picture i."""
-        return _in_sight(self.actor[1:], self.actor[:-1], self.backward)
+        lasting = self.actor[1:] != FLEETING
+        return _in_sight(self.actor[1:], self.actor[:-1], self.backward) & lasting
 
 
 def draw(scene: Scene, picture: int) -> tuple[Tensor, Tensor]:
     """One picture 3 Y X, and the numbers Y X of the actors it shows."""
     drawn = _read(scene.background, scene.camera[picture], scene.size)
     numbers = torch.zeros(scene.size, dtype=torch.int64)
+    flood(scene.weather, picture, drawn, numbers)
     order = sorted(range(len(scene.actors)), key=lambda index: -scene.actors[index].depth)
     for index in order:
         if bool(scene.actors[index].visible[picture]):
             _paint(scene, index, picture, drawn, numbers)
+    wet(scene.weather, picture, drawn, numbers)
     return drawn, numbers
 
 
@@ -65,9 +69,16 @@ def half(flow: Tensor) -> Tensor:
 
 
 def _steps(scene: Scene) -> Tensor:
-    """Motion on screen from each picture to the next, T-1 A 2, of the background and then every actor."""
+    """Motion on screen from each picture to the next, T-1 A 2: of the background, every actor, and the weather.
+
+    The weather comes last, where its number -1 finds it.
+    """
     camera = scene.camera.diff(dim=0)
-    return torch.stack([-camera, *(actor.path.diff(dim=0) - camera for actor in scene.actors)], dim=1)
+    weather = torch.zeros_like(camera)
+    weather[:, 1] = scene.weather.fall
+    return torch.stack(
+        [-camera, *(actor.path.diff(dim=0) - camera for actor in scene.actors), weather], dim=1
+    )
 
 
 def _read(texture: Tensor, corner: Tensor, size: tuple[int, int]) -> Tensor:

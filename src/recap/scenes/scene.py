@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from recap.errors import refuse
 from recap.scenes.texture import panorama, two_tone
+from recap.scenes.weather import CLEAR, Weather
 
 # Distance in pixels to the outline of a shape of a given radius, negative inside: (x, y, radius) -> distance.
 Outline = Callable[[Tensor, Tensor, float], Tensor]
@@ -79,6 +81,7 @@ class Scene:
     # 1 is kinder to the eye.
     edge_px: float = 0.0
     fps: int = 16
+    weather: Weather = CLEAR
 
     @property
     def num_pictures(self) -> int:
@@ -99,6 +102,16 @@ class Scene:
             raise refuse("camera", self.camera.aminmax(), limit, "keep the camera inside or enlarge it")
 
 
+def piece(scene: Scene, start: int, stop: int) -> Scene:
+    """Pictures start to stop of a scene as a scene: a long clip can be drawn without holding all of it."""
+    actors = tuple(
+        dataclasses.replace(actor, path=actor.path[start:stop], visible=actor.visible[start:stop])
+        for actor in scene.actors
+    )
+    weather = dataclasses.replace(scene.weather, first=scene.weather.first + start)
+    return dataclasses.replace(scene, camera=scene.camera[start:stop], actors=actors, weather=weather)
+
+
 def make_scene_of(
     size: tuple[int, int],
     camera: Tensor,
@@ -106,9 +119,10 @@ def make_scene_of(
     *,
     seed: int = 0,
     edge_px: float = 0.0,
+    weather: Weather = CLEAR,
 ) -> Scene:
     """A scene whose background is just large enough for the camera's way."""
     camera = camera - camera.amin(dim=0)
     reach = camera.amax(dim=0).ceil().int().tolist()
     background = panorama((size[0] + reach[1] + 1, size[1] + reach[0] + 1), seed)
-    return Scene(size, background, camera, actors, edge_px)
+    return Scene(size, background, camera, actors, edge_px, weather=weather)

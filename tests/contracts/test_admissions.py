@@ -1,0 +1,151 @@
+"""Every admission under every memory that takes one: the promises of `Admission`.
+
+What takes many blocks runs on `untrained` alone; the embedded backbone draws three with each pair.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from recap.flow import ClassicalFlow
+from recap.memory.bank import NoveltyBank
+from recap.plan import Shot, make_plan
+from recap.registry import ADMISSIONS, MEMORIES, load_backbone
+from recap.rollout import rollout
+from recap.scenes import make_scene, render
+from recap.trace import block_record
+from recap.types import Block, Candidates, Role
+
+PROMPT = "a boat on the sea"
+
+
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory):
+    """A DINOv2 of one small layer with random weights, in a folder as the hub has them."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    config = Dinov2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, mlp_ratio=2, image_size=28, patch_size=14
+    )
+    folder = tmp_path_factory.mktemp("dino")
+    Dinov2Model(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return load_backbone("embedded")
+
+
+SETTINGS = {
+    "flow": {},
+    "flow-texture": {},
+    "random": {"seed": 3},
+    "recent": {},
+    "diversity": {"num_centres": 8},
+    "diversity-keys": {"num_centres": 8},
+}
+PAIRS = [(memory, rule) for memory in MEMORIES for rule in ADMISSIONS]
+
+
+def config_of(rule, dino):
+    given = {"model": dino} if rule == "diversity" else {}
+    return ADMISSIONS[rule](**SETTINGS[rule], **given)
+
+
+def build(memory, rule, spec, dino):
+    """A fresh memory; skips those that ask for no admission, which other tests hold to their promises."""
+    asked = []
+
+    def admission():
+        asked.append(rule)
+        return config_of(rule, dino).build(spec, ClassicalFlow())
+
+    made = MEMORIES[memory]().build(spec, admission)
+    if not asked:
+        pytest.skip(f"{memory} takes no admission")
+    return made
+
+
+def draw(backbone, policy, shots, seeds=(0,), start=0, decoder=None):
+    plan = make_plan([shots] * len(seeds), backbone.spec)
+    return rollout(backbone, policy, plan, seeds=seeds, start=start, decoder=decoder)
+
+
+def test_everything_registered_is_tested_here():
+    assert set(SETTINGS) == set(ADMISSIONS)
+
+
+@pytest.mark.parametrize(("memory", "rule"), PAIRS)
+def test_draws_on_the_embedded_backbone_and_its_trace_is_plain_data(memory, rule, dino, embedded):
+    policy = build(memory, rule, embedded.spec, dino)
+    for made in draw(embedded, policy, [Shot(PROMPT, 2.25)]):
+        assert torch.isfinite(made.latents).all()
+        record = json.loads(json.dumps(block_record(made)))
+    assert record["attended_tokens"]["bank"] == embedded.spec.frame_tokens
+
+
+@pytest.mark.parametrize(("memory", "rule"), PAIRS)
+def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memory, rule, dino, backbone):
+    shots = [Shot("a red boat", 24.0), Shot("a blue house", 21.0)]
+
+    def fresh():
+        return build(memory, rule, backbone.spec, dino), backbone.decoder()
+
+    policy, decoder = fresh()
+    straight, sizes = [], {}
+    for made in draw(backbone, policy, shots, decoder=decoder):
+        straight.append(made)
+        if made.block.index in (9, 31, 59):
+            sizes[made.block.index] = sum(value.nbytes for value in policy.state().values())
+    assert len(straight) == 60 and len(set(sizes.values())) == 1, sizes
+    cut = next(made for made in straight if made.block.clears_prior)
+    assert Role.PRIOR not in cut.memory.tokens and cut.memory.tokens[Role.BANK] == backbone.spec.frame_tokens
+
+    for stop in (1, 2, 33):
+        first, first_decoder = fresh()
+        begun = draw(backbone, first, shots, decoder=first_decoder)
+        head = [next(begun) for _ in range(stop)]
+        second, second_decoder = fresh()
+        second.load_state(first.state())
+        second_decoder.load_state(first_decoder.state())
+        tail = draw(backbone, second, shots, start=stop, decoder=second_decoder)
+        again = head + [next(tail) for _ in range(3)]
+        for one, other in zip(straight, again, strict=False):
+            assert torch.equal(one.latents, other.latents)
+            assert block_record(one) == block_record(other)
+
+
+@pytest.mark.parametrize("rule", ADMISSIONS)
+def test_rows_do_not_know_of_each_other(rule, dino, backbone):
+    """The same pictures and keys, alone and in a batch of two: the same tokens are kept."""
+    spec = backbone.spec
+    count = spec.num_pictures(12)
+    clips = [render(make_scene(name, spec.picture_size, count)).pictures for name in ("demo", "rain")]
+    keys = torch.randn(spec.layers, 2, 12 * spec.frame_tokens, spec.heads, spec.head_dim)
+
+    def held(rows):
+        admission = config_of(rule, dino).build(spec, ClassicalFlow())
+        bank, pictures = (
+            NoveltyBank(spec.frame_tokens, spec.layers),
+            torch.stack([clips[row] for row in rows]),
+        )
+        for index in range(4):
+            block = Block(index, 3 * index, 3, ("",) * len(rows))
+            tokens = slice(index * spec.block_tokens, (index + 1) * spec.block_tokens)
+            part = slice(spec.num_pictures(3 * index), spec.num_pictures(3 * index + 3))
+            if hasattr(admission, "read_keys"):
+                admission.read_keys(keys[:, rows][:, :, tokens])
+            offered: Candidates = admission.propose(block, pictures[:, part])
+            bank.admit(offered, *[keys[:, rows][:, :, tokens]] * 2, admission.retain)
+        return bank.held
+
+    both = held([0, 1])
+    for row in (0, 1):
+        alone = held([row])
+        assert torch.equal(alone.source[0], both.source[row])
+        torch.testing.assert_close(alone.score[0], both.score[row])
