@@ -58,3 +58,17 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "cuda" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture(scope="session")
+def dino(tmp_path_factory):
+    """A DINOv2 of one small layer with random weights, in a folder as the hub has them."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    config = Dinov2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, mlp_ratio=2, image_size=28, patch_size=14
+    )
+    folder = tmp_path_factory.mktemp("dino")
+    Dinov2Model(config).save_pretrained(folder)
+    return str(folder)

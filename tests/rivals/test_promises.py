@@ -353,12 +353,13 @@ class Undecoded:
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_every_memory_with_every_admission_by_name(embedded, tmp_path, memory, admission):
+def test_every_memory_with_every_admission_by_name(embedded, tmp_path, dino, memory, admission):
     shots = [
         {"prompt": "a boat on the sea", "seconds": 0.75},
         {"prompt": "a boat on the sea", "seconds": 0.75},
     ]
-    settings = {"shots": shots, "memory": memory, "admission": admission, "flow": "classical"}
+    rule = {"name": admission} | ({"model": dino} if admission == "diversity" else {})
+    settings = {"shots": shots, "memory": memory, "admission": rule, "flow": "classical"}
     config = recap.RunConfig.from_dict(settings)
     assert recap.RunConfig.from_dict(config.to_dict()) == config
     policy = recap.build_memory(config, embedded.spec)
