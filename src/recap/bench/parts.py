@@ -86,7 +86,7 @@ def make_parts(settings: Settings) -> Parts:
     }
     if settings.eager:
         return Parts(readable, readable, open_decoder, flow, about)
-    return Parts(readable, accelerate(readable), open_decoder, accelerate_flow(flow), about)
+    return Parts(readable, accelerate(readable, on_cpu=True), open_decoder, accelerate_flow(flow), about)
 
 
 def draw_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> WanBackbone:
