@@ -27,12 +27,16 @@ ABOVE_THE_CORE = {
     "bench",
     "cli",
     "comparison.py",
+    "eval",
     "fast",
     "inspection.py",
     "framing.py",
+    "recipes",
+    "reproduction",
     "rivals",
     "scenes",
     "show",
+    "sweep",
     "__main__.py",
 }
 
@@ -89,6 +93,12 @@ OPTIONS = {
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
+    "reproduce": {
+        "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--embedder", "--detector", "--workers", "--ray",
+        "--device", "--dtype", "--out", "--help",
+    },
+    "sweep": {"--help"},
+    "report": {"--markdown", "--help"},
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
