@@ -28,12 +28,16 @@ ABOVE_THE_CORE = {
     "bench",
     "cli",
     "comparison.py",
+    "eval",
     "fast",
     "inspection.py",
     "framing.py",
+    "recipes",
+    "reproduction",
     "rivals",
     "scenes",
     "show",
+    "sweep",
     "__main__.py",
 }
 
@@ -94,6 +98,12 @@ OPTIONS = {
         "--backbone", "--memory", "--decoder", "--blocks", "--compare", "--profile", "--plot", "--device",
         "--dtype", "--eager", "--help",
     },
+    "reproduce": {
+        "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--embedder", "--detector", "--workers", "--ray",
+        "--device", "--dtype", "--out", "--help",
+    },
+    "sweep": {"--help"},
+    "report": {"--markdown", "--help"},
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 

@@ -60,7 +60,23 @@ MAY_IMPORT = {
     "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
     "comparison": COMPOSED | {"show"},
     "bench": COMPOSED | {"fast", "scenes", "framing", "show"},
-    "cli": COMPOSED | {"comparison", "inspection", "show", "bench", "cli"},
+    # It judges files, whoever made them: neither backbones nor memory. Flow is handed to it, but for OpenCV's.
+    "eval": GROUND | FILES | {"trace", "flow"},
+    "sweep": {"errors", "files"},
+    "recipes": COMPOSED,
+    # A composition like `comparison`: recipes through a sweep, judged, shown.
+    "reproduction": COMPOSED | {"eval", "sweep", "recipes", "show"},
+    "cli": COMPOSED
+    | {
+        "comparison",
+        "inspection",
+        "show",
+        "bench",
+        "cli",
+        "recipes",
+        "reproduction",
+        "sweep",
+    },
     "__main__": {"cli"},
 }
 

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from recap import __version__
-from recap.cli import bench, compare, convert, generate, inspect, list_names, weights
+from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, weights
 from recap.cli.console import show_error
 
 app = typer.Typer(
@@ -28,6 +28,9 @@ app.command("list")(list_names.list_command)
 app.command("weights")(weights.weights_command)
 app.command("convert")(convert.convert_command)
 app.command("bench")(bench.bench_command)
+app.command("reproduce")(reproduce.reproduce_command)
+app.command("sweep")(reproduce.sweep_command)
+app.command("report")(reproduce.report_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,100 @@
+"""`recap reproduce`, `recap sweep` and `recap report`: the paper's tables, how far they are, all on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap.cli.console import show_notice
+from recap.cli.options import Device, Dtype, Flow
+from recap.recipes.tables import Ask
+from recap.reproduction.report import write_report
+from recap.reproduction.reproduce import reproduce
+from recap.sweep.status import Status, sweep_status
+
+
+def reproduce_command(
+    table: Annotated[str, typer.Argument(help="Which table or figure; a wrong name lists them.")],
+    backbone: Annotated[str, typer.Option(help="Which model draws; see `recap list`.")] = "embedded",
+    prompts: Annotated[int, typer.Option(help="How many of the recipe's prompts.")] = 20,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
+    flow: Flow = None,
+    embedder: Annotated[
+        str, typer.Option(help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv.")
+    ] = "auto",
+    detector: Annotated[
+        str,
+        typer.Option(
+            help="Who finds the subject: qwen2.5-vl, or nobody; the embedded world has its own probe."
+        ),
+    ] = "",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
+    ] = None,
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster to draw on; 'local' starts one.")] = "",
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result [default: results/TABLE].")] = None,
+) -> None:
+    """Draw, score and write down one table of the paper; the same command goes on with a stopped one."""
+    ask = Ask(
+        backbone=backbone,
+        prompts=prompts,
+        seeds=seeds,
+        seconds=seconds,
+        flow=flow or "classical",
+        device=device or "cpu",
+        dtype=dtype or "float32",
+    )
+    folder = out or Path("results") / table
+    done = reproduce(
+        table,
+        ask,
+        folder,
+        workers=workers,
+        embedder=embedder,
+        detector=detector,
+        ray=ray,
+        tell=_Teller(),
+        notice=show_notice,
+    )
+    typer.echo(done.page)
+
+
+def sweep_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of a sweep, as results/TABLE/work.")],
+) -> None:
+    """How a sweep stands: done, under way, given up and why, and the time left."""
+    inner = folder / "work"
+    status = sweep_status(inner if inner.is_dir() else folder)
+    typer.echo(status.line())
+    for key, error in status.errors.items():
+        typer.echo(f"{key}: {error}")
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of results, one folder per table.")] = Path(
+        "results"
+    ),
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write the tables as Markdown, as docs/results.md.")
+    ] = None,
+) -> None:
+    """All finished tables of a folder on one page, report.html in it."""
+    typer.echo(write_report(folder, markdown))
+
+
+class _Teller:
+    """Says a line when something has changed."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, status: Status) -> None:
+        if status.counts.done != self._last:
+            self._last = status.counts.done
+            show_notice(status.line())

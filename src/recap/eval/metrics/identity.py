@@ -1,0 +1,46 @@
+"""Long-horizon identity: is the subject of the last ten seconds the one of seconds 2 to 8?
+
+The mean likeness of all pairs of an early and a late picture, at 2 pictures a second, by any witness: the whole frame
+or the subject alone. Clips shorter than a minute have their windows scaled, and their scores say so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recap.eval.sampling import Sampled, Span
+from recap.eval.scores import Score
+from recap.eval.witnesses import Witness
+
+EARLY, LATE = Span(2, 8), Span(50, 60)
+NOMINAL_S = 60.0
+PER_SECOND = 2.0
+FEWEST = 3  # sightings in each window
+
+
+def identity(sampled: Sampled, witness: Witness, subject: str, name: str = "identity") -> Score:
+    """Likeness of the early window's sightings to the late window's."""
+    # A rollout of 60 s is 59.8 s long: its first frame is one picture. That is no other protocol.
+    factor = 1.0 if abs(sampled.duration_s - NOMINAL_S) < 1 else sampled.duration_s / NOMINAL_S
+    early, late = EARLY.scaled(factor), Span(LATE.start * factor, np.inf)
+    return compare_windows(sampled, witness, subject, early, late, name)
+
+
+def compare_windows(
+    sampled: Sampled, witness: Witness, subject: str, early: Span, late: Span, name: str
+) -> Score:
+    """Mean likeness of every early sighting to every late one; None with fewer than three in either window."""
+    inside = [sampled.within(span) for span in (early, late)]
+    looked = inside[0] | inside[1]
+    found, seen = witness.look(sampled.pictures[looked], subject)
+    sightings = [seen[found & window[looked]] for window in inside]
+    counts = [len(part) for part in sightings]
+    details = {
+        "windows_s": [[span.start, min(span.end, sampled.duration_s)] for span in (early, late)],
+        "looked": [int(window.sum()) for window in inside],
+        "found": counts,
+    }
+    value = None
+    if min(counts) >= FEWEST:
+        value = float(witness.likeness(*sightings).mean())
+    return Score(name, value, witness.backend, counts[0] * counts[1], details)

@@ -1,0 +1,123 @@
+"""Camera and object motion (the paper's decomposition table).
+
+Flow of neighbouring pictures is split by a homography, fitted to it by RANSAC: what the homography explains is the
+camera's, the rest the objects'. Total flow is their sum, as in the paper's table. The table's object fraction is a
+mean of ratios per video, the paper's text has the ratio of means: `motion_table` gives both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recap.contracts import FlowEstimator
+from recap.errors import refuse
+from recap.eval.scores import Score
+from recap.flow.classical import load_opencv
+from recap.video import Picture
+
+EVERY = 8  # pictures between two pairs: half a second
+GRID_PX = 8
+RANSAC_PX, RANSAC_ROUNDS = 3.0, 2000
+FEWEST_INLIERS = 0.3
+"""Below this share no camera motion explains the picture; all of it is counted as the objects', and said so."""
+_TINY = 1e-6
+
+
+class PairMotion(NamedTuple):
+    camera_px: float
+    object_px: float
+    explained: bool
+
+
+def split_flow(flow: NDArray[np.float32]) -> PairMotion:
+    """Mean camera and object motion in a flow 2 Y X, in pixels."""
+    cv2 = load_opencv()
+    rows, columns = flow.shape[1:]
+    y, x = np.mgrid[0:rows, 0:columns].astype(np.float64)
+    here = np.stack([x, y], axis=-1)
+    there = here + np.moveaxis(flow, 0, -1)
+    some = (slice(GRID_PX // 2, None, GRID_PX),) * 2
+    cv2.setRNGSeed(0)  # RANSAC draws from OpenCV's own dice
+    matrix, inliers = cv2.findHomography(
+        here[some].reshape(-1, 2),
+        there[some].reshape(-1, 2),
+        cv2.RANSAC,
+        RANSAC_PX,
+        maxIters=RANSAC_ROUNDS,
+    )
+    explained = matrix is not None and float(np.mean(inliers)) >= FEWEST_INLIERS
+    camera = np.zeros_like(here)
+    if explained:
+        moved = np.concatenate([here, np.ones((rows, columns, 1))], axis=-1) @ np.asarray(matrix).T
+        camera = moved[..., :2] / moved[..., 2:] - here
+    rest = there - here - camera
+    return PairMotion(
+        float(np.linalg.norm(camera, axis=-1).mean()), float(np.linalg.norm(rest, axis=-1).mean()), explained
+    )
+
+
+def motion(pictures: Iterable[Picture], flow: FlowEstimator, backend: str, gap: int = 1) -> list[Score]:
+    """Camera, object and total flow, and the object's fraction, of one video; `backend` names the flow."""
+    if not 1 <= gap <= EVERY:
+        raise refuse("gap", gap, f"must be 1 to {EVERY} pictures", "1 is the paper's likely reading")
+    pairs: list[PairMotion] = []
+    first: Picture | None = None
+    for index, picture in enumerate(pictures):
+        if first is not None and index % EVERY == gap % EVERY:
+            tensor = torch.from_numpy(np.stack([first, picture])).permute(0, 3, 1, 2)[None].float() / 255
+            pairs.append(split_flow(flow(tensor).forward[0, 0].numpy()))
+        if index % EVERY == 0:
+            first = picture
+    if not pairs:
+        raise refuse("clip", "1 picture", "motion needs at least 2", "give a longer clip")
+    camera = float(np.mean([pair.camera_px for pair in pairs]))
+    moved = float(np.mean([pair.object_px for pair in pairs]))
+    total = camera + moved
+    details = {"unexplained_pairs": sum(not pair.explained for pair in pairs), "gap": gap}
+    fraction = moved / total if total > _TINY else None
+    return [
+        Score(name, value, backend, len(pairs), details)
+        for name, value in (
+            ("camera_flow", camera), ("object_flow", moved), ("total_flow", total), ("object_fraction", fraction),
+        )
+    ]  # fmt: skip
+
+
+class MotionTable(NamedTuple):
+    """One configuration over its videos."""
+
+    camera_flow: float
+    object_flow: float
+    total_flow: float
+    total_flow_sd: float
+    object_fraction: float  # mean of the videos' own
+    object_fraction_of_means: float
+    drift_tail: int  # videos with more than twice this configuration's median total
+    drift_tail_of_baseline: int  # with more than twice the baseline's: comparable where medians differ
+
+
+def motion_table(
+    camera: Sequence[float], moved: Sequence[float], baseline_total: Sequence[float] | None = None
+) -> MotionTable:
+    """From per-video camera and object flow; `baseline_total` is the baseline's total flow per video."""
+    c, o = np.array(camera), np.array(moved)
+    if len(c) != len(o) or not len(c):
+        raise refuse("videos", (len(c), len(o)), "camera and object flow of the same videos", "give both")
+    total = c + o
+    known = total > _TINY
+    against = np.median(total if baseline_total is None else np.array(baseline_total))
+    return MotionTable(
+        camera_flow=float(c.mean()),
+        object_flow=float(o.mean()),
+        total_flow=float(total.mean()),
+        total_flow_sd=float(total.std(ddof=1)) if len(total) > 1 else float("nan"),
+        object_fraction=float((o[known] / total[known]).mean()) if known.any() else float("nan"),
+        object_fraction_of_means=float(o.mean() / total.mean()) if known.any() else float("nan"),
+        drift_tail=int((total > 2 * np.median(total)).sum()),
+        drift_tail_of_baseline=int((total > 2 * against).sum()),
+    )

@@ -1,0 +1,69 @@
+"""Controlled reappearance: empty, subject, empty, subject again. Is it the same subject?
+
+Segments A to D follow each other with cuts that clear the prior, so only a bank can carry the subject from B to D.
+The first second after every cut is left out. A video is verified if the subject is found in at least half of the
+pictures of B and of D and in at most a tenth of those of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recap.errors import refuse
+from recap.eval.metrics.identity import compare_windows
+from recap.eval.sampling import Sampled, Span
+from recap.eval.scores import Score
+from recap.eval.witnesses import Witness
+
+SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}  # seconds
+SETTLING_S = 1.0
+PRESENT, ABSENT = 0.5, 0.1
+NAMES = tuple(SEGMENTS)
+
+
+def segment_spans(starts_s: Sequence[float], duration_s: float) -> dict[str, Span]:
+    """The four segments without their first second (scaled down for short videos), from where they begin."""
+    if len(starts_s) != len(SEGMENTS) or list(starts_s) != sorted(starts_s):
+        limit = f"a reappearance has {len(SEGMENTS)} segments in order"
+        raise refuse("segments", list(starts_s), limit, "give the second in which each begins")
+    settling = min(SETTLING_S, SETTLING_S * duration_s / sum(SEGMENTS.values()))
+    ends = [*starts_s[1:], duration_s + 1.0]
+    return {name: Span(start + settling, end) for name, start, end in zip(NAMES, starts_s, ends, strict=True)}
+
+
+def starts_from_trace(trace: Sequence[Mapping[str, Any]], fps: float, pictures_per_frame: int) -> list[float]:
+    """Where the segments of a rollout begin: its start, and every cut."""
+    cuts = [line["first_frame"] for line in trace if line["clears_prior"]]
+    return [0.0, *((1 + (frame - 1) * pictures_per_frame) / fps for frame in cuts)]
+
+
+def reappearance(
+    sampled: Sampled,
+    witness: Witness,
+    subject: str,
+    starts_s: Sequence[float],
+    name: str = "reappearance",
+    presence: Witness | None = None,
+) -> Score:
+    """Likeness of B's sightings to D's; details say where it was found, and whether the video is verified.
+
+    `presence` finds the subject where `witness` cannot, as one that looks at whole frames.
+    """
+    spans = segment_spans(starts_s, sampled.duration_s)
+    found, _ = (presence or witness).look(sampled.pictures, subject)
+    shares = {
+        segment: float(found[sampled.within(span)].mean()) if sampled.within(span).any() else float("nan")
+        for segment, span in spans.items()
+    }
+    score = compare_windows(sampled, witness, subject, spans["B"], spans["D"], name)
+    verified = shares["B"] >= PRESENT and shares["D"] >= PRESENT and shares["C"] <= ABSENT
+    return replace(score, details={**score.details, "found_share": shares, "verified": bool(verified)})
+
+
+def slots_from(held: Mapping[tuple[int, int, int], float], first_frame: int, end_frame: int) -> int:
+    """How many of a bank's slots come from these frames."""
+    return int(np.sum([first_frame <= frame < end_frame for frame, _, _ in held])) if held else 0

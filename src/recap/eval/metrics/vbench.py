@@ -1,0 +1,95 @@
+"""VBench's sixteen dimensions to Quality, Semantic and Total, as its own script does it, but for one thing.
+
+norm(x) = (x - min) / (max - min); Quality is the weighted mean of 7 norms (dynamic degree counts half), Semantic the
+mean of 9, Total = (4 Quality + Semantic) / 5. The official script counts a missing dimension as 0 and prints a Total
+all the same; here what rests on a missing dimension is not given.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from recap.errors import refuse, unknown_name
+
+
+class Dimension(NamedTuple):
+    name: str
+    low: float
+    high: float
+    weight: float
+    group: str  # quality or semantic
+
+    def norm(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+
+@cache
+def dimensions() -> dict[str, Dimension]:
+    text = resources.files("recap.eval.metrics").joinpath("vbench.csv").read_text(encoding="utf-8")
+    return {
+        row["dimension"]: Dimension(
+            row["dimension"], float(row["min"]), float(row["max"]), float(row["weight"]), row["group"]
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+QUALITY_WEIGHT, SEMANTIC_WEIGHT = 4, 1
+
+COLUMNS = {
+    "SC": "subject_consistency", "BC": "background_consistency", "TF": "temporal_flickering",
+    "MS": "motion_smoothness", "DD": "dynamic_degree", "AQ": "aesthetic_quality", "IQ": "imaging_quality",
+    "OC": "object_class", "MO": "multiple_objects", "HA": "human_action", "C": "color",
+    "SR": "spatial_relationship", "S": "scene", "AS": "appearance_style", "TS": "temporal_style",
+    "OvC": "overall_consistency",
+}  # fmt: skip
+"""The paper's column heads."""
+
+
+class Missing(NamedTuple):
+    """Of a group: which of its dimensions were not measured."""
+
+    quality: tuple[str, ...]
+    semantic: tuple[str, ...]
+
+
+def missing(values: Mapping[str, float]) -> Missing:
+    """The dimensions without a value; unknown names are refused."""
+    for name, value in values.items():
+        if name not in dimensions():
+            raise unknown_name("dimension", name, dimensions())
+        if not -1e-9 <= value <= 1 + 1e-9:
+            raise refuse(f"dimension {name}", value, "must be 0 to 1", "divide percentages by 100")
+    lacking = [d for d in dimensions().values() if d.name not in values]
+    return Missing(
+        tuple(d.name for d in lacking if d.group == "quality"),
+        tuple(d.name for d in lacking if d.group == "semantic"),
+    )
+
+
+def group_score(values: Mapping[str, float], group: str) -> float:
+    """Quality or Semantic, 0..1; refuses if a dimension of the group is missing."""
+    lacking = getattr(missing(values), group)
+    if lacking:
+        limit = f"{len(lacking)} of its dimensions are missing"
+        raise refuse(group, ", ".join(lacking), limit, "measure them, or report the dimensions alone")
+    own = [d for d in dimensions().values() if d.group == group]
+    return math.fsum(d.weight * d.norm(values[d.name]) for d in own) / sum(d.weight for d in own)
+
+
+def total_score(values: Mapping[str, float]) -> float:
+    """Total, 0..1; refuses if any of the sixteen is missing."""
+    lacking = [name for names in missing(values) for name in names]
+    if lacking:
+        limit = f"Total needs all {len(dimensions())} dimensions"
+        raise refuse(
+            "Total", f"without {', '.join(lacking)}", limit, "report the dimensions and Quality alone"
+        )
+    quality, semantic = group_score(values, "quality"), group_score(values, "semantic")
+    weights = QUALITY_WEIGHT + SEMANTIC_WEIGHT
+    return (QUALITY_WEIGHT * quality + SEMANTIC_WEIGHT * semantic) / weights

@@ -1,0 +1,260 @@
+"""One function per table or figure of the paper: its rows, and what they are measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from recap.config import RunConfig
+from recap.errors import refuse, unknown_name
+from recap.recipes.scripts import Script, scripts
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+
+ALIASES = {"tiny": "embedded"}
+DEFAULT_SEEDS = 5
+DEFAULT_PROMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: how the memory is set up."""
+
+    name: str
+    memory: Mapping[str, Any]
+    admission: str = "flow"
+    paper: str = ""  # the paper's name for it; "" where the paper has no such row
+    seconds: float | None = None  # where the rows differ in length
+    value: float | None = None  # the setting that a sweep varies
+
+    @property
+    def available(self) -> bool:
+        return self.memory["name"] in MEMORIES and self.admission in ADMISSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A table or figure."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    measures: tuple[str, ...]
+    script: str = "identity"
+    seconds: float = 60.0
+    seeds: int = DEFAULT_SEEDS
+    ours: str = "recap"  # the row that the others are compared with, pair by pair
+    paper_table: str = ""  # of recap.eval.paper_numbers
+    paper_key: Mapping[str, str] = field(default_factory=dict)  # what else picks the paper's line
+    note: str = ""
+
+
+class Planned(NamedTuple):
+    """One run of a recipe."""
+
+    row: Row
+    script: Script
+    seed: int
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How much of a recipe, and on what; None takes the recipe's own."""
+
+    backbone: str = "embedded"
+    prompts: int = DEFAULT_PROMPTS
+    seeds: int | None = None
+    seconds: float | None = None
+    flow: str = "classical"
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.backbone not in BACKBONES and self.backbone not in ALIASES and ":" not in self.backbone:
+            raise unknown_name("backbone", self.backbone, BACKBONES)
+        if self.seeds is not None and self.seeds < 1:
+            raise refuse("--seeds", self.seeds, "must be 1 or more", "5 is the paper's number")
+        if self.seconds is not None and not self.seconds > 0:
+            raise refuse("--seconds", self.seconds, "must be above 0", "60 is the paper's length")
+
+    @property
+    def backbone_name(self) -> str:
+        return ALIASES.get(self.backbone, self.backbone)
+
+
+NONE = Row("none", {"name": "none"}, paper="baseline")
+SINK = Row("sink", {"name": "sink", "reinforcement": 1.0})
+SINK_5 = Row("sink, lambda 5", {"name": "sink", "reinforcement": 5.0})
+RECAP = Row("recap", {"name": "recap", "reinforcement": 5.0}, paper="ours")
+ARMS = (NONE, SINK, SINK_5, RECAP)
+"""The window alone, the sink alone, the sink as strong as ours, and ours: what the bank adds is the last step."""
+
+DYNAMICS = ("dynamics",)
+
+
+def main() -> Recipe:
+    rows = (
+        Row("none", {"name": "none"}, paper="Self-Forcing"),
+        Row("sink", SINK.memory, paper="Self-Forcing+Sink(l=1)"),
+        Row("recap", RECAP.memory, paper="Self-Forcing+Ours"),
+    )
+    note = (
+        "Of VBench's sixteen dimensions, the four that need no foreign weights; no Q, Sem or Total from them."
+    )
+    return Recipe("main", "VBench-Long, main table", rows, DYNAMICS, paper_table="main", note=note)
+
+
+def rivals() -> Recipe:
+    rows = (
+        Row("none", {"name": "none"}, paper="Self-Forcing"),
+        Row("deep-forcing", {"name": "deep-forcing"}, paper="Self-Forcing+DeepForcing"),
+        Row("memrope", {"name": "memrope"}, paper="Self-Forcing+MemRoPE"),
+        Row("rolling-sink", {"name": "rolling-sink"}, paper="Self-Forcing+RollingSink"),
+        Row("relax-forcing", {"name": "relax-forcing"}),
+        Row("recap", RECAP.memory, paper="Self-Forcing+Ours"),
+    )
+    return Recipe("rivals", "Training-free rivals", rows, ("dynamics", "identity"), paper_table="main")
+
+
+def components() -> Recipe:
+    """ "Sink off" is lambda 1 with the backbone's own sink, as in the paper."""
+    rows = (
+        Row("none", SINK.memory, paper="none"),
+        Row("sink", SINK_5.memory, paper="sink"),
+        Row("bank", {"name": "recap", "reinforcement": 1.0}, paper="bank"),
+        Row("recap", RECAP.memory, paper="sink+bank"),
+    )
+    return Recipe("components", "Sink and bank, one by one", rows, ("dynamics", "identity"),
+                  paper_table="ablation", paper_key={"table": "components"})  # fmt: skip
+
+
+def admission() -> Recipe:
+    def bank(name: str, rule: str, paper: str = "") -> Row:
+        return Row(name, RECAP.memory, rule, paper)
+
+    rows = (
+        Row("no bank", SINK.memory, paper="no_bank"),
+        Row("no bank, lambda 5", SINK_5.memory),
+        bank("random", "random", "random"),
+        bank("recent", "recent", "recent"),
+        bank("diversity", "diversity", "dinov2_diversity"),
+        bank("flow-texture", "flow-texture"),
+        bank("recap", "flow", "flow_novelty"),
+    )
+    note = "The paper's row without a bank has lambda 1; the fair control has lambda 5, as all others."
+    return Recipe("admission", "What is admitted to the bank", rows, ("dynamics", "identity"),
+                  paper_table="ablation", paper_key={"table": "admission"}, note=note)  # fmt: skip
+
+
+def capacity() -> Recipe:
+    rows = tuple(
+        Row(f"{frames:g} frames", {**RECAP.memory, "capacity_frames": frames}, value=frames)
+        for frames in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    )
+    return Recipe("capacity", "Capacity of the bank", rows, ("dynamics", "identity", "bank", "time"),
+                  ours="1 frames", paper_table="sweeps", paper_key={"sweep": "capacity_frames"})  # fmt: skip
+
+
+def reinforcement() -> Recipe:
+    rows = tuple(
+        Row(f"lambda {value:g}", {"name": "recap", "reinforcement": value}, value=value)
+        for value in (1.0, 3.0, 5.0, 8.0, 10.0, 12.0)
+    )
+    return Recipe("lambda", "Reinforcement of the sink", rows, ("dynamics", "identity", "attention"),
+                  ours="lambda 5", paper_table="sweeps", paper_key={"sweep": "lambda"})  # fmt: skip
+
+
+def length() -> Recipe:
+    note = "All lengths are cut from one rollout: a prefix of a causal video is a valid video."
+    return Recipe("length", "Dynamic degree over length", (NONE, SINK, RECAP), ("length",), note=note)
+
+
+def identity() -> Recipe:
+    return Recipe("identity", "Long-horizon identity", ARMS, ("identity",), paper_table="identity",
+                  paper_key={"table": "identity_long"})  # fmt: skip
+
+
+def retention() -> Recipe:
+    return Recipe("retention", "Identity retention over 60 s", ARMS, ("retention",), paper_table="retention",
+                  paper_key={"horizon": "60s"})  # fmt: skip
+
+
+def retention_5min() -> Recipe:
+    return Recipe("retention-5min", "Identity retention over 5 minutes", ARMS, ("retention",), seconds=300.0,
+                  paper_table="retention", paper_key={"horizon": "5min"})  # fmt: skip
+
+
+def reappearance() -> Recipe:
+    note = "The prior is cleared at every cut and the sink holds an empty scene: only a bank can carry the subject."
+    return Recipe("reappearance", "Controlled reappearance", ARMS, ("reappearance",), script="reappearance",
+                  seconds=24.0, paper_table="identity", paper_key={"table": "reappear_ctrl"}, note=note)  # fmt: skip
+
+
+def bank() -> Recipe:
+    return Recipe("bank", "What the bank retains", (RECAP,), ("bank",), paper_table="scalars")
+
+
+def time() -> Recipe:
+    rows = tuple(
+        Row(f"{row.name}, {minutes} min", row.memory, paper=row.paper, seconds=60.0 * minutes, value=minutes)
+        for minutes in (1, 2, 5)
+        for row in (NONE, RECAP)
+    )
+    note = "One worker at a time, or the times mean nothing."
+    return Recipe("time", "Generation time", rows, ("time",), seeds=1, ours="recap, 1 min", note=note,
+                  paper_table="speed")  # fmt: skip
+
+
+def motion() -> Recipe:
+    return Recipe("motion", "Camera and object motion", (NONE, SINK, RECAP), ("motion",), seeds=1,
+                  paper_table="motion")  # fmt: skip
+
+
+TABLES: dict[str, Callable[[], Recipe]] = {
+    "main": main, "rivals": rivals, "components": components, "admission": admission, "capacity": capacity,
+    "lambda": reinforcement, "length": length, "identity": identity, "retention": retention,
+    "retention-5min": retention_5min, "reappearance": reappearance, "bank": bank, "time": time, "motion": motion,
+}  # fmt: skip
+
+
+def find_recipe(name: str) -> Recipe:
+    if name not in TABLES:
+        raise unknown_name("table", name, TABLES)
+    return TABLES[name]()
+
+
+def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
+    """Every run of a recipe, prompt by prompt, seed by seed, row by row; rows that cannot be drawn are left out.
+
+    Seed k of a prompt is the same for all rows, and a block's noise depends on seed and block alone: arms are paired.
+    """
+    for number in range(ask.prompts):
+        for seed in range(ask.seeds or recipe.seeds):
+            for row in recipe.rows:
+                if not row.available:
+                    continue
+                seconds = row.seconds or recipe.seconds
+                if ask.seconds is not None:
+                    seconds *= ask.seconds / recipe.seconds
+                script = scripts(recipe.script, ask.backbone_name, seconds, ask.prompts)[number]
+                yield Planned(
+                    row, script, 1000 * number + seed, _config(row, script, ask, 1000 * number + seed)
+                )
+
+
+def _config(row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
+    return RunConfig.from_dict(
+        {
+            "shots": [
+                {"prompt": shot.prompt, "seconds": shot.seconds, "cut": shot.cut} for shot in script.shots
+            ],
+            "backbone": ask.backbone_name,
+            "memory": dict(row.memory),
+            "admission": row.admission,
+            "flow": ask.flow,
+            "seeds": [seed],
+            "device": ask.device,
+            "dtype": ask.dtype,
+        }
+    )

@@ -1,0 +1,1 @@
+"""reproduction: a recipe drawn through a sweep, scored, and written down beside the paper's numbers."""

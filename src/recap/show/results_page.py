@@ -1,0 +1,94 @@
+"""Results on one page: tables beside the paper's numbers, drawings, and a look at the videos themselves."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from recap.show.page import fill_template
+from recap.show.png import png_bytes
+from recap.video import Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measure's table."""
+
+    name: str
+    judge: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    ours: str  # the row to stand out
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table or figure of the paper, reproduced."""
+
+    title: str
+    said: Sequence[str]  # remarks, each a paragraph
+    measured: Sequence[Measured]
+    figures: Sequence[str]  # SVG
+    video: str = ""  # source of a player
+    video_said: str = ""
+    sheet: Picture | None = None
+    sheet_said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+    about: Mapping[str, object] = field(default_factory=dict)
+
+
+def build_results_page(results: Results) -> str:
+    """The page as HTML, complete in itself."""
+    escape = html.escape
+    return fill_template(
+        "results.html",
+        {
+            "title": escape(results.title),
+            "subtitle": escape(results.subtitle),
+            "sections": "".join(_section(section) for section in results.sections),
+            "about": "".join(
+                f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+                for name, value in results.about.items()
+            ),
+        },
+    )
+
+
+def _section(section: Section) -> str:
+    escape = html.escape
+    parts = [f'<section class="card"><h2>{escape(section.title)}</h2>']
+    parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.said if text]
+    parts.append(f'<div class="figures">{"".join(section.figures)}</div>')
+    if section.sheet is not None:
+        picture = base64.b64encode(png_bytes(section.sheet)).decode()
+        parts.append(f'<p class="quiet">{escape(section.sheet_said)}</p>')
+        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
+    if section.video:
+        parts.append(f'<p class="quiet">{escape(section.video_said)}</p><div class="screen">')
+        parts.append(f'<video src="{escape(section.video)}" controls muted loop playsinline></video></div>')
+    parts += [_table(measured) for measured in section.measured]
+    return "".join([*parts, "</section>"])
+
+
+def _table(measured: Measured) -> str:
+    escape = html.escape
+    head = "".join(f"<th>{escape(name)}</th>" for name in measured.head)
+    rows = "".join(
+        ('<tr class="ours">' if row[0] == measured.ours else "<tr>")
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for row in measured.rows
+    )
+    judge = f'<span class="of">judged by {escape(measured.judge)}</span>'
+    return (
+        f"<h3>{escape(measured.name)} {judge}</h3>"
+        f'<div class="wide"><table class="numbers"><tr>{head}</tr>{rows}</table></div>'
+    )

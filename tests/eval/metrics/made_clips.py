@@ -1,0 +1,68 @@
+"""Made clips whose answers are known: still, shifted, with one mover, and with an identity swap at a known second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recap.eval.sampling import Sampled
+from recap.eval.witnesses import Box
+from recap.video import ClipWriter
+
+SIZE = (96, 160)
+
+
+def texture(seed: int = 0, size: tuple[int, int] = (160, 320)) -> np.ndarray:
+    """A picture with detail everywhere, so that flow is well defined: Y X 3, uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [
+        torch.nn.functional.interpolate(
+            torch.rand(1, 3, size[0] // step, size[1] // step, generator=generator), size=size, mode="bicubic"
+        )
+        for step in (4, 8, 16)
+    ]
+    mixed = sum(layers) / 3
+    mixed = (mixed - mixed.mean()) * 1.8 + 0.5
+    return (mixed[0].clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
+
+
+def still(count: int, seed: int = 0) -> np.ndarray:
+    picture = texture(seed)[: SIZE[0], : SIZE[1]]
+    return np.repeat(picture[None], count, axis=0)
+
+
+def shifting(count: int, across: int, down: int = 0, seed: int = 0) -> np.ndarray:
+    """The camera moves by whole pixels a picture: exact, without interpolation; long ones turn back."""
+    ground = texture(seed, (256, 512))
+    steps = [abs((index + 20) % 40 - 20) for index in range(count)]
+    return np.stack([ground[i * down : i * down + SIZE[0], i * across : i * across + SIZE[1]] for i in steps])
+
+
+def one_mover(count: int, step: int, side: int = 40) -> tuple[np.ndarray, list[Box]]:
+    """A still ground on which one textured square moves to the right."""
+    frames = still(count).copy()
+    actor = texture(7)[:side, :side]
+    boxes = []
+    for index, frame in enumerate(frames):
+        left = 10 + (index * step) % (SIZE[1] - side - 20)
+        frame[20 : 20 + side, left : left + side] = actor
+        boxes.append(Box(left, 20, left + side, 20 + side))
+    return frames, boxes
+
+
+def swap(seconds: float, at: float, per_second: float = 2.0) -> Sampled:
+    """A subject (a coloured square) on a still ground that turns into another at a known second."""
+    count = round(seconds * per_second)
+    frames = still(count).copy()
+    times = np.arange(count) / per_second
+    for frame, second in zip(frames, times, strict=True):
+        frame[30:70, 60:100] = (220, 40, 30) if second < at else (30, 60, 220)
+    return Sampled(times, frames, seconds)
+
+
+def write(path: Path, pictures: np.ndarray, fps: float = 16) -> Path:
+    with ClipWriter(path, SIZE, fps, quality=1) as clip:
+        clip.write(torch.from_numpy(pictures).permute(0, 3, 1, 2))
+    return path

@@ -1,0 +1,159 @@
+"""Intervals, wins and embedders."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recap.eval.embedders import HsvEmbedder, build_embedder
+from recap.eval.sampling import sample_clip, windows
+from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, paired_interval, wilcoxon
+from recap.files import weights_folder
+from recap.video import ClipWriter
+
+
+def test_intervals_are_as_wide_as_there_are_clusters():
+    """Five seeds of a prompt that all say the same are one voice."""
+    dice = np.random.default_rng(0)
+    by_prompt = np.repeat(dice.normal(size=20), 5)
+    prompts = [i // 5 for i in range(100)]
+    apart = cluster_interval(list(by_prompt), list(range(100)))
+    together = cluster_interval(list(by_prompt), prompts)
+    assert together.mean == pytest.approx(apart.mean) and (together.n, together.clusters) == (100, 20)
+    assert together.high - together.low > 1.8 * (apart.high - apart.low)
+
+
+def test_unknown_values_are_left_out_in_pairs():
+    found = paired_interval([1.0, None, 3.0], [0.5, 1.0, None], "abc")
+    assert (found.mean, found.n) == (0.5, 1)
+    assert math.isnan(cluster_interval([None], ["a"]).mean)
+
+
+def test_a_handful_of_prompts_gives_no_interval():
+    few, enough = (cluster_interval([0.1 * i for i in range(n)], range(n)) for n in (4, 5))
+    assert math.isnan(few.low) and few.mean == pytest.approx(0.15)
+    assert enough.low < enough.mean < enough.high
+
+
+def test_clusters_must_fit():
+    with pytest.raises(ValueError, match="2 values"):
+        cluster_interval([1.0, 2.0], ["a"])
+
+
+def test_wins_of_the_paper():
+    """76 and 64 of 100: the intervals and p values that the fact sheet computed."""
+    for won, low, high, p in ((76, 0.668, 0.833, 2e-7), (64, 0.542, 0.727, 0.007)):
+        wins = count_wins([1.0] * won + [0.0] * (100 - won), [0.5] * 100)
+        assert (wins.won, wins.lost, wins.tied) == (won, 100 - won, 0)
+        assert (wins.low, wins.high) == pytest.approx((low, high), abs=1e-3)
+        assert wins.sign_p == pytest.approx(p, rel=0.5)
+    tie = count_wins([1.0, 2.0, None], [1.0, 1.0, 1.0])
+    assert (tie.won, tie.tied, tie.lost, tie.share) == (1, 1, 0, 0.75)
+
+
+def test_wilcoxon():
+    ours = [float(i) for i in range(1, 21)]
+    assert wilcoxon(ours, [0.0] * 20) < 1e-4
+    assert wilcoxon([1.0, -1.0] * 10, [0.0] * 20) == pytest.approx(1, abs=0.02)
+    assert math.isnan(wilcoxon([1.0] * 5, [0.0] * 5))
+
+
+def test_columns_with_two_judges_are_refused():
+    assert one_backend([Score("a", 1.0, "x"), Score("a", 0.5, "x")]) == "x"
+    with pytest.raises(ValueError, match="one judge"):
+        one_backend([Score("a", 1.0, "x"), Score("a", 0.5, "y")])
+
+
+def pictures():
+    dice = np.random.default_rng(0)
+    return [
+        np.kron(dice.integers(0, 255, (4, 6, 3)), np.ones((16, 16, 1))).astype(np.uint8) for _ in range(5)
+    ]
+
+
+def check_embedder(embedder):
+    shown = pictures()
+    vectors = embedder.embed(shown)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    again = embedder.embed([p[:, ::-1] for p in shown])
+    alike = again @ vectors.T
+    assert (alike.argmax(axis=1) == np.arange(5)).all()
+
+
+def test_colours_know_a_mirrored_picture():
+    check_embedder(HsvEmbedder())
+    red = np.full((4, 4, 3), (255, 0, 0), np.uint8)
+    blue = np.full((4, 4, 3), (0, 0, 255), np.uint8)
+    one, other, grey = HsvEmbedder().embed([red, blue, np.full((4, 4, 3), 90, np.uint8)])
+    assert one @ other == 0 and one @ one == pytest.approx(1) and grey @ one == 0
+
+
+def test_mobilenet_where_its_weights_are(shared_data):
+    file = next(
+        (f for f in (weights_folder() / "mobilenetv2.pt", shared_data / "mobilenetv2.pt") if f.is_file()),
+        None,
+    )
+    if file is None:
+        pytest.skip("python -m recap.eval.embedders fetches the weights")
+    check_embedder(build_embedder("mobilenetv2", str(file)))
+
+
+def test_missing_weights_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"mobilenetv2.*recap\.eval\.embedders fetches"):
+        build_embedder("mobilenetv2")
+    (tmp_path / "fake.pt").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="not the file that this embedder was checked with"):
+        build_embedder("mobilenetv2", str(tmp_path / "fake.pt"))
+    with pytest.raises(ValueError, match="did you mean 'dinov2'"):
+        build_embedder("dino")
+
+
+def test_transformers_embedders_read_a_folder_and_never_the_network(tmp_path):
+    """Tiny random models in the format of the real ones."""
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match="hf download"):
+        build_embedder("dinov2", str(tmp_path / "nothing"))
+    made = transformers.Dinov2Model(
+        transformers.Dinov2Config(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=224)
+    )
+    made.save_pretrained(tmp_path / "dino")
+    transformers.BitImageProcessor(
+        size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
+    ).save_pretrained(tmp_path / "dino")
+    embedder = build_embedder("dinov2", str(tmp_path / "dino"))
+    vectors = embedder.embed(pictures())
+    assert vectors.shape == (5, 24) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert embedder.backend.startswith("dinov2:")
+    small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.CLIPConfig(
+        vision_config=dict(**small, image_size=224, patch_size=32, projection_dim=16),
+        text_config=small,
+        projection_dim=16,
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
+    transformers.CLIPImageProcessor().save_pretrained(tmp_path / "clip")
+    assert build_embedder("clip", str(tmp_path / "clip")).embed(pictures()).shape == (5, 16)
+
+
+def test_sampling_a_clip(tmp_path: Path):
+    import torch
+
+    with ClipWriter(tmp_path / "a.mp4", (32, 32), 16) as clip:
+        clip.write(torch.linspace(0, 1, 81)[:, None, None, None].expand(-1, 3, 32, 32))
+    few = sample_clip(tmp_path / "a.mp4", 2)
+    assert few.seconds.tolist() == [i / 2 for i in range(11)] and few.duration_s == 81 / 16
+    assert np.diff(few.pictures.astype(float).mean(axis=(1, 2, 3))).min() > 15
+    with pytest.raises(ValueError, match="above 0"):
+        sample_clip(tmp_path / "a.mp4", 0)
+
+
+def test_windows_come_in_order_and_may_overlap():
+    shown = (np.full((2, 2, 3), i, np.uint8) for i in range(10))
+    parts = list(windows(shown, [(0, 4), (4, 8), (6, 10)]))
+    assert [part[:, 0, 0, 0].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [6, 7, 8, 9]]
+    with pytest.raises(ValueError, match="ends before picture 4"):
+        list(windows(iter([]), [(0, 4)]))

@@ -1,0 +1,200 @@
+"""A table from recipe to page on the untrained backbone, which draws in milliseconds; its numbers mean nothing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from recap.backbones.tiny.witness import build_probe_witness
+from recap.eval.scores import Estimate
+from recap.eval.witnesses import Box
+from recap.recipes.tables import Ask, find_recipe, plan_runs
+from recap.registry import ADMISSIONS
+from recap.reproduction.job import MEASURES, draw_and_score, job_of
+from recap.reproduction.report import write_report
+from recap.reproduction.reproduce import reproduce
+from recap.reproduction.table import Line, as_markdown, build_cells
+
+SMALL = Ask(backbone="untrained", prompts=2, seeds=1, seconds=4.5)
+FILES = {
+    "record.json",
+    "results.jsonl",
+    "table.csv",
+    "table.md",
+    "table.json",
+    "figure.svg",
+    "index.html",
+    "work",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    for table in ("reappearance", "retention"):
+        reproduce(table, SMALL, folder / table, embedder="hsv", workers=2, notice=lambda _: None)
+    return folder
+
+
+def test_the_folder_is_complete_and_the_page_needs_nothing_else(results):
+    folder = results / "reappearance"
+    assert {path.name for path in folder.iterdir()} == FILES
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == 8 and {line["row"] for line in lines} == {"none", "sink", "sink, lambda 5", "recap"}
+    assert all(score["backend"] for line in lines for score in line["scores"].values())
+    rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    paper = {row["row"]: row["paper"] for row in rows if row["measure"] == "reappearance_frame"}
+    assert paper == {"none": "0.699", "sink": "", "sink, lambda 5": "", "recap": "0.752"}
+    page = (folder / "index.html").read_text()
+    assert "{{" not in page and page.count("<svg") >= 2 and "data:video/mp4" in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "<svg" in (folder / "figure.svg").read_text()
+    assert not list(folder.glob("work/jobs/*/state.safetensors"))
+
+
+def test_bank_slots_are_counted_for_the_row_that_has_a_bank(results):
+    table = json.loads((results / "reappearance" / "table.json").read_text())
+    assert [c["row"] for c in table["cells"] if c["measure"] == "bank_slots_from_B"] == ["recap"]
+
+
+def test_asking_again_changes_nothing_and_asking_for_less_is_refused(results):
+    folder = results / "retention"
+    before = (folder / "results.jsonl").read_bytes()
+    reproduce("retention", SMALL, folder, embedder="hsv", notice=lambda _: None)
+    assert (folder / "results.jsonl").read_bytes() == before
+    fewer = Ask(backbone="untrained", prompts=1, seeds=1, seconds=4.5)
+    with pytest.raises(ValueError, match="holds a larger result, of 2 prompts"):
+        reproduce("retention", fewer, folder, embedder="hsv")
+    other = Ask(backbone="untrained", prompts=2, seeds=1, seconds=9)
+    with pytest.raises(ValueError, match=r"begun with seconds 4.5.* not 9"):
+        reproduce("retention", other, folder, embedder="hsv")
+    with pytest.raises(ValueError, match="begun with table 'retention'"):
+        reproduce("identity", SMALL, folder, embedder="hsv")
+    assert (folder / "results.jsonl").read_bytes() == before
+
+
+class WholePicture:
+    """A detector for which the subject fills the picture, except where it is dark."""
+
+    backend = "whole picture"
+
+    def find(self, pictures, subject):
+        return [Box(0, 0, p.shape[1], p.shape[0]) if p.mean() > 5 else None for p in pictures]
+
+
+def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
+    monkeypatch.setattr("recap.reproduction.job._qwen", lambda device: WholePicture())
+    recipe = find_recipe("reappearance")
+    planned = next(plan_runs(recipe, Ask(backbone="untrained", prompts=1, seeds=1, seconds=9)))
+    job = job_of(planned, recipe, "hsv", "qwen2.5-vl")
+    scores = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]
+    assert scores["reappearance_subject"]["backend"] == "standin:hsv-8x4x4 in whole picture"
+    assert scores["found_in_B"]["value"] == 1 and scores["verified"]["value"] == 0  # it is there in C, too
+    assert scores["reappearance_subject_verified"]["value"] is None
+    with pytest.raises(ValueError, match="--detector is 'yolo'"):
+        reproduce("reappearance", SMALL, tmp_path / "b", embedder="hsv", detector="yolo")
+
+
+def test_foreign_folders_and_parallel_clocks_are_refused(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(ValueError, match="no reproduction"):
+        reproduce("identity", SMALL, tmp_path, embedder="hsv")
+    with pytest.raises(ValueError, match="mean nothing"):
+        reproduce("time", SMALL, tmp_path / "t", embedder="hsv", workers=2)
+
+
+def test_every_measure_has_something_to_say_of_one_run(tmp_path):
+    ask = Ask(backbone="untrained", prompts=1, seeds=1, seconds=6)
+    planned = list(plan_runs(find_recipe("identity"), ask))[-1]
+    recipe = dataclasses.replace(
+        find_recipe("identity"), measures=tuple(m for m in MEASURES if m != "reappearance")
+    )
+    job = job_of(planned, recipe, "hsv")
+    scores = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]
+    assert {score["backend"] for score in scores.values()} == {"native", "dis", "standin:hsv-8x4x4"}
+    for name in ("identity_frame", "retention_frame_end", "dynamic_degree", "temporal_flickering", "camera_flow",
+                 "subject_consistency", "dynamic_degree_5s", "bank_mean_age", "attention_sink"):  # fmt: skip
+        assert scores[name]["value"] is not None or name == "identity_frame", name
+    assert scores["bank_overlap_lowest"]["value"] == 1.0
+    assert sum(s["value"] for n, s in scores.items() if n.startswith("attention_")) == pytest.approx(
+        1, abs=1e-3
+    )
+    again = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]  # a finished run is read
+    assert again == scores
+
+
+def test_rows_that_do_not_exist_here_are_left_out_and_said(tmp_path, monkeypatch):
+    """Told before anything is drawn."""
+    monkeypatch.delitem(ADMISSIONS, "random", raising=False)
+    rows = {row.name: row.available for row in find_recipe("admission").rows}
+    assert not rows["random"] and rows["recap"]
+    said = []
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recap.reproduction.reproduce.run_sweep", stop)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("admission", SMALL, tmp_path / "a", embedder="hsv", notice=said.append)
+    assert any("'random' is left out" in line for line in said)
+
+
+def test_the_report_holds_all_tables(results):
+    page = write_report(results, results / "results.md").read_text()
+    assert page.index("Identity retention over 60 s") < page.index("Controlled reappearance")
+    assert "{{" not in page and "<svg" in page
+    written = (results / "results.md").read_text()
+    assert written.startswith("# Results") and written.count("\n## ") == 2 and "hsv" in written
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no finished table"):
+        write_report(tmp_path)
+
+
+def score(value, backend="x"):
+    return {
+        "identity_frame": {
+            "name": "identity_frame",
+            "value": value,
+            "backend": backend,
+            "n": 1,
+            "details": {},
+        }
+    }
+
+
+def test_the_table_compares_pairs_and_shows_the_paper():
+    recipe = find_recipe("identity")
+    lines = [
+        Line(row, f"p{prompt}", seed, score(0.5 + 0.2 * (row == "recap") + 0.01 * prompt))
+        for prompt in range(5) for seed in range(2) for row in ("none", "recap")
+    ]  # fmt: skip
+    none, ours = build_cells(recipe, lines)
+    assert none.value.mean == pytest.approx(0.52) and (none.value.n, none.value.clusters) == (10, 5)
+    assert none.against == pytest.approx(Estimate(0.2, 0.2, 0.2, 10, 5)) and none.wins == 1
+    assert ours.against is None and (none.paper, ours.paper) == (0.745, 0.850)
+    text = as_markdown(recipe, [none, ours], {"backbone": "made up"})
+    assert "| none | 0.52 [" in text and "0.745" in text and "judged by: x" in text
+    lines[0] = Line("none", "p0", 0, score(0.5, "y"))
+    with pytest.raises(ValueError, match="one judge"):
+        build_cells(recipe, lines)
+
+
+def test_the_probe_is_a_witness():
+    """Two pictures alike are 1 apart from nothing; the probe's own judgements are tested with it."""
+    witness = build_probe_witness()
+    pictures = np.zeros((3, 128, 208, 3), np.uint8)
+    found, colours = witness.look(pictures, "fox")
+    assert found.shape == (3,) and colours.shape == (3, 3)
+    red, blue = np.array([[1, 0, 0]], np.float32), np.array([[0, 0, 1]], np.float32)
+    assert witness.likeness(red, red)[0, 0] == pytest.approx(1) and witness.likeness(red, blue)[0, 0] == 0
+    with pytest.raises(ValueError, match="did you mean 'fox'"):
+        witness.look(pictures, "foxx")
+    with pytest.raises(ValueError, match="multiples of 16"):
+        witness.look(pictures[:, :100], "fox")
