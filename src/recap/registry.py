@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import UntrainedConfig
@@ -58,6 +59,9 @@ BACKBONES: dict[str, type[BackboneConfig]] = {
     "self-forcing": SelfForcingConfig,
     "infinite-forcing": InfiniteForcingConfig,
     "longlive": LongLiveConfig,
+    "helios-distilled": HeliosDistilledConfig,
+    "helios-mid": HeliosMidConfig,
+    "helios-base": HeliosBaseConfig,
 }
 MEMORIES: dict[str, type[ListedMemory]] = {
     "none": NoMemoryConfig,

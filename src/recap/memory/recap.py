@@ -16,7 +16,7 @@ from torch import Tensor
 from recap.contracts import Admission, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
-from recap.memory.window import Window
+from recap.memory.carried import AnyWindow, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, Segment, Tokens
 
 MOST_CAPACITY_FRAMES = 1000
@@ -24,7 +24,7 @@ MOST_CAPACITY_FRAMES = 1000
 
 
 class RecapMemory:
-    def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
+    def __init__(self, window: AnyWindow, bank: NoveltyBank, admission: Admission):
         self._window = window
         self._bank = bank
         self._admission = admission
@@ -49,7 +49,11 @@ class RecapMemory:
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         bank = [self._remembered[layer]] if self._remembered else []
-        return [*bank, *self._window.segments(layer), *own]
+        return [*bank, *self._window.arrange(layer, own)]
+
+    @property
+    def wants_tokens(self) -> bool:
+        return self._bank.capacity > 0 or self._window.wants_tokens
 
     def write(self, layer: int, tokens: Tokens) -> None:
         self._window.write(layer, tokens)
@@ -133,5 +137,5 @@ class RecapConfig:
             limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
-        window = Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
+        window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         return RecapMemory(window, NoveltyBank(capacity, spec.layers, on_host=self.bank_on_host), admission())
