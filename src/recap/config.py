@@ -192,6 +192,8 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 def _typed(kind: Any, value: Any, path: str) -> Any:
     """The value as its field's type; whole numbers serve as floats, nothing else is converted."""
     kind = typing.get_origin(kind) or kind
+    if kind is tuple and isinstance(value, list):  # as JSON writes it
+        return tuple(value)
     if not isinstance(kind, type):  # a union or the like, of a config that is not ours
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from recap.types import BackboneSpec, Block, Candidates, GeneratedBlock, MemoryTrace, Role, Segment, Tokens
+from recap.types import (
+    BackboneSpec,
+    Block,
+    Candidates,
+    GeneratedBlock,
+    MemoryTrace,
+    Past,
+    Role,
+    Segment,
+    Tokens,
+)
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be put back exactly."""
@@ -120,6 +130,15 @@ class QueryAware(Protocol):
 
 
 @runtime_checkable
+class Selective(Protocol):
+    """A memory that may have no use for the clean pass, which a backbone that needs none itself then leaves out."""
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether `write` keeps anything of what it is given."""
+
+
+@runtime_checkable
 class NoiseAware(Protocol):
     """A memory that comes with a rule for the noise a block starts from; that of later steps is always fresh."""
 
@@ -155,8 +174,24 @@ class OpenContext(Context, Protocol):
     def hand_over(self, layer: int, tokens: Tokens) -> None:
         """Of a finished block: what the layer made of it, for the memory."""
 
-    def measured(self, shares: dict[Role, Tensor]) -> None:
-        """Shares of attention mass, B per role; what is not measured is left out."""
+    def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
+        """Shares of attention mass, B per role; what is not measured is left out. A pyramid names its stage."""
+
+
+@runtime_checkable
+class CarryingContext(OpenContext, Protocol):
+    """What a backbone needs that carries its history in its own sequence, instead of keys and values kept for it."""
+
+    @property
+    def past(self) -> Past:
+        """What was drawn before this block."""
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether the memory has a use for a clean pass."""
+
+    def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
+        """What the memory makes of the sequence's own segments: it may bias them and add others."""
 
 
 Noise = Callable[[], Tensor]

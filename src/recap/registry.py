@@ -13,6 +13,7 @@ from recap.admissions.diversity_keys import DiversityKeysConfig
 from recap.admissions.flow_texture import FlowTextureConfig
 from recap.admissions.random_history import RandomHistoryConfig
 from recap.admissions.recent_history import RecentHistoryConfig
+from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import UntrainedConfig
@@ -63,6 +64,9 @@ BACKBONES: dict[str, type[BackboneConfig]] = {
     "self-forcing": SelfForcingConfig,
     "infinite-forcing": InfiniteForcingConfig,
     "longlive": LongLiveConfig,
+    "helios-distilled": HeliosDistilledConfig,
+    "helios-mid": HeliosMidConfig,
+    "helios-base": HeliosBaseConfig,
 }
 MEMORIES: dict[str, type[ListedMemory]] = {
     "none": NoMemoryConfig,

@@ -28,7 +28,7 @@ from recap.contracts import (
 )
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock
+from recap.types import BackboneSpec, Block, GeneratedBlock, Past
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -53,12 +53,14 @@ def rollout(
     aside: Aside = at_once,
     told: Tensor | None = None,
     recent: Sequence[Tensor] = (),
+    opening: Tensor | None = None,
 ) -> Generator[GeneratedBlock, str | None, None]:
     """Yield the plan's blocks from `start` on, one seed per row.
 
     `told` are latents B F C rows columns of the first frames: blocks within them are not drawn but taken from
     there, and remembered like any other. To continue a stopped rollout, hand in policy and decoder with their
-    states loaded, the next index, and as `recent` the latents of the last blocks (see `reach`).
+    states loaded, the next index, as `recent` the latents of the last blocks (see `reach`), and as `opening` those
+    of the video's first frame.
     `send(prompt)` draws the next block under another prompt, which then stays until the plan's next shot.
     `aside` may run a memory's look at the pixels beside the clean pass; results are the same.
     """
@@ -83,8 +85,10 @@ def rollout(
         known = None
         if told is not None and block.end_frame <= told.shape[1]:
             known = told[:, block.first_frame : block.end_frame]
-        made = _draw(backbone, policy, decoder, block, given, noise, known, aside)
+        behind = Past(opening, _recent(past, block, backbone.spec))
+        made = _draw(backbone, policy, decoder, block, given, noise, known, aside, behind)
         past = [*past, (block, made.latents)][-reach(backbone.spec) :]
+        opening = made.latents[:, :1] if opening is None else opening
         recorder(made)
         sent = (yield made) or sent
 
@@ -92,6 +96,14 @@ def rollout(
 def reach(spec: BackboneSpec) -> int:
     """How many blocks before the current one a window can hold frames of."""
     return -(-(spec.window_frames - spec.frames_per_block) // spec.frames_per_block)
+
+
+def _recent(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSpec) -> Tensor | None:
+    """The newest latents since the last cut, for a backbone that reads them; others have them in their memory."""
+    if not spec.carries_history or block.clears_prior or not past:
+        return None
+    since = max((i for i, (earlier, _) in enumerate(past) if earlier.clears_prior), default=0)
+    return torch.cat([latents for _, latents in past[since:]], dim=1)
 
 
 @torch.no_grad()
@@ -102,6 +114,8 @@ def _reread(
 
     Only a sink whose own block is still that near is made anew too, since it is part of that block.
     """
+    if backbone.spec.carries_history:  # read anew at every step, under the prompt of that step
+        return
     if not isinstance(policy, Rereadable):
         limit = "it cannot read its prior again, which this script asks for"
         raise refuse("memory", type(policy).__name__, limit, "give it a method reread, see recap.contracts")
@@ -125,19 +139,21 @@ def _draw(
     noise: Noise,
     told: Tensor | None,
     aside: Aside,
+    past: Past,
 ) -> GeneratedBlock:
     if block.clears_prior:
         policy.clear_prior()
-    context = BlockContext(policy, policy.begin(block))
+    context = BlockContext(policy, policy.begin(block), past=past)
     latents = backbone.denoise(noise, given, context) if told is None else told
-    shares = context.shares()  # of the denoising steps; the clean pass draws nothing
+    # Of the denoising steps; the clean pass draws nothing.
+    shares, by_stage = context.shares(), context.stage_shares()
     pixels = decoder.decode(latents)
     ready = aside(lambda: policy.look(block, pixels)) if isinstance(policy, Foresighted) else None
     backbone.settle(latents, given, context.settling())
     if ready is not None:
         ready()
     memory = policy.commit(block, pixels)
-    return GeneratedBlock(block, latents, pixels, memory, shares)
+    return GeneratedBlock(block, latents, pixels, memory, shares, by_stage)
 
 
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:

@@ -159,10 +159,8 @@ class _Run:
             recorder=self._record,
             aside=at_once if self.config.eager else choose_aside(self.config.device),
             told=self.told,
-            recent=[
-                load_file(self._latents(block), device=self.config.device)["latents"]
-                for block in range(max(0, start - reach(self.backbone.spec)), start)
-            ],
+            recent=[self._load(block) for block in range(max(0, start - reach(self.backbone.spec)), start)],
+            opening=self._load(0)[:, :1] if start else None,
         )
         began = rested = time.perf_counter()
         for made in blocks:
@@ -260,6 +258,9 @@ class _Run:
 
     def _part(self, row: int, block: int) -> Path:
         return self.folder / "work" / f"row{row}-{block:06d}.mp4"
+
+    def _load(self, block: int) -> Tensor:
+        return load_file(self._latents(block), device=self.config.device)["latents"]
 
     def _latents(self, block: int) -> Path:
         return self.folder / "work" / f"{block:06d}.safetensors"

@@ -24,6 +24,11 @@ def block_record(made: GeneratedBlock) -> dict[str, Any]:
         "attended_tokens": {role.value: count for role, count in memory.tokens.items()},
         "attention_share": {role.value: share.tolist() for role, share in made.shares.items()},
     }
+    if made.stage_shares:
+        record["attention_share_by_stage"] = [
+            {role.value: share.tolist() for role, share in made.stage_shares[stage].items()}
+            for stage in sorted(made.stage_shares)
+        ]
     if memory.notes:
         record["notes"] = dict(memory.notes)
     if memory.fired is not None:

@@ -64,6 +64,12 @@ class BackboneSpec:
     pictures_per_frame: int  # of every frame but the first, which is one picture
     pictures_per_second: int
     phases: Literal["window", "absolute"] = "window"
+    carries_history: bool = (
+        False  # sink and prior are part of the model's own sequence, read anew at every step
+    )
+    decodes_alone: bool = (
+        False  # pictures of a block depend on that block only; its first frame is one picture
+    )
 
     @property
     def frame_tokens(self) -> int:
@@ -79,7 +85,9 @@ class BackboneSpec:
 
     def num_pictures(self, frames: int) -> int:
         """Pictures that the first `frames` frames of a video decode to."""
-        return 0 if frames == 0 else 1 + (frames - 1) * self.pictures_per_frame
+        streams, rest = divmod(frames, self.frames_per_block) if self.decodes_alone else (0, frames)
+        whole = streams * (1 + (self.frames_per_block - 1) * self.pictures_per_frame)
+        return whole if rest == 0 else whole + 1 + (rest - 1) * self.pictures_per_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,14 @@ def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
         indexing="ij",
     )
     return torch.stack(axes, dim=-1).reshape(1, -1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Latents drawn before a block, for a backbone that reads them again; B F C rows columns each."""
+
+    opening: Tensor | None = None  # the video's first frame
+    recent: Tensor | None = None  # the newest frames since the last cut, as many as the window reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +169,6 @@ class GeneratedBlock:
     pixels: Tensor  # B T 3 Y X, 0..1
     memory: MemoryTrace
     shares: dict[Role, Tensor]  # role -> B: share of attention mass, mean over steps, layers, heads, queries
+    stage_shares: dict[int, dict[Role, Tensor]] = field(
+        default_factory=dict
+    )  # the same by stage of a pyramid

@@ -11,6 +11,7 @@ import itertools
 import pytest
 import torch
 
+from recap.backbones.helios.spec import ROWS as HELIOS
 from recap.backbones.wan.spec import RELEASED
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
@@ -83,7 +84,7 @@ def same(one, other):
 
 
 def test_everything_registered_is_tested_here():
-    assert set(FACTORS) == set(MEMORIES) and set(SECONDS) == set(BACKBONES) - set(RELEASED)
+    assert set(FACTORS) == set(MEMORIES) and set(SECONDS) == set(BACKBONES) - set(RELEASED) - set(HELIOS)
 
 
 @pytest.mark.parametrize("name", FACTORS)

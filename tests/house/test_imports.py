@@ -51,7 +51,8 @@ MAY_IMPORT = {
     "run": COMPOSED | {"fast"},
     "__init__": COMPOSED | {"attach"},
     # Attaching drives the same memories as a run does, under a loop that is not ours.
-    "attach": COMPOSED - {"backbones", "__init__"},
+    # Helios is diffusers' own model under both loops, ours and theirs, so both meet it by the same processors.
+    "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},
     "scenes": {"errors", "flow.warp", "video"},
     "framing": {"errors", "video"},
     "opening": GROUND | {"framing", "video"},

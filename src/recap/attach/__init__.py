@@ -5,7 +5,7 @@ Nothing of the package is imported until it is used: the public name lives here,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +25,12 @@ def attach(
     flow: str = "auto",
     decoder: Callable[[], Decoder] | None = None,
     reuse_pictures: bool = True,
+    stage_reinforcement: Sequence[float] = (),
 ) -> AbstractContextManager[Attached]:
-    """Let a Self-Forcing, Infinite-Forcing or LongLive 1.0 pipeline remember by `memory` while the `with` lasts.
+    """Let a pipeline remember by `memory` while the `with` lasts.
+
+    The pipeline is one of Self-Forcing, Infinite-Forcing or LongLive 1.0, or diffusers' HeliosPipeline or
+    HeliosPyramidPipeline.
 
     `memory`, `admission` and `flow` are named and set as in a run; `memory` may also be a config object.
     `phases`: "window" counts time from the window's start, as the paper does; "released" as the checkout itself.
@@ -34,9 +38,25 @@ def attach(
     `decoder` opens a fresh stream from latents to pictures per video; by default the pipeline's own autoencoder.
     `reuse_pictures`: hand the pictures decoded on the way to the pipeline's last step, which would decode them
     again.
+    `stage_reinforcement`, Helios only: lambda of every stage of its pyramid, the coarsest first, instead of the
+    memory's one. Helios in turn has phases, a window and a decoder of its own.
     """
+    from recap.attach.helios import attached_helios, find_helios
     from recap.attach.wan import attached
+    from recap.errors import refuse
 
+    if find_helios(pipeline) is not None:
+        options = {"phases": phases != "window", "window_frames": window_frames, "decoder": decoder}
+        for option, given in options.items():
+            if given:
+                limit = "Helios has its own, which cannot be chosen"
+                raise refuse(option, locals()[option], limit, "leave it out")
+        return attached_helios(
+            pipeline, memory, admission=admission, flow=flow, stage_reinforcement=stage_reinforcement
+        )
+    if stage_reinforcement:
+        limit = "only Helios draws in stages"
+        raise refuse("stage_reinforcement", stage_reinforcement, limit, "set the memory's reinforcement")
     return attached(
         pipeline,
         memory,

@@ -62,7 +62,7 @@ def attached(
     if isinstance(vars(checkout.generator).get("forward"), _GeneratorHook):
         limit = "a memory is attached to it already"
         raise refuse("pipeline", type(pipeline).__qualname__, limit, "leave the other `with` first")
-    build = _builder(memory, admission, flow)
+    build = memory_builder(memory, admission, flow)
     pictures = Pictures(checkout.vae, decoder, keep=reuse_pictures)
     session = Session(checkout, build, pictures, phases=phases, window_frames=window_frames)
     patches = Patches()
@@ -105,7 +105,7 @@ def _attention_hook(session: Session, layer: int, original: Callable[..., Any]) 
     return forward
 
 
-def _builder(
+def memory_builder(
     memory: str | Mapping[str, Any] | MemoryConfig, admission: str | Mapping[str, Any], flow: str
 ) -> BuildMemory:
     """How to make the memory of each video, by the names, settings and refusals of a run; it needs no script."""

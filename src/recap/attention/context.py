@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.contracts import MemoryPolicy, QueryAware
-from recap.types import Role, Segment, Tokens, frame_positions
+from recap.contracts import MemoryPolicy, QueryAware, Selective
+from recap.types import Past, Role, Segment, Tokens, frame_positions
 
 
 class Kernels(Protocol):
@@ -50,7 +50,9 @@ HOUSE = HouseKernels()
 
 
 class BlockContext:
-    def __init__(self, policy: MemoryPolicy, phases: Tensor, kernels: Kernels = HOUSE):
+    def __init__(
+        self, policy: MemoryPolicy, phases: Tensor, kernels: Kernels = HOUSE, past: Past | None = None
+    ):
         self._policy = policy
         self._aware = policy if isinstance(policy, QueryAware) else None
         self._observed: set[int] = set()
@@ -60,8 +62,9 @@ class BlockContext:
         # By identity; the value keeps the key's tensor alive, so an id cannot be reused within the block.
         self._tables: dict[int, tuple[Tensor, Any]] = {}
         self._kept: dict[int, tuple[Segment, Readable]] = {}
-        self._mass: dict[Role, Tensor] = {}
-        self._reads = 0
+        self._past = past if past is not None else Past()
+        self._masses: dict[int | None, dict[Role, Tensor]] = {}
+        self._reads: dict[int | None, int] = {}
         self._settling = False
 
     @property
@@ -107,20 +110,39 @@ class BlockContext:
         """What the memory adds to the layer's own tokens: for readers that bring kernels and storage of their own."""
         return self._policy.arrange(layer, [])
 
+    def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
+        """For a reader whose own sequence holds more than the block: what the memory makes of its segments."""
+        return self._policy.arrange(layer, own)
+
+    @property
+    def past(self) -> Past:
+        return self._past
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether the memory has a use for a clean pass; all have but those that say otherwise."""
+        return not isinstance(self._policy, Selective) or self._policy.wants_tokens
+
     def hand_over(self, layer: int, tokens: Tokens) -> None:
         """From such a reader, of a finished block, unturned."""
         assert self._settling, "only a finished block is remembered"
         self._policy.write(layer, tokens)
 
-    def measured(self, shares: dict[Role, Tensor]) -> None:
+    def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
         """From such a reader: shares of attention mass, B per role, of as many reads as it likes to count as one."""
-        self._reads += 1
-        for role, share in shares.items():
-            self._mass[role] = self._mass[role] + share if role in self._mass else share
+        for part in {None, stage}:
+            self._reads[part] = self._reads.get(part, 0) + 1
+            mass = self._masses.setdefault(part, {})
+            for role, share in shares.items():
+                mass[role] = mass[role] + share if role in mass else share
 
-    def shares(self) -> dict[Role, Tensor]:
+    def shares(self, stage: int | None = None) -> dict[Role, Tensor]:
         """Role -> B: share of attention mass so far, mean over steps, layers, heads and queries."""
-        return {role: mass.float() / self._reads for role, mass in self._mass.items()}
+        return {role: mass.float() / self._reads[stage] for role, mass in self._masses.get(stage, {}).items()}
+
+    def stage_shares(self) -> dict[int, dict[Role, Tensor]]:
+        """The same by stage, where stages were named."""
+        return {stage: self.shares(stage) for stage in self._masses if stage is not None}
 
     def _fresh(self, segment: Segment) -> Readable:
         turned = self._turned(segment.keys, segment.positions)

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from recap.backbones.wan.spec import ROWS
+from recap.backbones.helios.spec import ROWS as HELIOS
+from recap.backbones.wan.spec import ROWS as WAN
 from recap.config import RunConfig
 from recap.errors import unknown_name
 from recap.flow import FLOWS
@@ -54,7 +55,7 @@ def list_command(
 
 def _list_memories() -> None:
     """A card per memory, with its default settings."""
-    spec = ROWS[SIZED_BY].backbone_spec()
+    spec = WAN[SIZED_BY].backbone_spec()
     for name, kind in MEMORIES.items():
         card, frames = kind.card, kind().attended_frames(spec)
         tokens = " / ".join(f"{count * spec.frame_tokens:,.0f}" for count in frames)
@@ -75,7 +76,7 @@ def _list_memories() -> None:
 
 
 def _about_backbone(name: str) -> str:
-    spec = ROWS[name].backbone_spec()
+    spec = HELIOS[name].backbone_spec() if name in HELIOS else WAN[name].backbone_spec()
     rows, columns = spec.picture_size
     return (
         f"{_first_line(BACKBONES[name])} {columns}x{rows} at {spec.pictures_per_second}/s, "

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
+from recap.backbones.helios.spec import ROWS
+from recap.backbones.helios.weights import fetch_helios_weights
 from recap.backbones.wan.weights import SETS, fetch_weights
 from recap.cli.console import byte_bar, show_notice
 from recap.errors import unknown_name
 from recap.files import weights_folder
 from recap.flow.weights import FILE_NAME, LICENCE, fetch_raft_small
 
-NAMES = ("raft-small", *SETS)
+NAMES = ("raft-small", *SETS, *ROWS)
 
 
 def weights_command(
@@ -30,6 +32,11 @@ def weights_command(
             show_notice(f"raft-small: 4.0 MB to fetch, to {weights_folder() / FILE_NAME}")
         else:
             typer.echo(fetch_raft_small(show_notice))
+        return
+    if name in ROWS:
+        folder = fetch_helios_weights(name, dry_run=dry_run, report=show_notice)
+        if folder is not None:
+            typer.echo(folder)
         return
     with byte_bar("checking") as progress:
         files = fetch_weights(name, dry_run=dry_run, report=show_notice, progress=progress)

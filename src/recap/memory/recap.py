@@ -16,6 +16,7 @@ from torch import Tensor
 from recap.contracts import Admission, ReadsKeys, State, TakesLeaving
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
+from recap.memory.carried import AnyWindow, make_window
 from recap.memory.window import Window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, Segment, Tokens
 
@@ -24,7 +25,10 @@ MOST_CAPACITY_FRAMES = 1000
 
 
 class RecapMemory:
-    def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
+    def __init__(self, window: AnyWindow, bank: NoveltyBank, admission: Admission):
+        if isinstance(admission, TakesLeaving) and not isinstance(window, Window):
+            limit = "it takes what leaves the window, and this backbone's own history is its window"
+            raise refuse("admission", type(admission).__name__, limit, "choose flow or random")
         self._window = window
         self._bank = bank
         self._admission = admission
@@ -49,7 +53,11 @@ class RecapMemory:
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         bank = [self._remembered[layer]] if self._remembered else []
-        return [*bank, *self._window.segments(layer), *own]
+        return [*bank, *self._window.arrange(layer, own)]
+
+    @property
+    def wants_tokens(self) -> bool:
+        return self._bank.capacity > 0 or self._window.wants_tokens
 
     def write(self, layer: int, tokens: Tokens) -> None:
         self._window.write(layer, tokens)
@@ -86,6 +94,7 @@ class RecapMemory:
     def _offer(self, block: Block, proposed: Candidates) -> tuple[Candidates, Tensor, Tensor]:
         """What the bank may take after this block, with its keys and values, L B N H D."""
         if isinstance(self._admission, TakesLeaving):
+            assert isinstance(self._window, Window)
             source, keys, values = self._window.leaving(block)
             return self._admission.score_leaving(source), keys, values
         # The sink holds its frames already; offering them would only double them at the same phase.
@@ -143,5 +152,5 @@ class RecapConfig:
             limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
-        window = Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
+        window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         return RecapMemory(window, NoveltyBank(capacity, spec.layers, on_host=self.bank_on_host), admission())

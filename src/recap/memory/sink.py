@@ -13,21 +13,25 @@ from typing import ClassVar
 from torch import Tensor
 
 from recap.contracts import Admission, State
-from recap.memory.window import Window
+from recap.memory.carried import AnyWindow, make_window
 from recap.types import BackboneSpec, Block, Card, MemoryTrace, Segment, Tokens
 
 
 class WindowMemory:
     """Sink, prior and current, nothing else; `none` is the case of a sink of no frames."""
 
-    def __init__(self, window: Window):
+    def __init__(self, window: AnyWindow):
         self._window = window
 
     def begin(self, block: Block) -> Tensor:
         return self._window.begin(block)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        return [*self._window.segments(layer), *own]
+        return self._window.arrange(layer, own)
+
+    @property
+    def wants_tokens(self) -> bool:
+        return self._window.wants_tokens
 
     def write(self, layer: int, tokens: Tokens) -> None:
         self._window.write(layer, tokens)
@@ -60,7 +64,7 @@ class NoMemoryConfig:
     card: ClassVar[Card] = Card("the last frames", "none", "Self-Forcing, arXiv 2506.08009", "Apache-2.0")
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
-        return WindowMemory(Window(spec))
+        return WindowMemory(make_window(spec))
 
     def attended_frames(self, spec: BackboneSpec) -> tuple[int, ...]:
         return (spec.window_frames,)
@@ -78,7 +82,7 @@ class SinkConfig:
     )
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
-        return WindowMemory(Window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement))
+        return WindowMemory(make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement))
 
     def attended_frames(self, spec: BackboneSpec) -> tuple[int, ...]:
         return (spec.window_frames,)

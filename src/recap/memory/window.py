@@ -18,6 +18,19 @@ from recap.memory.store import Store
 from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions
 
 
+def check_window(spec: BackboneSpec) -> None:
+    """Refuse a backbone without a window of keys and values to choose from."""
+    if spec.carries_history:
+        limit = "it carries its history in its own sequence, and this memory keeps keys and values of it"
+        raise refuse("backbone", spec.name, limit, "choose none, sink or recap")
+
+
+def check_reinforcement(reinforcement: float) -> None:
+    if not (reinforcement > 0 and math.isfinite(reinforcement)):
+        limit = "must be above 0 and finite"
+        raise refuse("reinforcement", reinforcement, limit, "1 leaves the sink as it is")
+
+
 class Window:
     def __init__(
         self,
@@ -28,14 +41,12 @@ class Window:
         reinforcement: float = 1.0,
     ):
         """`prior_frames` where a policy fills part of the window itself; by default the prior has all there is."""
+        check_window(spec)
         rest = spec.window_frames - spec.frames_per_block - sink_frames
         if sink_frames < 0 or rest < 0:
             limit = f"0 to {spec.window_frames - spec.frames_per_block} fit beside a block in {spec.name}'s window"
             raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
-        if not (reinforcement > 0 and math.isfinite(reinforcement)):
-            raise refuse(
-                "reinforcement", reinforcement, "must be above 0 and finite", "1 leaves the sink as it is"
-            )
+        check_reinforcement(reinforcement)
         self.spec = spec
         self.sink_frames = sink_frames
         self.prior_frames = rest if prior_frames is None else prior_frames
@@ -77,6 +88,14 @@ class Window:
     def segments(self, layer: int) -> list[Segment]:
         """What is kept for this layer: the same objects from `begin` to `slide`."""
         return self._segments[layer]
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        return [*self._segments[layer], *own]
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Sink and prior are made of what the clean pass writes."""
+        return True
 
     def num_tokens(self, block: Block) -> dict[Role, int]:
         """Keys by role that every query of the block could see."""

@@ -61,7 +61,14 @@ class FlowNoveltyConfig:
             raise refuse("flow_downscale", self.flow_downscale, "must be 1, 2 or 4", "2 is half resolution")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowNovelty:
-        return FlowNovelty(self, flow, spec.grid, spec.token_pixels, spec.pictures_per_frame)
+        return FlowNovelty(
+            self,
+            flow,
+            spec.grid,
+            spec.token_pixels,
+            spec.pictures_per_frame,
+            decodes_alone=spec.decodes_alone,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,15 @@ class FlowNovelty:
         grid: tuple[int, int],
         token_pixels: int,
         pictures_per_frame: int,
+        *,
+        decodes_alone: bool = False,
     ):
         self.config = config
         self._flow = flow
         self._grid = grid
         self._token_pixels = token_pixels
         self._pictures_per_frame = pictures_per_frame
+        self._decodes_alone = decodes_alone  # then the first frame of every call is one picture
         self._last: Tensor | None = None  # B 3 y x: the previous block's last picture, at the flow's size
         self._claimed: Tensor | None = None  # B y x, 0..1
 
@@ -119,7 +129,7 @@ class FlowNovelty:
         elif self._claimed is None:
             self._claimed = torch.zeros_like(small[:, 0, 0])
         self._last = small[:, -1].clone()
-        raw = self._pool(fired, opening)
+        raw = self._pool(fired, opening or self._decodes_alone)
         return Noticed(fired, raw, raw / self._scale(raw))
 
     def _fire(self, stream: Tensor) -> Tensor:
@@ -171,11 +181,11 @@ class FlowNovelty:
         small: Tensor = functional.avg_pool2d(pixels.flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
         return small
 
-    def _pool(self, fired: Tensor, opening: bool) -> Tensor:
-        """Maximum over the pixels of a token and the pictures of a frame; frame 0 is picture 0 alone."""
+    def _pool(self, fired: Tensor, first_alone: bool) -> Tensor:
+        """Maximum over the pixels of a token and the pictures of a frame; the first may be one picture alone."""
         side = self._token_pixels // self.config.flow_downscale
         patches = functional.max_pool2d(fired, side)
-        alone = 1 if opening else 0
+        alone = int(first_alone)
         frames: Tensor = patches[:, alone:].unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
         return torch.cat([patches[:, :alone], frames], dim=1)
 
@@ -194,7 +204,7 @@ class FlowNovelty:
         # check of each finished block stands in.
         if pixels.device.type == "cpu" and not bool(torch.isfinite(pixels).all()):
             raise refuse("pixels", "NaN or infinity", "must be finite", "look for the step that made them")
-        whole = pixels.shape[1] - (self._last is None)
+        whole = pixels.shape[1] - (self._last is None or self._decodes_alone)
         if whole < 0 or whole % self._pictures_per_frame:
             limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"
             raise refuse("pixels", tuple(pixels.shape), limit, "hold the rest back until the frame is whole")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from recap.errors import refuse
+from recap.memory.window import check_window
 from recap.types import BackboneSpec
 
 
 def own_window(spec: BackboneSpec, window_frames: int) -> BackboneSpec:
     """The backbone as a rival sees it: every rival brings a window of its own, whatever the row's is."""
+    check_window(spec)
     block = spec.frames_per_block
     if window_frames < block:
         limit = f"a block of {block} frames must fit into it"

@@ -1,0 +1,196 @@
+"""Helios as a `Backbone`: text, diffusers' transformer, its schedulers and the autoencoder under one roof."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recap.backbones.helios.history import clean_arguments, draw_arguments, slices
+from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
+from recap.backbones.helios.sampler import Sampler
+from recap.backbones.helios.spec import HeliosSpec
+from recap.contracts import CarryingContext, Context, Decoder, Noise, State
+from recap.errors import refuse
+from recap.types import BackboneSpec
+
+EncodeText = Callable[[str], Tensor]
+"""A prompt -> 1 text_len text_dim."""
+
+ZERO_STEPS = 2
+"""Steps at the beginning of a chunk that CFG-Zero* leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """Prompts as the model reads them, B text_len text_dim; without guidance there is no second."""
+
+    prompt: Tensor
+    negative: Tensor | None
+
+
+class HeliosBackbone:
+    """A Helios model that keeps nothing between calls: what it drew before comes with the context."""
+
+    def __init__(
+        self,
+        spec: HeliosSpec,
+        transformer: Any,
+        scheduler: Any,
+        encode: EncodeText,
+        vae: Any,
+        *,
+        negative_prompt: str = "",
+        stage_reinforcement: Sequence[float] = (),
+        device: torch.device | str | None = None,
+    ) -> None:
+        """`device` is where it computes; weights that are offloaded lie elsewhere."""
+        check_transformer(transformer)
+        self.row = spec
+        self.spec: BackboneSpec = spec.backbone_spec()
+        self.transformer = transformer.eval().requires_grad_(False)
+        self.device = torch.device(device) if device is not None else transformer.device
+        self.vae = vae
+        self._scheduler = scheduler
+        self._encode = encode
+        self._negative = negative_prompt
+        self._stages = check_stages(stage_reinforcement, len(spec.steps))
+        self._reading = Reading(transformer.rope)
+        for layer, block in enumerate(transformer.blocks):
+            block.attn1.set_processor(MemoryProcessor(block.attn1.processor, layer, self._reading))
+
+    @torch.no_grad()
+    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
+        """One prompt per row."""
+        if not prompts:
+            raise refuse("prompts", prompts, "a batch has at least one row", "pass one prompt per row")
+        place = {"device": self.device, "dtype": self.transformer.dtype}
+        text = torch.cat([self._encode(prompt) for prompt in prompts]).to(**place)
+        if self.row.guidance <= 1:
+            return Conditioning(text, None)
+        negative = self._encode(self._negative).to(**place)
+        return Conditioning(text, negative.expand(len(prompts), -1, -1))
+
+    @torch.no_grad()
+    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
+        """Draw one chunk, B F C rows columns; calls `noise` once, and once per finer stage of the pyramid."""
+        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        row, spec, past = self.row, self.spec, context.past
+        dtype = self.transformer.dtype
+        shape = (
+            given.prompt.shape[0],
+            spec.latent_channels,
+            spec.frames_per_block,
+            *spec.latent_size,
+        )
+        fixed = draw_arguments(past, row.history_frames, shape, dtype, self.device)
+
+        def predict(latents: Tensor, time: Tensor, stage: int, step: int) -> Tensor:
+            rows, columns = (side // row.patch for side in latents.shape[-2:])
+            current = latents.shape[2] * rows * columns
+            places = slices(spec.grid, row.history_frames, current, real=past.opening is not None)
+            with self._reading.drawing(
+                context,
+                places,
+                spec.grid,
+                stage=stage,
+                reinforcement=self._stages[stage] if self._stages else None,
+            ):
+                asked = {"hidden_states": latents.to(dtype), "timestep": time, **fixed}
+                flow = self._forward(asked, given.prompt)
+                if given.negative is None:
+                    return flow
+                other = self._forward(asked, given.negative)
+            return self._guided(flow, other, skipped=stage == 0 and step < ZERO_STEPS)
+
+        # A scheduler counts its steps in itself; a copy per chunk keeps this object without state.
+        sampler = Sampler(row, copy.deepcopy(self._scheduler), self.device, dtype)
+        try:
+            drawn = sampler.draw(noise, predict, first=past.opening is None)
+        finally:
+            self._reading.forget()
+        return drawn.transpose(1, 2)
+
+    @torch.no_grad()
+    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
+        """The clean pass: the finished frames as short history at time 0, for a memory that has a use for it."""
+        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        if not context.wants_tokens:
+            return
+        row, past, dtype = self.row, context.past, self.transformer.dtype
+        finished = latents.transpose(1, 2).to(self.device)
+        drawn = draw_arguments(past, row.history_frames, finished.shape, dtype, self.device)
+        opening = None if past.opening is None else past.opening.transpose(1, 2)
+        asked = clean_arguments(drawn, finished, opening)
+        history = (*row.history_frames[:2], finished.shape[2])
+        places = slices(self.spec.grid, history, 0, real=True)
+        with self._reading.settled(context, places, self.spec.grid):
+            self._forward(asked, given.prompt)
+
+    def decoder(self) -> Decoder:
+        """A fresh decoding stream, in which every chunk is alone."""
+        return ChunkDecoder(self.vae)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        limit = f"backbone {self.spec.name!r} begins from text only here: it was trained on noised openings"
+        remedy = "pass image= or video= to diffusers' own pipeline inside recap.attach"
+        raise refuse("opening", tuple(pixels.shape), limit, remedy)
+
+    def _forward(self, asked: dict[str, Any], text: Tensor) -> Tensor:
+        found: Tensor = self.transformer(encoder_hidden_states=text, return_dict=False, **asked)[0]
+        return found
+
+    def _guided(self, flow: Tensor, other: Tensor, *, skipped: bool) -> Tensor:
+        guidance = self.row.guidance
+        if not self.row.zero_star:
+            return other + guidance * (flow - other)
+        if skipped:
+            return flow * 0.0
+        positive, negative = flow.flatten(1).float(), other.flatten(1).float()
+        scale = (positive * negative).sum(dim=1, keepdim=True) / (
+            (negative**2).sum(dim=1, keepdim=True) + 1e-8
+        )
+        scale = scale.view(-1, *[1] * (flow.dim() - 1)).to(flow.dtype)
+        return other * scale + guidance * (flow - other * scale)
+
+
+class ChunkDecoder:
+    """diffusers' `AutoencoderKLWan`, begun anew at every chunk, as Helios is decoded."""
+
+    def __init__(self, vae: Any) -> None:
+        self._vae = vae
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """B F C rows columns -> B T 3 Y X in 0..1; the first frame is one picture."""
+        vae = self._vae
+        weight = next(vae.parameters())
+        shape = (1, -1, 1, 1, 1)
+        mean = torch.tensor(vae.config.latents_mean).view(shape).to(weight.device, vae.dtype)
+        scale = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(weight.device, vae.dtype)
+        raw = latents.transpose(1, 2).to(weight.device, vae.dtype) / scale + mean
+        pictures: Tensor = vae.decode(raw, return_dict=False)[0]
+        return (pictures.transpose(1, 2).float() * 0.5 + 0.5).clamp(0, 1)
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """There is none: no chunk depends on another."""
+
+
+def check_stages(reinforcement: Sequence[float], stages: int | None = None) -> tuple[float, ...]:
+    """Lambda of every stage, coarsest first; empty leaves the memory's own everywhere."""
+    given = tuple(reinforcement)
+    if stages is not None and given and len(given) != stages:
+        limit = f"one value for each of the {stages} stages is needed, the coarsest first"
+        raise refuse("stage_reinforcement", given, limit, "leave it out for the memory's own everywhere")
+    for value in given:
+        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            limit = "each must be a number above 0 and finite"
+            raise refuse("stage_reinforcement", given, limit, "1 leaves the sink as it is")
+    return given
