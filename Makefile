@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/python -m recap.cli.demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
