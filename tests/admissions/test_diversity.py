@@ -14,19 +14,6 @@ from recap.memory.bank import NoveltyBank
 from recap.types import Block
 
 
-@pytest.fixture(scope="module")
-def dino(tmp_path_factory):
-    from transformers import Dinov2Config, Dinov2Model
-
-    torch.manual_seed(0)
-    config = Dinov2Config(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, mlp_ratio=2, image_size=28, patch_size=14
-    )
-    folder = tmp_path_factory.mktemp("dino")
-    Dinov2Model(config).save_pretrained(folder)
-    return folder
-
-
 def test_a_rare_look_stays_and_a_common_one_makes_room(spec):
     """Ten blocks of one key and, once, three tokens of another: k-means gives these a centre of their own."""
     admission = DiversityKeysConfig(num_centres=3).build(spec, None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from recap.backbones.wan.backbone import WanBackbone
-from recap.backbones.wan.family import WanConfig
+from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
@@ -26,6 +26,7 @@ from recap.flow.raft import RaftFlow, RaftSmall
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.registry import BACKBONES, MEMORIES, look_up
 
+MOST_BLOCKS = 10_000
 VAE_WIDTH = 96  # channels of the public decoder's last stage
 
 
@@ -40,6 +41,20 @@ class Settings:
     dtype: str
     blocks: int
     eager: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.blocks <= MOST_BLOCKS:
+            raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
+        if self.dtype not in DTYPES:
+            raise unknown_name("dtype", self.dtype, DTYPES)
+        if self.decoder not in DECODERS:
+            raise unknown_name("--decoder", self.decoder, DECODERS)
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise refuse("device", self.device, "must be cpu or cuda", "cuda:1 names the second GPU")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise refuse("device", self.device, "torch cannot use it here", "choose cpu") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +78,22 @@ class Parts:
 def make_parts(settings: Settings) -> Parts:
     """The parts of a measurement, random where only files would tell otherwise."""
     kind = look_up("backbone", settings.backbone, BACKBONES)
-    if settings.dtype not in DTYPES:
-        raise unknown_name("dtype", settings.dtype, DTYPES)
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise refuse("device", settings.device, "torch cannot use it here", "choose cpu")
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):
         readable = draw_backbone(kind.row, device, dtype)
         open_decoder, weights = draw_decoder(settings, kind.row, device, dtype), "random, at real size"
     else:
+        if settings.decoder != "full":
+            limit = f"{settings.backbone} has one decoder, its own"
+            raise refuse("--decoder", settings.decoder, limit, "leave it out")
         readable = kind().build(device=settings.device, dtype=dtype, prompts=[], notice=print)
         open_decoder, weights = readable.decoder, "the package's own"
     flow: FlowEstimator = ClassicalFlow()
     if device.type == "cuda":
         flow = RaftFlow(RaftSmall().to(device))
     path = "readable" if settings.eager else "fast"
-    about = {
-        "weights": weights,
-        "flow": type(flow).__name__,
-        "path": path,
-    }
+    about = {"weights": weights, "flow": type(flow).__name__, "path": path}
     if settings.eager:
         return Parts(readable, readable, open_decoder, flow, about)
     return Parts(readable, accelerate(readable, on_cpu=True), open_decoder, accelerate_flow(flow), about)
@@ -109,8 +119,6 @@ def draw_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> Wa
 def draw_decoder(
     settings: Settings, spec: WanSpec, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], Decoder]:
-    if settings.decoder not in ("full", "tiny"):
-        raise refuse("--decoder", settings.decoder, "must be full or tiny", "full is the public one")
     if settings.decoder == "tiny":
         half = torch.float16 if device.type == "cuda" else dtype
         model = Taehv().requires_grad_(False).to(device, half)

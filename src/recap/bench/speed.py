@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -233,7 +234,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="write the growth curve as SVG")
     given = vars(parser.parse_args(arguments))
     options = {name: given.pop(name) for name in ("compare", "profile", "plot")}
-    result = run(Settings(**given), **options)
+    try:
+        result = run(Settings(**given), **options)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     print(table(result))
     print(json.dumps(result))
 

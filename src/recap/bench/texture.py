@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from recap.types import BackboneSpec, Block, Candidates
 TEXTURED = ("rain", "ripples")
 CALM = ("static", "pan", "pan-return", "entering", "hiding", "returning", "burst", "demo")
 RULES = ("flow", "flow-texture")
+SHORTEST_S, LONGEST_S = 10.0, 3600.0  # below, the late subjects have no time to come in
 FIRST_SHARE = 1 / 8
 """A token shows a first appearance if so much of it, summed over its pictures, came in from outside."""
 
@@ -220,6 +222,12 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.wall is not None:
         chosen.wall.mkdir(parents=True, exist_ok=True)
+    if not all(seed.isdigit() for seed in chosen.seeds.split(",")):
+        sys.exit(f"error: --seeds is {chosen.seeds!r}: must be whole numbers; for example 0,1,2")
+    if not SHORTEST_S <= chosen.seconds <= LONGEST_S:
+        sys.exit(
+            f"error: --seconds is {chosen.seconds}: must be {SHORTEST_S} to {LONGEST_S}; 60 is the claim's"
+        )
     seeds = [int(seed) for seed in chosen.seeds.split(",")]
     rows = measure(chosen.seconds, seeds, chosen.flows.split(","), chosen.wall)
     shown = (

@@ -22,7 +22,7 @@ from recap.rollout import at_once
 def accelerate(backbone: Backbone, *, on_cpu: bool = False) -> Backbone:
     """The same model by the fast path, if it has one that pays.
 
-    On a CPU products take most of the time and are the same in both: 397 ms a block for 411 (EPYC, 2 cores,
+    On a CPU products take most of the time and are the same in both: 585 ms a block for 618 (EPYC, 2 cores,
     embedded row). So there only benchmarks ask for it.
     """
     if not isinstance(backbone, WanBackbone):
@@ -50,6 +50,6 @@ def choose_aside(device: str) -> Aside:
 def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
     """RAFT in half precision as one recording; anything else as it is."""
     if isinstance(flow, RaftFlow) and next(flow.model.parameters()).is_cuda:
-        # Compiling takes half a minute once per machine, and halves the time: 5.3 ms a block for 9.5 (H200).
-        return FastRaftFlow(flow, dtype=torch.float16, compiled=True, captured=True)
+        # Not compiled, which takes half a minute: beside the clean pass that has not been tried on a GPU.
+        return FastRaftFlow(flow, dtype=torch.float16, captured=True)
     return flow
