@@ -58,6 +58,11 @@ for place in (positions, positions[:1]):
         places = window[0][:, 2 : 2 + tokens], window[1][:, 2 : 2 + tokens]
         kernels.fill(store[0][:, 3:], store[1][:, 3:], turn, *places)
     same(*windows)
+    # One token that stands for all, as a mean does.
+    for kernels, window in zip((dit_kernels, dit), windows):
+        places = window[0][:, 2 : 2 + tokens], window[1][:, 2 : 2 + tokens]
+        kernels.fill(*(part[:, :1].expand(-1, tokens, -1, -1) for part in store), turn, *places)
+    same(*windows)
 print("alike")
 """
 

@@ -118,13 +118,13 @@ def _rms(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fill(  # type: ignore[no-untyped-def]
-    keys, values, cos, sin, new_keys, new_values, size, half, from_stride, turn_stride, to_stride,
+    keys, values, cos, sin, new_keys, new_values, size, half, from_stride, token_stride, turn_stride, to_stride,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     token, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place = tl.arange(0, WIDTH)
     inside = place < size
-    source = row * from_stride + token * size + place
+    source = row * from_stride + token * token_stride + place
     target = row * to_stride + token * size + place
     tl.store(new_values + target, tl.load(values + source, inside), inside)
     pair = tl.arange(0, WIDTH // 2)
@@ -212,12 +212,13 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def fill(keys: Tensor, values: Tensor, turn: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
-    """Keys B N H D, turned, and values into their places in a window."""
+    """Keys B N H D, turned, and values into their places in a window; one token may stand for all N."""
     rows, tokens, heads, channels = keys.shape
     size = heads * channels
     for pair in ((keys, values), (new_keys, new_values)):
-        assert pair[0].stride() == pair[1].stride() and pair[0].stride()[1:] == (size, channels, 1)
+        assert pair[0].stride() == pair[1].stride() and pair[0].stride()[2:] == (channels, 1)
+    assert new_keys.stride(1) == size
     _fill[(tokens, rows)](
-        keys, values, turn.cos, turn.sin, new_keys, new_values, size, channels // 2, keys.stride(0),
+        keys, values, turn.cos, turn.sin, new_keys, new_values, size, channels // 2, keys.stride(0), keys.stride(1),
         turn.cos.stride(0) if len(turn.cos) > 1 else 0, new_keys.stride(0), WIDTH=_width(size), num_warps=8,
     )  # fmt: skip

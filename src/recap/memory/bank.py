@@ -91,9 +91,10 @@ class NoveltyBank:
 
     def _overwrite(self, free: Tensor, newcomer: Tensor, keys: Tensor, values: Tensor) -> None:
         """Copy newcomers over the free slots of all layers, leaving the others' bits alone."""
-        index = newcomer[None, :, :, None, None].expand(*keys.shape[:2], -1, *keys.shape[3:])
-        mask = free[None, :, :, None, None]
-        for store, fresh in ((self._store.keys, keys), (self._store.values, values)):
+        mask = free[None, :, :, None]
+        for held, offered in ((self._store.keys, keys), (self._store.values, values)):
+            store, fresh = _words(held, offered)
+            index = newcomer[None, :, :, None].expand(*fresh.shape[:2], -1, fresh.shape[3])
             torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
 
     def state(self) -> State:
@@ -112,6 +113,15 @@ class NoveltyBank:
         if "bank.score" in state:
             self._source, self._score = state["bank.source"].clone(), state["bank.score"].clone()
             self.count = int(state["bank.count"])
+
+
+def _words(held: Tensor, offered: Tensor) -> list[Tensor]:
+    """The bits of tokens L B N H D as words of 8 bytes, where they divide so: copying is paid by the word."""
+    flat = [tokens.flatten(3) for tokens in (held, offered)]
+    whole = all(
+        x.element_size() * x.shape[-1] % 8 == x.element_size() * x.storage_offset() % 8 == 0 for x in flat
+    )
+    return [x.view(torch.int64) for x in flat] if whole and held.dtype == offered.dtype else flat
 
 
 def _marked(entries: Candidates, happened: Tensor) -> Candidates:
