@@ -383,7 +383,8 @@ def test_each_policy_file_stands_alone():
             if isinstance(node, ast.ImportFrom) and node.module:
                 assert not any(node.module.endswith(policy) for policy in policies), path
     for path in SOURCE.rglob("*.py"):
-        if path.name != "registry.py" and path.parent.name != "rivals":
+        # A recipe is data about experiments, and names what it compares.
+        if path.name != "registry.py" and path.parent.name not in ("rivals", "recipes"):
             text = path.read_text()
             for name, config in DEFAULTS.items():
                 assert f'"{name}"' not in text and type(config).__name__ not in text, path
