@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from recap.backbones.tiny.probe import load_probe
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.files import write_whole
+from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from training.atlas import load_atlas
@@ -38,7 +38,6 @@ from training.bench import (
 )
 from training.effects import lookup, reappearance, retention
 from training.measures import (
-    ThreadedFlow,
     as_json,
     markdown,
 )
@@ -127,7 +126,7 @@ def main(words: Sequence[str] | None = None) -> None:
     def open_flow() -> FlowEstimator:
         if given.raft:
             return RaftFlow(load_raft_small(given.raft, given.device))
-        return ThreadedFlow(os.cpu_count() or 1)
+        return ClassicalFlow()
 
     bench = Bench(
         options,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +17,7 @@ from torch import Tensor
 from recap.backbones.tiny.colours import mean_colour
 from recap.backbones.tiny.probe import Judged, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
-from recap.contracts import Decoder, Flow, State
-from recap.flow.classical import ClassicalFlow, load_opencv
+from recap.contracts import Decoder, State
 from recap.types import BackboneSpec, GeneratedBlock
 
 # Statistics
@@ -208,21 +206,6 @@ class RowsDecoder:
         for index, stream in enumerate(self._streams):
             prefix = f"{index}."
             stream.load_state({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
-
-
-class ThreadedFlow:
-    """Classical flow of many rows, a search per thread: OpenCV lets go of the interpreter while it searches."""
-
-    def __init__(self, workers: int) -> None:
-        load_opencv().setNumThreads(1)  # its own threads would only fight ours for the same cores
-        self._searches = [ClassicalFlow() for _ in range(workers)]
-        self._pool = ThreadPoolExecutor(workers)
-
-    def __call__(self, pictures: Tensor) -> Flow:
-        """Pictures B T 3 Y X, 0..1; equal to `ClassicalFlow`."""
-        parts = pictures.split(-(-len(pictures) // len(self._searches)))
-        found = list(self._pool.map(lambda search, part: search(part), self._searches, parts))
-        return Flow(torch.cat([flow.forward for flow in found]), torch.cat([flow.backward for flow in found]))
 
 
 def found_shares(judged: Judged, actors: Sequence[Sequence[str]]) -> list[list[float]]:

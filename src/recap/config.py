@@ -46,6 +46,7 @@ class RunConfig:
     dtype: str = "float32"
     eager: bool = False  # the readable path; else the fast one where there is one, equal but for rounding
     checkpoint_every: int = 1  # blocks between two states on disk
+    trace_offered: bool = False  # the trace also tells what the bank did not take: some 2 KB a block
 
     def __post_init__(self) -> None:
         if not self.shots:
@@ -88,6 +89,7 @@ class RunConfig:
             ("dtype", str),
             ("eager", bool),
             ("checkpoint_every", int),
+            ("trace_offered", bool),
         ):
             if name in ready:
                 ready[name] = _typed(kind, ready[name], name)
@@ -180,7 +182,8 @@ def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    return {f.name: h for f in dataclasses.fields(kind) for h in [typing.get_type_hints(kind)[f.name]]}
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
 def _listed(name: str, values: Any) -> Sequence[Any]:

@@ -186,7 +186,8 @@ class _Run:
                 clip.write(pixels)
         latents = made.latents.detach().cpu().contiguous()
         write_whole(self._latents(index), save({"latents": latents}))
-        append_line(self.folder / "trace.jsonl", block_record(made))
+        line = block_record(made, offered=self.config.trace_offered)
+        append_line(self.folder / "trace.jsonl", line)
 
     def _checkpoint(self, done: int) -> float:
         """Write the state; returns when the next one may be: large ones take a tenth of the time at most."""

@@ -13,8 +13,11 @@ from recap.errors import refuse
 from recap.types import Candidates, GeneratedBlock
 
 
-def block_record(made: GeneratedBlock) -> dict[str, Any]:
-    """One line of the trace; reading the tensors is where the device is waited for."""
+def block_record(made: GeneratedBlock, *, offered: bool = False) -> dict[str, Any]:
+    """One line of the trace; reading the tensors is where the device is waited for.
+
+    `offered` adds the scores of all tokens that the bank could choose from, which most readers have no use for.
+    """
     memory = made.memory
     record: dict[str, Any] = {
         "block": made.block.index,
@@ -37,6 +40,11 @@ def block_record(made: GeneratedBlock) -> dict[str, Any]:
         record["admitted"] = _entries(memory.admitted)
     if memory.evicted is not None:
         record["evicted"] = _entries(memory.evicted)
+    if offered and memory.offered is not None:
+        source = memory.offered.source[0]  # whole frames, row-major, the same of all rows
+        grid = (source[:, 1:].amax(dim=0) + 1).tolist()
+        frames = source[:: grid[0] * grid[1], 0].tolist()
+        record["offered"] = {"frames": frames, "grid": grid, "scores": memory.offered.score.tolist()}
     return record
 
 

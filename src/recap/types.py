@@ -146,6 +146,7 @@ class MemoryTrace:
     admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry
     evicted: Candidates | None = None  # likewise of what left it
     fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
+    offered: Candidates | None = None  # whole frames: all that the bank could choose from, taken or not
     notes: dict[str, bool | int | str] = field(default_factory=dict)  # what else a policy has to say
 
 

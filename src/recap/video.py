@@ -1,7 +1,8 @@
 """Reading and writing clips.
 
 Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4
-without B-pictures and with closed groups of pictures, so that parts written apart join by copying.
+without B-pictures and with closed groups of pictures, so that parts written apart join by copying. PyAV is imported
+where a file is opened: a machine that only draws, and judges what it drew, needs none.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import av
 import numpy as np
 import torch
-from av.stream import Disposition
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -75,6 +74,8 @@ def open_clip(path: Path | str) -> Clip:
 
 
 def _container(path: Path) -> Any:
+    import av
+
     try:
         container = av.open(str(path.resolve()))  # FFmpeg takes "a:b.mp4" for a protocol "a"
     except av.error.FFmpegError as error:
@@ -89,6 +90,8 @@ def _container(path: Path) -> Any:
 
 
 def _video_stream(container: Any, path: Path) -> Any:
+    from av.stream import Disposition
+
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:  # the cover of a song is no video
             return stream
@@ -98,6 +101,8 @@ def _video_stream(container: Any, path: Path) -> Any:
 
 
 def _decode(path: Path) -> Generator[Picture, None, None]:
+    import av
+
     count = 0
     with _container(path) as container:
         stream = _video_stream(container, path)
@@ -128,6 +133,8 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
 
 
 def _drain(stream: Any) -> list[Any]:
+    import av
+
     # Decoder threads hold a few finished pictures back; they are readable and counted.
     try:
         return list(stream.decode(None))
@@ -166,6 +173,8 @@ class ClipWriter:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
+        import av
+
         with ExitStack() as opening:
             staged = opening.enter_context(staged_file(self.path))
             # The index goes to the front, so that a browser can start and seek before it has the whole file.
@@ -190,6 +199,8 @@ class ClipWriter:
 
     def write(self, pixels: Tensor) -> None:
         """Append pictures T 3 Y X: floats, taken as 0..1 and clamped, or uint8."""
+        import av
+
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
             remedy = f"give T 3 {self.size[0]} {self.size[1]}"
             raise refuse("pixels", tuple(pixels.shape), "not the shape of this clip", remedy)
@@ -228,6 +239,8 @@ def _as_fraction(fps: float) -> Fraction:
 
 def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
     """Put clips of equal settings end to end without encoding anew; returns the number of pictures."""
+    import av
+
     if not parts:
         raise refuse("parts", list(parts), "nothing to join", "name at least one clip")
     count = 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recap.eval.embedders import HsvEmbedder, build_embedder
+from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
 from recap.eval.sampling import sample_clip, windows
 from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, paired_interval, wilcoxon
 from recap.files import weights_folder
-from recap.video import ClipWriter
+from recap.video import ClipWriter, open_clip
 
 
 def test_intervals_are_as_wide_as_there_are_clusters():
@@ -139,16 +139,33 @@ def test_transformers_embedders_read_a_folder_and_never_the_network(tmp_path):
     assert build_embedder("clip", str(tmp_path / "clip")).embed(pictures()).shape == (5, 16)
 
 
+def test_a_picture_is_embedded_once():
+    class Counting(HsvEmbedder):
+        seen = 0
+
+        def embed(self, pictures):
+            self.seen += len(pictures)
+            return super().embed(pictures)
+
+    shown, counting = pictures(), Counting()
+    remembering = Remembering(counting)
+    twice = remembering.embed([*shown, *shown[:2]]), remembering.embed(shown[::-1])
+    assert counting.seen == 5 and remembering.backend == counting.backend
+    plain = HsvEmbedder().embed(shown)
+    assert np.array_equal(twice[0][:5], plain) and np.array_equal(twice[1], plain[::-1])
+    assert np.array_equal(Looked("x", shown, plain).embed(shown[3:]), plain[3:])
+
+
 def test_sampling_a_clip(tmp_path: Path):
     import torch
 
     with ClipWriter(tmp_path / "a.mp4", (32, 32), 16) as clip:
         clip.write(torch.linspace(0, 1, 81)[:, None, None, None].expand(-1, 3, 32, 32))
-    few = sample_clip(tmp_path / "a.mp4", 2)
+    few = sample_clip(open_clip(tmp_path / "a.mp4"), 2)
     assert few.seconds.tolist() == [i / 2 for i in range(11)] and few.duration_s == 81 / 16
     assert np.diff(few.pictures.astype(float).mean(axis=(1, 2, 3))).min() > 15
     with pytest.raises(ValueError, match="above 0"):
-        sample_clip(tmp_path / "a.mp4", 0)
+        sample_clip(open_clip(tmp_path / "a.mp4"), 0)
 
 
 def test_windows_come_in_order_and_may_overlap():

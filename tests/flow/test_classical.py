@@ -40,6 +40,20 @@ def test_directions_rows_and_pairs_stand_where_they_should(drifting):
         torch.testing.assert_close(middle, (sign * expected).expand(2, 2), atol=0.2, rtol=0)
 
 
+def test_threads_find_the_flow_that_one_search_finds(drifting, monkeypatch):
+    found = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(ClassicalFlow()(drifting.repeat(3, 1, 1, 1, 1)))
+    assert torch.equal(found[0].forward, found[1].forward)
+    assert torch.equal(found[0].backward, found[1].backward)
+
+
+def test_one_way_is_half_of_both(drifting):
+    flow = ClassicalFlow()
+    assert torch.equal(flow.forward(drifting), flow(drifting).forward)
+
+
 @pytest.mark.parametrize("size", [(4, 4), (9, 200), (33, 35)])
 def test_any_size_is_taken(size):
     flow = ClassicalFlow()(torch.rand(1, 2, 3, *size))

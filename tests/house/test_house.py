@@ -100,7 +100,7 @@ OPTIONS = {
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--embedder", "--detector", "--workers", "--ray",
-        "--device", "--dtype", "--out", "--help",
+        "--device", "--dtype", "--out", "--import", "--help",
     },
     "sweep": {"--help"},
     "report": {"--markdown", "--help"},

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "sweep": {"errors", "files"},
     "recipes": COMPOSED,
     # A composition like `comparison`: recipes through a sweep, judged, shown.
-    "reproduction": COMPOSED | {"eval", "sweep", "recipes", "show"},
+    "reproduction": COMPOSED | {"eval", "sweep", "recipes", "show", "fast"},
     "cli": COMPOSED
     | {
         "comparison",

@@ -8,7 +8,7 @@ from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.config import RunConfig
 from recap.recipes.scripts import identity_scripts, reappearance_scripts, scripts
 from recap.recipes.tables import TABLES, Ask, find_recipe, plan_runs
-from recap.reproduction.job import MEASURES
+from recap.reproduction.scoring import MEASURES
 
 REAL = "self-forcing"
 

@@ -15,9 +15,10 @@ from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
 from recap.recipes.tables import Ask, find_recipe, plan_runs
 from recap.registry import ADMISSIONS
-from recap.reproduction.job import MEASURES, draw_and_score, job_of
+from recap.reproduction.job import draw_and_score, job_of
 from recap.reproduction.report import write_report
 from recap.reproduction.reproduce import reproduce
+from recap.reproduction.scoring import MEASURES
 from recap.reproduction.table import Line, as_markdown, build_cells
 
 SMALL = Ask(backbone="untrained", prompts=2, seeds=1, seconds=4.5)
@@ -51,7 +52,10 @@ def test_the_folder_is_complete_and_the_page_needs_nothing_else(results):
     paper = {row["row"]: row["paper"] for row in rows if row["measure"] == "reappearance_frame"}
     assert paper == {"none": "0.699", "sink": "", "sink, lambda 5": "", "recap": "0.752"}
     page = (folder / "index.html").read_text()
-    assert "{{" not in page and page.count("<svg") >= 2 and "data:video/mp4" in page
+    assert "{{" not in page and page.count("<svg") >= 3 and "data:video/mp4" in page
+    assert page.count("bank of recap") == 1 and page.count("stroke-dasharray") == 3  # three cuts
+    for told in ("suite", "prompts", "hardware", "commit", "judged"):
+        assert f"<th>{told}</th>" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<svg" in (folder / "figure.svg").read_text()
     assert not list(folder.glob("work/jobs/*/state.safetensors"))
@@ -88,7 +92,7 @@ class WholePicture:
 
 
 def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
-    monkeypatch.setattr("recap.reproduction.job._qwen", lambda device: WholePicture())
+    monkeypatch.setattr("recap.reproduction.scoring._qwen", lambda device: WholePicture())
     recipe = find_recipe("reappearance")
     planned = next(plan_runs(recipe, Ask(backbone="untrained", prompts=1, seeds=1, seconds=9)))
     job = job_of(planned, recipe, "hsv", "qwen2.5-vl")
@@ -147,7 +151,9 @@ def test_rows_that_do_not_exist_here_are_left_out_and_said(tmp_path, monkeypatch
 def test_the_report_holds_all_tables(results):
     page = write_report(results, results / "results.md").read_text()
     assert page.index("Identity retention over 60 s") < page.index("Controlled reappearance")
-    assert "{{" not in page and "<svg" in page
+    assert "{{" not in page and page.count("bank of recap") == 1  # what the bank of the first run remembered
+    for told in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
+        assert f"<th>{told}</th>" in page or f"{told} " in page, told
     written = (results / "results.md").read_text()
     assert written.startswith("# Results") and written.count("\n## ") == 2 and "hsv" in written
 

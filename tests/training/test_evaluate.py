@@ -19,14 +19,12 @@ from recap.backbones.wan.backbone import WanBackbone, draw_weights
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
-from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
 from training.evaluate import PARTS, main, measure
 from training.measures import (
     RowsDecoder,
-    ThreadedFlow,
     cluster_interval,
     contrast,
     markdown,
@@ -128,12 +126,6 @@ def test_an_empty_row_begins_another_table():
 
 
 # Ways to watch a rollout
-
-
-def test_threads_find_the_flow_that_one_search_finds(world):
-    pictures = world.sample(5, range(3), 6).pictures[..., ::2, ::2]
-    one, many = ClassicalFlow()(pictures), ThreadedFlow(2)(pictures)
-    assert torch.equal(one.forward, many.forward) and torch.equal(one.backward, many.backward)
 
 
 def test_rows_decoded_apart_are_the_rows_decoded_together(models):

@@ -10,6 +10,7 @@ import typer
 from recap.cli.console import show_notice
 from recap.cli.options import Device, Dtype, Flow
 from recap.recipes.tables import Ask
+from recap.reproduction.imported import import_table
 from recap.reproduction.report import write_report
 from recap.reproduction.reproduce import reproduce
 from recap.sweep.status import Status, sweep_status
@@ -39,8 +40,18 @@ def reproduce_command(
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result [default: results/TABLE].")] = None,
+    taken: Annotated[
+        Path | None,
+        typer.Option(
+            "--import", help="A results.jsonl.gz of batches: nothing is drawn, the table is made of it."
+        ),
+    ] = None,
 ) -> None:
     """Draw, score and write down one table of the paper; the same command goes on with a stopped one."""
+    folder = out or Path("results") / table
+    if taken is not None:
+        typer.echo(import_table(table, taken, folder, prompts, seeds).page)
+        return
     ask = Ask(
         backbone=backbone,
         prompts=prompts,
@@ -50,7 +61,6 @@ def reproduce_command(
         device=device or "cpu",
         dtype=dtype or "float32",
     )
-    folder = out or Path("results") / table
     done = reproduce(
         table,
         ask,

@@ -1,20 +1,48 @@
-"""Pictures of a clip at the moments a measure asks for, read in one pass."""
+"""Footage, from a file or as it was drawn, and its pictures at the moments a measure asks for, read in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recap.errors import refuse
-from recap.video import Picture, open_clip
+from recap.video import Picture
 
 Pictures = NDArray[np.uint8]
 """N Y X 3, RGB."""
+
+ForwardFlow = Callable[[Tensor], Tensor]
+"""Pictures B T 3 Y X, 0..1, to their flow B T-1 2 Y X, from each to the next."""
+
+
+class Footage(Protocol):
+    """What a measure looks at; `recap.video.Clip` is one."""
+
+    @property
+    def fps(self) -> float: ...
+
+    def pictures(self) -> Iterator[Picture]:
+        """Every picture in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Pictures that were never a file: nothing was lost to an encoder."""
+
+    shown: Pictures
+    fps: float
+
+    @property
+    def num_pictures(self) -> int:
+        return len(self.shown)
+
+    def pictures(self) -> Iterator[Picture]:
+        return iter(self.shown)
 
 
 class Span(NamedTuple):
@@ -39,11 +67,10 @@ class Sampled:
         return (self.seconds >= span.start - 1e-9) & (self.seconds < span.end - 1e-9)
 
 
-def sample_clip(path: Path, per_second: float) -> Sampled:
-    """Read a clip, keeping the pictures nearest to every 1 / per_second s, the first among them."""
+def sample_clip(clip: Footage, per_second: float) -> Sampled:
+    """The pictures nearest to every 1 / per_second s, the first among them."""
     if not per_second > 0:
         raise refuse("per_second", per_second, "must be above 0", "2 is the protocols' rate")
-    clip = open_clip(path)
     kept: list[Picture] = []
     seconds: list[float] = []
     count = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,27 +28,44 @@ def load_opencv() -> Any:
 
 
 class ClassicalFlow:
-    """The flow estimator: each pair of gray pictures searched both ways."""
+    """The flow estimator: each pair of gray pictures searched both ways, on as many threads as torch has.
+
+    OpenCV lets go of the interpreter while it searches, and pairs beside each other pay at any size, as its own
+    threads within a pair do not. The flow is the same for any number of threads.
+    """
 
     def __init__(self) -> None:
         cv2 = load_opencv()
-        self._search = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+        cv2.setNumThreads(1)
+        kind, num = cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, torch.get_num_threads()
+        self._searches = [cv2.DISOpticalFlow_create(kind) for _ in range(num)]  # each has its own buffers
+        self._pool = ThreadPoolExecutor(num)
 
     def __call__(self, pictures: Tensor) -> Flow:
         """Pictures B T 3 Y X, 0..1, on any device; the flow is on theirs, float32."""
-        rows, num = pictures.shape[:2]
-        if num < 2:
-            raise refuse(
-                "pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2"
-            )
-        clips = gray_bytes(pictures)
-        pairs = [(clip[i], clip[i + 1]) for clip in clips for i in range(num - 1)]
-        found = [[self._search.calc(*pair, None) for pair in pairs]]
-        found += [[self._search.calc(later, earlier, None) for earlier, later in pairs]]
-        flow = torch.from_numpy(np.array(found)).movedim(-1, -3).to(pictures.device)
-        height, width = pictures.shape[-2:]
-        forward, backward = flow[..., :height, :width].reshape(2, rows, num - 1, 2, height, width)
-        return Flow(forward, backward)
+        pairs = _pairs(pictures)
+        found = self._find([*pairs, *((later, earlier) for earlier, later in pairs)], pictures)
+        return Flow(*found.unflatten(0, (2, len(pictures), -1)))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """B T-1 2 Y X, from every picture to the next alone: half the work."""
+        flow: Tensor = self._find(_pairs(pictures), pictures).unflatten(0, (len(pictures), -1))
+        return flow
+
+    def _find(self, pairs: list[tuple[Any, Any]], pictures: Tensor) -> Tensor:
+        """Flow N 2 Y X of pairs of gray pictures, on the device of those they were made from."""
+        size = -(-len(pairs) // len(self._searches))
+        parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        found = self._pool.map(lambda s, part: [s.calc(*pair, None) for pair in part], self._searches, parts)
+        flow = torch.from_numpy(np.array([each for part in found for each in part])).movedim(-1, -3)
+        return flow[..., : pictures.shape[-2], : pictures.shape[-1]].to(pictures.device)
+
+
+def _pairs(pictures: Tensor) -> list[tuple[Any, Any]]:
+    if pictures.shape[1] < 2:
+        limit = "flow needs at least 2"
+        raise refuse("pictures", tuple(pictures.shape), limit, "pass B T 3 Y X with T >= 2")
+    return [pair for clip in gray_bytes(pictures) for pair in itertools.pairwise(clip)]
 
 
 def gray_bytes(pictures: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -89,7 +89,7 @@ class RecapMemory:
         if offered.count:
             admitted, evicted = self._bank.admit(offered, keys, values, self._admission.retain)
         fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
-        return MemoryTrace(counts, admitted, evicted, fired)
+        return MemoryTrace(counts, admitted, evicted, fired, offered if offered.count else None)
 
     def _offer(self, block: Block, proposed: Candidates) -> tuple[Candidates, Tensor, Tensor]:
         """What the bank may take after this block, with its keys and values, L B N H D."""

@@ -139,6 +139,7 @@ def admission() -> Recipe:
         bank("random", "random", "random"),
         bank("recent", "recent", "recent"),
         bank("diversity", "diversity", "dinov2_diversity"),
+        bank("diversity of keys", "diversity-keys"),  # which needs no foreign weights
         bank("flow-texture", "flow-texture"),
         bank("recap", "flow", "flow_novelty"),
     )
@@ -238,12 +239,11 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 if ask.seconds is not None:
                     seconds *= ask.seconds / recipe.seconds
                 script = scripts(recipe.script, ask.backbone_name, seconds, ask.prompts)[number]
-                yield Planned(
-                    row, script, 1000 * number + seed, _config(row, script, ask, 1000 * number + seed)
-                )
+                place = 1000 * number + seed
+                yield Planned(row, script, place, _config(recipe, row, script, ask, place))
 
 
-def _config(row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
+def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
     return RunConfig.from_dict(
         {
             "shots": [
@@ -256,5 +256,6 @@ def _config(row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
             "seeds": [seed],
             "device": ask.device,
             "dtype": ask.dtype,
+            "trace_offered": "bank" in recipe.measures,  # its oracle must know all candidates
         }
     )

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from recap.recipes.tables import Planned, Recipe
+from recap.reproduction.looks import Look, look_at
 from recap.reproduction.table import SAID_OF_ALL, Cell, Line, markdown_row
+from recap.show.bank_chart import draw_bank
 from recap.show.chart import Bar, interval_chart, line_chart
 from recap.show.chart import Line as Curve
-from recap.show.moments import moments_sheet
+from recap.show.moments import pictures_sheet
 from recap.show.preview import embed
 from recap.show.results_page import Measured, Section
 from recap.show.side_by_side import write_side_by_side
+from recap.trace import read_lines
 from recap.video import open_clip
 
 MOST_FIGURES = 4
-MOMENTS = 5
 
 
 def figures_of(recipe: Recipe, cells: Sequence[Cell], lines: Sequence[Line]) -> list[str]:
@@ -76,32 +79,47 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     return charts
 
 
+class Video(NamedTuple):
+    """A player's source, and a remark for who looks at it; both empty where no video was kept."""
+
+    source: str = ""
+    remark: str = ""
+
+
 def section_of(
     recipe: Recipe,
     cells: Sequence[Cell],
     figures: Sequence[str],
-    planned: Sequence[Planned],
-    folders: Sequence[Path],
+    first: Planned,
+    looks: Mapping[str, Look],
     left_out: Sequence[str],
+    video: Video,
 ) -> Section:
-    """The section of a page; `folders` are those of the planned runs."""
+    """The section of a page; `looks` are at the runs of the first prompt and seed, by row."""
     said = [recipe.note, SAID_OF_ALL]
     if left_out:
-        said.append(f"Left out, as this version cannot draw them: {', '.join(left_out)}.")
-    clips = _first_clips(planned, folders)
-    video, remark = _side_by_side(clips, folders[0].parent)
-    first = planned[0]
-    told = " → ".join(shot.prompt for shot in first.script.shots)
+        said.append(f"Left out, as they could not be drawn: {', '.join(left_out)}.")
+    told = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
+    labels = [f"{second:.1f} S" for look in looks.values() for second in look.moments]
+    shown = {name: list(look.pictures) for name, look in looks.items()}
+    told = f"The first prompt, seed {first.seed}: {told}."
     return Section(
         title=recipe.title,
         said=said,
         measured=measured_of(recipe, cells),
-        figures=figures,
-        video=video,
-        video_said=f"The first prompt, seed {first.seed}: {told}. {remark}",
-        sheet=moments_sheet(clips, _moments(planned[0], clips)) if clips else None,
-        sheet_said="The same runs at a few moments.",
+        figures=[*figures, *timelines_of(recipe, looks)],
+        video=video.source,
+        video_said=f"{told} {video.remark}",
+        sheet=pictures_sheet(shown, labels[: len(labels) // len(looks)]) if looks else None,
+        sheet_said="The same runs at a few moments." if video.source else f"{told} At a few moments:",
     )
+
+
+def timelines_of(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
+    """What the banks of the shown runs remembered, in tables that are about banks."""
+    if not {"bank", "reappearance"} & set(recipe.measures):
+        return []
+    return [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank is not None]
 
 
 def measured_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Measured]:
@@ -118,34 +136,21 @@ def measured_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Measured]:
     ]
 
 
-def _first_clips(planned: Sequence[Planned], folders: Sequence[Path]) -> dict[str, Path]:
-    """The videos of the first prompt and seed, by row; those of equal length only."""
+def first_looks(planned: Sequence[Planned], folders: Sequence[Path]) -> tuple[dict[str, Look], Video]:
+    """The runs of the first prompt and seed, by row, those of equal length, from the planned runs' folders."""
     first = planned[0]
-    clips = {
-        each.row.name: folder / "video.mp4"
+    own = {
+        each.row.name: folder
         for each, folder in zip(planned, folders, strict=True)
         if each.script.name == first.script.name and each.seed == first.seed
     }
-    lengths = {name: open_clip(path).num_pictures for name, path in clips.items()}
-    wanted = lengths[first.row.name]
-    return {name: path for name, path in clips.items() if lengths[name] == wanted}
-
-
-def _side_by_side(clips: Mapping[str, Path], folder: Path) -> tuple[str, str]:
-    target = folder / "side-by-side.mp4"
-    write_side_by_side(target, clips, lambda: None)
-    return embed(target, link=f"work/jobs/{target.name}")
-
-
-def _moments(first: Planned, clips: Mapping[str, Path]) -> dict[float, str]:
-    """The middle of every shot of a script, or evenly spread moments of a single shot."""
-    clip = open_clip(next(iter(clips.values())))
-    duration = (clip.num_pictures or 1) / clip.fps
-    shots = first.script.shots
-    if len(shots) == 1:
-        times = [duration * (i + 0.5) / MOMENTS for i in range(MOMENTS)]
-    else:
-        ends = np.cumsum([shot.seconds for shot in shots]) * duration / sum(shot.seconds for shot in shots)
-        starts = [0.0, *ends[:-1]]
-        times = [float(start + 0.7 * (end - start)) for start, end in zip(starts, ends, strict=True)]
-    return {time: f"{time:.1f} S" for time in times}
+    clips = {name: open_clip(folder / "video.mp4") for name, folder in own.items()}
+    num = clips[first.row.name].num_pictures or 1
+    alike = {name: clip for name, clip in clips.items() if (clip.num_pictures or 1) == num}
+    target = folders[0].parent / "side-by-side.mp4"
+    write_side_by_side(target, {name: clip.path for name, clip in alike.items()}, lambda: None)
+    looks = {
+        name: look_at(clip, num, read_lines(own[name] / "trace.jsonl"), first.script)
+        for name, clip in alike.items()
+    }
+    return looks, Video(*embed(target, link=f"work/jobs/{target.name}"))

@@ -27,10 +27,11 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
         zip(tables, finished, strict=True),
         key=lambda pair: order.index(pair[0]["table"]) if pair[0].get("table") in order else len(order),
     )
-    sections = [_section(table, path.parent) for table, path in pairs]
+    shared = _in_common([table["about"] for table in tables])
+    sections = [_section(table, path.parent, shared) for table, path in pairs]
     page = folder / "report.html"
     subtitle = f"{len(sections)} of the paper's tables and figures, with our numbers beside its own"
-    write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections)).encode())
+    write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections, shared)).encode())
     if markdown is not None:
         texts = [(path.parent / "table.md").read_text(encoding="utf-8").strip() for _, path in pairs]
         # One heading for the file; those of the tables step down.
@@ -39,16 +40,26 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     return page
 
 
-def _section(table: dict[str, Any], folder: Path) -> Section:
+def _in_common(abouts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all tables say alike: told once, where the page says how it was made."""
+    first, *others = abouts
+    return {name: value for name, value in first.items() if all(o.get(name) == value for o in others)}
+
+
+def _section(table: dict[str, Any], folder: Path, shared: dict[str, Any]) -> Section:
     recipe = TABLES[table["table"]]()
     cells = [_cell(values) for values in table["cells"]]
     figure = folder / "figure.svg"
-    told = ", ".join(f"{name} {value}" for name, value in table["about"].items())
+    own = {name: value for name, value in table["about"].items() if name not in shared}
+    told = ", ".join(f"{name} {value}" for name, value in own.items())
     return Section(
         title=table["title"],
         said=[table["note"], f"{told}. The videos are on this table's own page, {folder.name}/index.html."],
         measured=measured_of(recipe, cells),
-        figures=[figure.read_text(encoding="utf-8")] if figure.is_file() else [],
+        figures=[
+            *([figure.read_text(encoding="utf-8")] if figure.is_file() else []),
+            *table.get("timelines", []),
+        ],
     )
 
 

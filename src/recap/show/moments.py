@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +17,26 @@ _BAR_PX, _GAP_PX, _DOT_PX = 22, 6, 2
 
 
 def moments_sheet(clips: Mapping[str, Path], moments: Mapping[float, str]) -> Picture:
-    """Clips of equal size by name, each under a bar in its colour; moments are seconds and what to write above."""
-    first = open_clip(next(iter(clips.values())))
-    row_px, column_px = _BAR_PX + first.height + _GAP_PX, first.width + _GAP_PX
-    size = _BAR_PX + len(clips) * row_px, len(moments) * column_px - _GAP_PX
+    """Clips of equal size by name; moments are seconds and what to write above."""
+    shown = {name: _pictures(clip, list(moments)) for name, clip in clips.items()}
+    return pictures_sheet(shown, list(moments.values()))
+
+
+def pictures_sheet(shown: Mapping[str, Sequence[Picture]], labels: Sequence[str]) -> Picture:
+    """Pictures of equal size, a row of them per name, each row under a bar in its colour."""
+    height, width = next(iter(shown.values()))[0].shape[:2]
+    row_px, column_px = _BAR_PX + height + _GAP_PX, width + _GAP_PX
+    size = _BAR_PX + len(shown) * row_px, len(labels) * column_px - _GAP_PX
     sheet: Picture = np.full((*size, 3), _PAPER, np.uint8)
-    for column, label in enumerate(moments.values()):
-        _write(sheet, label, 0, column * column_px, first.width, _INK)
-    for row, (name, clip) in enumerate(clips.items()):
+    for column, label in enumerate(labels):
+        _write(sheet, label, 0, column * column_px, width, _INK)
+    for row, (name, pictures) in enumerate(shown.items()):
         top = _BAR_PX + row * row_px
         sheet[top : top + _BAR_PX] = list(bytes.fromhex(colour_of(row)[1:]))
         _write(sheet, name.upper(), top, 0, size[1], (255, 255, 255))
-        for column, picture in enumerate(_pictures(clip, list(moments))):
+        for column, picture in enumerate(pictures):
             left = column * column_px
-            sheet[top + _BAR_PX : top + _BAR_PX + first.height, left : left + first.width] = picture
+            sheet[top + _BAR_PX : top + _BAR_PX + height, left : left + width] = picture
     return sheet
 
 

@@ -20,7 +20,7 @@ def work_through(folder: str, work: str, rules: Rules, threads: int) -> None:
     """The main function of a worker. Threads are the same for any number of workers: they decide roundings."""
     import torch
 
-    _die_with_parent()
+    die_with_parent()
     torch.set_num_threads(threads)
     store = Store(Path(folder), rules)
     do = find_work(work)
@@ -72,7 +72,7 @@ class _Heart:
         store.close()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Nobody listens to an orphan, and the next run would wait for it or do its job beside it."""
     parent = multiprocessing.parent_process()
     if parent is None:

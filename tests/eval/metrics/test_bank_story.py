@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from recap.build import build_backbone, build_memory
+from recap.config import RunConfig
 from recap.eval.metrics.bank import bank_story, held_before, uniform_distance
 from recap.memory.bank import NoveltyBank
 from recap.novelty.retention import retain_top
-from recap.trace import _entries
+from recap.plan import make_plan
+from recap.rollout import rollout
+from recap.run import generate
+from recap.trace import _entries, block_record, read_lines
 from recap.types import Candidates
 
 CAPACITY, FRAMES, GRID = 20, 3, (3, 4)
@@ -31,41 +36,97 @@ def offers(block: int, dice: torch.Generator) -> Candidates:
     return Candidates(places[None], torch.where(score < 0.5, 0.0, score))
 
 
-@pytest.fixture(scope="module")
-def run():
+def replay(blocks: int = 25) -> tuple[list[dict], NoveltyBank]:
     dice = torch.Generator().manual_seed(0)
     bank = NoveltyBank(CAPACITY, 1)
-    trace, offered = [], []
-    for block in range(25):
+    trace = []
+    for block in range(blocks):
         new = offers(block, dice)
         blank = torch.zeros(1, 1, new.count, 1, 1)
         admitted, evicted = bank.admit(new, blank, blank, retain_top)
-        line = {"first_frame": block * FRAMES, "admitted": _entries(admitted), "evicted": _entries(evicted)}
-        trace.append(json.loads(json.dumps(line)))
-        offered.append(_entries(new)[0])
-    return trace, offered, bank
+        frames = list(range(block * FRAMES, (block + 1) * FRAMES))
+        offered = {"frames": frames, "grid": list(GRID), "scores": new.score.tolist()}
+        trace.append({"first_frame": frames[0], "admitted": _entries(admitted), "evicted": _entries(evicted),
+                      "offered": offered})  # fmt: skip
+    return json.loads(json.dumps(trace)), bank
+
+
+@pytest.fixture(scope="module")
+def run():
+    return replay()
 
 
 def test_the_bank_is_the_oracle_after_every_block(run):
-    trace, offered, bank = run
-    story = bank_story(trace, offered)
+    trace, bank = run
+    story = bank_story(trace)
     assert story.overlap == [1.0] * len(trace) and story.complete
     assert set(story.held) == {tuple(place) for place in bank.held.source[0].tolist()}
     assert story.ties_at_cutoff > 0  # the tie rule was put to the test
-    assert not bank_story(trace).complete and bank_story(trace).overlap[-1] == 1.0
 
 
-def test_a_bank_that_keeps_the_wrong_token_is_found_out(run):
-    trace, offered, _ = run
-    better = [[list(entry) for entry in block] for block in offered]
-    better[10][0][3] = 99.0  # the best of all, which the bank did not take
-    story = bank_story(trace, better)
+def test_a_trace_of_what_was_admitted_alone_is_read_and_called_incomplete(run):
+    bare = [{name: value for name, value in line.items() if name != "offered"} for line in run[0]]
+    story = bank_story(bare)
+    assert not story.complete and story.overlap[-1] == 1.0 and story.held == bank_story(run[0]).held
+
+
+def test_a_bank_that_keeps_the_wrong_token_is_found_out():
+    trace, _ = replay()
+    trace[10]["offered"]["scores"][0][0] = 99.0  # the best of all, which the bank did not take
+    story = bank_story(trace)
     assert story.overlap[9] == 1.0 and story.overlap[10:] == [1 - 1 / CAPACITY] * 15
 
 
+@pytest.fixture(scope="module")
+def drawn():
+    """Trace lines of a real run, with a cut, whose bank is full and has thrown out some."""
+    config = RunConfig.from_dict({
+        "shots": [{"prompt": "fox snow day", "seconds": 2.25}, {"prompt": "boat sea dusk", "seconds": 1.5}],
+        "flow": "classical", "memory": {"name": "recap", "capacity_frames": 0.5},
+    })  # fmt: skip
+    backbone = build_backbone(config)
+    policy = build_memory(config, backbone.spec)
+    blocks = rollout(backbone, policy, make_plan([config.shots] * 2, backbone.spec), seeds=[3, 4])
+    lines = [block_record(made, offered=True) for made in blocks]
+    return json.loads(json.dumps(lines)), policy.bank.held.source.tolist()
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(drawn, row):
+    trace, held = drawn
+    story = bank_story(trace, row)
+    assert story.complete and story.overlap == [1.0] * len(trace)
+    assert set(story.held) == {tuple(place) for place in held[row]} and story.evictions > 0
+    offered = [len(line["offered"]["scores"][row]) for line in trace]
+    assert offered == [208, 312, 312, 312, 312]  # the sink owns the first frame, all else is told
+
+
+def test_a_tampered_slot_of_a_real_bank_is_found_out(drawn):
+    """The best newcomer of the last block is replaced by one that the bank had refused."""
+    trace = json.loads(json.dumps(drawn[0]))
+    taken = trace[2]["admitted"][0]
+    best = max(taken, key=lambda entry: entry[3])
+    scores = trace[2]["offered"]["scores"][0]
+    frames, (rows, columns) = trace[2]["offered"]["frames"], trace[2]["offered"]["grid"]
+    worst = min(range(len(scores)), key=scores.__getitem__)
+    frame, cell = divmod(worst, rows * columns)
+    taken[taken.index(best)] = [frames[frame], cell // columns, cell % columns, scores[worst]]
+    story = bank_story(trace[:3])
+    assert story.overlap[:2] == [1.0, 1.0] and story.overlap[2] == pytest.approx(1 - 1 / story.capacity)
+
+
+def test_a_trace_tells_what_was_refused_only_when_asked(drawn, tmp_path):
+    settings = {"shots": [{"prompt": "x", "seconds": 0.75}], "backbone": "untrained", "flow": "classical"}
+    for asked in (False, True):
+        generate(RunConfig.from_dict({**settings, "trace_offered": asked}), tmp_path / str(asked))
+    plain, full = (read_lines(tmp_path / str(asked) / "trace.jsonl") for asked in (False, True))
+    assert all("offered" not in line for line in plain) and bank_story(full).complete
+    assert [{k: v for k, v in line.items() if k != "offered"} for line in full] == plain
+
+
 def test_ages_and_evictions(run):
-    trace, offered, _ = run
-    story = bank_story(trace, offered)
+    trace, _ = run
+    story = bank_story(trace)
     assert len(story.ages) == CAPACITY and 0 < story.mean_age <= 1
     assert sum(story.age_histogram) == pytest.approx(1)
     assert 0 < story.evicted_below_cutoff <= 1 and story.evictions > 0

@@ -15,7 +15,7 @@ from recap.video import open_clip
 
 @pytest.fixture(scope="module")
 def flow():
-    return ClassicalFlow()
+    return ClassicalFlow().forward
 
 
 def values(scores):

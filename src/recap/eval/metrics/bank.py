@@ -1,12 +1,14 @@
 """Bank retention: does the bank hold the best of all it was ever offered, and how old is what it holds?
 
-From a run's trace alone the oracle knows what was ever admitted; what was rejected is not written there. Given every
-candidate (`offered`), the oracle is complete. Scores are frozen and ties go to the older token, then row by row, so
-the overlap must be exactly 1: anything less is a fault of the bank, not a measurement.
+A trace of a run with `trace_offered` tells every candidate, and the oracle ranks them all; from other traces it knows
+those admitted alone, and is not `complete`. Scores are frozen and ties go to the older token, then row by row, so the
+overlap must be exactly 1: anything less is a fault of the bank, not a measurement.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,17 +40,11 @@ class BankStory(NamedTuple):
     uniform_distance: float | None  # Kolmogorov-Smirnov, to the uniform distribution
 
 
-def bank_story(
-    trace: Sequence[Mapping[str, Any]],
-    offered: Sequence[Sequence[Sequence[float]]] | None = None,
-    row: int = 0,
-) -> BankStory:
-    """Replay one row of a trace; `offered` lists, per block, every candidate as [frame, row, column, score]."""
+def bank_story(trace: Sequence[Mapping[str, Any]], row: int = 0) -> BankStory:
+    """Replay one row of a trace."""
     if not any("admitted" in line for line in trace):
         raise refuse("trace", f"{len(trace)} blocks", "its memory has no bank", "trace a run with one")
-    if offered is not None and len(offered) != len(trace):
-        limit = f"the trace has {len(trace)} blocks"
-        raise refuse("offered", len(offered), limit, "give the candidates of every block")
+    complete = all("offered" in line for line in trace if "admitted" in line)
     held: Held = {}
     pool: Held = {}
     overlap: list[float] = []
@@ -62,7 +58,7 @@ def bank_story(
             del held[place]
             evicted.append(score)
         held |= admitted
-        pool |= _as_places(offered[block]) if offered is not None else admitted
+        pool |= _offered(line, row) if complete else admitted
         oracle = best(pool, len(held))
         overlap.append(len(oracle & held.keys()) / len(held) if held else 1.0)
     cutoff = min(held.values(), default=0.0)
@@ -70,7 +66,7 @@ def bank_story(
     ages = sorted((end_frame - frame) / end_frame for frame, _, _ in held)
     return BankStory(
         overlap=overlap,
-        complete=offered is not None,
+        complete=complete,
         held=held,
         capacity=len(held),
         evictions=len(evicted),
@@ -96,6 +92,16 @@ def uniform_distance(values: Sequence[float]) -> float:
     return float(max(above.max(), below.max()))
 
 
+def sources_by_block(trace: Sequence[Mapping[str, Any]], row: int = 0) -> list[Counter[int]]:
+    """After every block, how many slots come from which frame."""
+    held: set[Place] = set()
+    told = []
+    for line in trace:
+        held = (held - _places(line, "evicted", row).keys()) | _places(line, "admitted", row).keys()
+        told.append(Counter(frame for frame, _, _ in held))
+    return told
+
+
 def held_before(trace: Sequence[Mapping[str, Any]], block: int, row: int = 0) -> Held:
     """What the bank holds when a block begins."""
     held: Held = {}
@@ -109,6 +115,15 @@ def held_before(trace: Sequence[Mapping[str, Any]], block: int, row: int = 0) ->
 def _places(line: Mapping[str, Any], which: str, row: int) -> Held:
     rows = line.get(which)
     return _as_places(rows[row]) if rows else {}
+
+
+def _offered(line: Mapping[str, Any], row: int) -> Held:
+    """Every candidate of a block; whole frames, row-major."""
+    if "offered" not in line:
+        return {}
+    told = line["offered"]
+    places = itertools.product(told["frames"], range(told["grid"][0]), range(told["grid"][1]))
+    return dict(zip(places, told["scores"][row], strict=True))
 
 
 def _as_places(entries: Sequence[Sequence[float]]) -> Held:

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.errors import refuse, unknown_name
-from recap.eval.sampling import clip_spans, windows
+from recap.eval.sampling import Footage, clip_spans, windows
 from recap.eval.scores import Score
 from recap.eval.witnesses import Embedder, Vectors
-from recap.video import Clip
 
 CLIP_S = 2
 KINDS = ("subject", "background")
@@ -60,7 +59,7 @@ def fused(slow: float, fast: float, kind: str) -> float:
 
 
 def consistency(
-    clip: Clip, num_pictures: int, kind: str, embedder: Embedder, fast: Embedder | None = None
+    clip: Footage, num_pictures: int, kind: str, embedder: Embedder, fast: Embedder | None = None
 ) -> Score:
     """Of a long video; `fast` embeds the clips' first pictures, the same embedder if there is no other.
 

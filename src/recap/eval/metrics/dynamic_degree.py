@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recap.contracts import FlowEstimator
-from recap.eval.sampling import Pictures, clip_spans, windows
+from recap.eval.sampling import Footage, ForwardFlow, Pictures, clip_spans, windows
 from recap.eval.scores import Score
-from recap.video import Clip
 
 CLIP_S = 2
 PICTURES_PER_S = 8
@@ -31,7 +29,7 @@ def top_flow(flow: NDArray[np.float32]) -> float:
     return float(np.partition(length, len(length) - count)[len(length) - count :].mean())
 
 
-def clip_moves(pictures: Pictures, fps: float, flow: FlowEstimator) -> bool:
+def clip_moves(pictures: Pictures, fps: float, flow: ForwardFlow) -> bool:
     """Whether one clip counts as moving."""
     few = pictures[:: max(1, round(fps / PICTURES_PER_S))]
     if len(few) < 2:
@@ -42,13 +40,13 @@ def clip_moves(pictures: Pictures, fps: float, flow: FlowEstimator) -> bool:
     moving = 0
     for pair in itertools.pairwise(few):
         tensor = torch.from_numpy(np.stack(pair)).permute(0, 3, 1, 2)[None].float() / 255
-        moving += top_flow(flow(tensor).forward[0, 0].numpy()) > limit
+        moving += top_flow(flow(tensor)[0, 0].numpy()) > limit
         if moving >= needed:
             return True
     return False
 
 
-def dynamic_degree(clip: Clip, num_pictures: int, flow: FlowEstimator, backend: str) -> Score:
+def dynamic_degree(clip: Footage, num_pictures: int, flow: ForwardFlow, backend: str) -> Score:
     """Of a long video; `backend` names the flow."""
     spans = clip_spans(num_pictures, clip.fps, CLIP_S)
     moves = [clip_moves(part, clip.fps, flow) for part in windows(clip.pictures(), spans)]

@@ -11,9 +11,8 @@ import itertools
 import numpy as np
 
 from recap.errors import refuse
-from recap.eval.sampling import Pictures, clip_spans, windows
+from recap.eval.sampling import Footage, Pictures, clip_spans, windows
 from recap.eval.scores import Score
-from recap.video import Clip
 
 CLIP_S = 2
 
@@ -26,7 +25,7 @@ def clip_flickering(pictures: Pictures) -> float:
     return float((255 - np.mean(steps)) / 255)
 
 
-def temporal_flickering(clip: Clip, num_pictures: int) -> Score:
+def temporal_flickering(clip: Footage, num_pictures: int) -> Score:
     """Of a long video, the mean over its clips."""
     spans = clip_spans(num_pictures, clip.fps, CLIP_S)
     values = [clip_flickering(part) for part in windows(clip.pictures(), spans)]

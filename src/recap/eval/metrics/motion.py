@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recap.contracts import FlowEstimator
 from recap.errors import refuse
+from recap.eval.sampling import ForwardFlow
 from recap.eval.scores import Score
 from recap.flow.classical import load_opencv
 from recap.video import Picture
@@ -61,7 +61,7 @@ def split_flow(flow: NDArray[np.float32]) -> PairMotion:
     )
 
 
-def motion(pictures: Iterable[Picture], flow: FlowEstimator, backend: str, gap: int = 1) -> list[Score]:
+def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str, gap: int = 1) -> list[Score]:
     """Camera, object and total flow, and the object's fraction, of one video; `backend` names the flow."""
     if not 1 <= gap <= EVERY:
         raise refuse("gap", gap, f"must be 1 to {EVERY} pictures", "1 is the paper's likely reading")
@@ -70,7 +70,7 @@ def motion(pictures: Iterable[Picture], flow: FlowEstimator, backend: str, gap: 
     for index, picture in enumerate(pictures):
         if first is not None and index % EVERY == gap % EVERY:
             tensor = torch.from_numpy(np.stack([first, picture])).permute(0, 3, 1, 2)[None].float() / 255
-            pairs.append(split_flow(flow(tensor).forward[0, 0].numpy()))
+            pairs.append(split_flow(flow(tensor)[0, 0].numpy()))
         if index % EVERY == 0:
             first = picture
     if not pairs:

@@ -1,0 +1,56 @@
+"""What a reader must know of a number: suite, models, sizes, judges, machine and code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recap.recipes.scripts import EMBEDDED
+from recap.recipes.tables import Ask, Recipe
+from recap.run import versions
+
+
+def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: str = "") -> dict[str, Any]:
+    """Of the numbers of one table, made here; `pictures` says what was judged, files or what never was one."""
+    seeds = ask.seeds or recipe.seeds
+    runs = ask.prompts * seeds * sum(row.available for row in recipe.rows)
+    device = torch.cuda.get_device_name(ask.device) if ask.device.startswith("cuda") else _processor()
+    length = "as the recipe has it" if ask.seconds is None else f"{ask.seconds:g} s"
+    made_by = versions()
+    words = "the embedded world's words" if ask.backbone_name == EMBEDDED else "sentences"
+    return {
+        "suite": f"{recipe.script} prompts of our own, in {words}", "backbone": ask.backbone_name,
+        "prompts": ask.prompts, "seeds": seeds, "runs": runs, "length": length, "flow of the bank": ask.flow,
+        "frame embedder": embedder, "judged": pictures, "hardware": device, "dtype": ask.dtype,
+        "recap": made_by["recap"], "torch": made_by["torch"], "commit": commit or _commit(),
+    }  # fmt: skip
+
+
+def cores() -> int:
+    """Processors that this process may use: fewer than there are, in many containers."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the checkout this file lies in, "" for an installed package."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

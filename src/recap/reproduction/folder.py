@@ -1,0 +1,92 @@
+"""The folder of a table: whose it is, and its files.
+
+It holds record.json (what was asked), results.jsonl (a line per run), table.csv, table.md, table.json, figure.svg and
+index.html. All but the first are written only when every run is there, so a partial result never takes the place of
+a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recap.config import read_json
+from recap.errors import refuse
+from recap.files import write_whole
+from recap.recipes.tables import Planned, Recipe
+from recap.reproduction.looks import Look
+from recap.reproduction.page import Video, figures_of, section_of, timelines_of
+from recap.reproduction.table import Line, as_csv, as_markdown, build_cells, cell_dict
+from recap.show.results_page import Results, build_results_page
+from recap.sweep.jobs import canonical
+
+RECORD = "record.json"
+GROWING = ("prompts", "seeds")
+"""A larger number goes on with the folder of a smaller one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All runs of a table, scored."""
+
+    recipe: Recipe
+    lines: Sequence[Line]
+    keys: Sequence[str]  # of the jobs that the lines are of
+    about: Mapping[str, Any]
+    first: Planned  # the run that pages show, of the first row
+    looks: Mapping[str, Look]  # at the same of all rows
+    left_out: Sequence[str] = ()
+    video: Video = field(default_factory=Video)
+
+
+def claim_folder(out: Path, wanted: Mapping[str, Any]) -> None:
+    """Make the folder, or see that it is one of this reproduction and not of a larger one."""
+    record = out / RECORD
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not record.is_file())):
+        raise refuse("--out", str(out), "holds something that is no reproduction", "choose another folder")
+    if record.is_file():
+        found = read_json(record)
+        for name, value in wanted.items():
+            if name not in GROWING and found.get(name) != value:
+                limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
+                raise refuse("--out", str(out), limit, "choose another folder, or ask as it was begun")
+        for name in GROWING:
+            if (out / "table.json").is_file() and found[name] > wanted[name]:
+                limit = f"it holds a larger result, of {found[name]} {name}"
+                raise refuse(f"--{name}", wanted[name], limit, "choose another folder, or ask for as many")
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "table.json").is_file() or not record.is_file():
+        write_whole(record, json.dumps(dict(wanted), indent=2).encode())
+
+
+def write_table(out: Path, done: Finished) -> None:
+    """Everything that a claimed folder holds of a finished table."""
+    recipe, about = done.recipe, done.about
+    cells = build_cells(recipe, done.lines)
+    record = read_json(out / RECORD) | {name: about[name] for name in GROWING}
+    figures = figures_of(recipe, cells, done.lines)
+    section = section_of(recipe, cells, figures, done.first, done.looks, done.left_out, done.video)
+    page = Results(recipe.title, f"recap reproduce {recipe.name}", [section], about)
+    texts = {
+        "results.jsonl": "".join(
+            canonical({**asdict(line), "key": key}) + "\n"
+            for line, key in zip(done.lines, done.keys, strict=True)
+        ),
+        "table.csv": as_csv(cells),
+        "table.md": as_markdown(recipe, cells, about),
+        "figure.svg": figures[0] if figures else "",
+        "index.html": build_results_page(page),
+        RECORD: json.dumps(record, indent=2),
+        # Last: whoever finds it finds all the others.
+        "table.json": json.dumps(
+            {"table": recipe.name, "title": recipe.title, "ours": recipe.ours, "note": recipe.note,
+             "about": dict(about), "left_out": list(done.left_out), "cells": [cell_dict(cell) for cell in cells],
+             "timelines": timelines_of(recipe, done.looks)},
+            indent=1,
+        ),
+    }  # fmt: skip
+    for name, text in texts.items():
+        write_whole(out / name, text.encode())

@@ -1,0 +1,233 @@
+"""What is measured of one run: its pictures, from a file or as they were drawn, and its trace, to scores by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from recap.backbones.tiny.witness import build_probe_witness
+from recap.config import RunConfig
+from recap.eval.embedders import Remembering, build_embedder
+from recap.eval.metrics.bank import bank_story, held_before
+from recap.eval.metrics.consistency import consistency
+from recap.eval.metrics.dynamic_degree import CLIP_S, dynamic_degree
+from recap.eval.metrics.flickering import temporal_flickering
+from recap.eval.metrics.identity import PER_SECOND, identity
+from recap.eval.metrics.motion import motion
+from recap.eval.metrics.reappearance import reappearance, slots_from, starts_from_trace
+from recap.eval.metrics.retention import retention
+from recap.eval.qwen import QwenDetector
+from recap.eval.sampling import Drawn, Sampled, sample_clip
+from recap.eval.scores import Score
+from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
+from recap.flow import ClassicalFlow
+from recap.video import Clip
+
+LENGTHS_S = (5, 10, 20, 30, 45, 60)
+FULL_WINDOW = 3  # blocks after which every part of the window is there
+
+
+class Seen:
+    """A finished run and who judges it. What several measures need is made once, when it is first asked for.
+
+    `data` is a job's. `seconds` is the time of every block; there is none where many runs were drawn at once, and
+    then nothing is said of it. `embedder` is given where pictures were embedded elsewhere.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        clip: Clip | Drawn,
+        trace: Sequence[Mapping[str, Any]],
+        seconds: Sequence[float] = (),
+        embedder: Embedder | None = None,
+    ):
+        self.clip, self.trace, self.seconds = clip, trace, seconds
+        self.subject: str = data["subject"]
+        config = RunConfig.from_dict(data["config"])
+        self.embedder: Embedder = Remembering(embedder or _embedder(data["embedder"], config.device))
+        colours = _embedder("hsv", "cpu")
+        self.colours = self.embedder if self.embedder.backend == colours.backend else Remembering(colours)
+        self.subject_witness = _subject_witness(config, self.embedder, data["detector"])
+
+    @cached_property
+    def num_pictures(self) -> int:
+        return self.clip.num_pictures or sum(1 for _ in self.clip.pictures())
+
+    @cached_property
+    def sampled(self) -> Sampled:
+        return sample_clip(self.clip, PER_SECOND)
+
+    @cached_property
+    def dynamic_degree(self) -> Score:
+        return dynamic_degree(self.clip, self.num_pictures, _flow().forward, "dis")
+
+    @property
+    def witnesses(self) -> list[tuple[str, Witness]]:
+        own = [("subject", self.subject_witness)] if self.subject_witness is not None else []
+        return [*own, ("frame", FrameWitness(self.embedder))]
+
+
+def score(seen: Seen, measures: Sequence[str]) -> dict[str, list[Score]]:
+    """What every measure says of a run."""
+    return {measure: MEASURES[measure](seen) for measure in measures}
+
+
+def as_result(scores: Mapping[str, Sequence[Score]], measures: Sequence[str]) -> dict[str, Any]:
+    """A job's result, of the measures that it asked for."""
+    return {"scores": {each.name: each.as_dict() for measure in measures for each in scores[measure]}}
+
+
+@cache
+def _embedder(name: str, device: str) -> Embedder:
+    return build_embedder(name, device=device)
+
+
+@cache
+def _flow() -> ClassicalFlow:
+    return ClassicalFlow()
+
+
+@cache
+def _probe() -> Witness:
+    return build_probe_witness()
+
+
+@cache
+def _qwen(device: str) -> QwenDetector:
+    return QwenDetector(device=device)
+
+
+def _subject_witness(config: RunConfig, embedder: Embedder, detector: str) -> Witness | None:
+    """Who looks for the subject alone: the embedded world has its probe, others need a detector."""
+    if config.backbone.name == "embedded":
+        return _probe()
+    return CropWitness(_qwen(config.device), embedder) if detector else None
+
+
+def pictures_per_frame(trace: Sequence[Mapping[str, Any]], num_pictures: int) -> int:
+    """Of every frame but the first, which is one picture."""
+    frames = [line["first_frame"] for line in trace]
+    return max(1, (num_pictures - 1) // (frames[-1] + frames[1] - frames[0] - 1)) if len(frames) > 1 else 1
+
+
+def _identity(seen: Seen) -> list[Score]:
+    return [identity(seen.sampled, w, seen.subject, f"identity_{name}") for name, w in seen.witnesses]
+
+
+def _retention(seen: Seen) -> list[Score]:
+    sampled = sample_clip(seen.clip, 1)
+    scores = []
+    for name, witness in seen.witnesses:
+        whole = retention(sampled, witness, seen.subject)
+        for when in ("start", "mid", "end"):
+            details = whole.details if when == "end" else {}
+            scores.append(
+                Score(f"retention_{name}_{when}", whole.details[when], whole.backend, whole.n, details)
+            )
+    return scores
+
+
+def _reappearance(seen: Seen) -> list[Score]:
+    sampled, trace = seen.sampled, seen.trace
+    frames = [line["first_frame"] for line in trace]
+    starts = starts_from_trace(trace, seen.clip.fps, pictures_per_frame(trace, seen.num_pictures))
+    scores = []
+    for name, witness in seen.witnesses:
+        score = reappearance(
+            sampled, witness, seen.subject, starts, f"reappearance_{name}", presence=seen.subject_witness
+        )
+        scores.append(score)
+    if seen.subject_witness is not None:
+        details, backend = scores[0].details, scores[0].backend
+        for segment in "BCD":
+            scores.append(Score(f"found_in_{segment}", details["found_share"][segment], backend))
+        scores.append(Score("verified", float(details["verified"]), backend))
+        value = scores[0].value if details["verified"] else None
+        scores.append(Score("reappearance_subject_verified", value, backend, scores[0].n))
+    cuts = [index for index, line in enumerate(trace) if line["clears_prior"]]
+    if any("admitted" in line for line in trace):
+        held = held_before(trace, cuts[2])
+        count = slots_from(held, frames[cuts[0]], frames[cuts[1]])
+        scores.append(Score("bank_slots_from_B", float(count), "native", len(held)))
+    return scores
+
+
+def _dynamics(seen: Seen) -> list[Score]:
+    clip, num = seen.clip, seen.num_pictures
+    # VBench's own embedders differ for the two; without them, things for the subject and colours for the rest.
+    return [
+        temporal_flickering(clip, num),
+        seen.dynamic_degree,
+        consistency(clip, num, "subject", seen.embedder),
+        consistency(clip, num, "background", seen.colours),
+    ]
+
+
+def _length(seen: Seen) -> list[Score]:
+    clips = seen.dynamic_degree.details["clips"]
+    return [
+        Score(f"dynamic_degree_{s}s", float(np.mean(clips[: max(1, s // CLIP_S)])), "dis", s // CLIP_S)
+        for s in LENGTHS_S
+        if s // CLIP_S <= len(clips)
+    ]
+
+
+def _motion(seen: Seen) -> list[Score]:
+    return motion(seen.clip.pictures(), _flow().forward, "dis")
+
+
+def _bank(seen: Seen) -> list[Score]:
+    if not any("admitted" in line for line in seen.trace):
+        return []
+    story = bank_story(seen.trace)
+    details = {"overlap": story.overlap, "ages": story.age_histogram, "complete": story.complete}
+    values = (
+        ("bank_overlap", story.overlap[-1]), ("bank_overlap_lowest", min(story.overlap)),
+        ("bank_mean_age", story.mean_age), ("bank_age_ks", story.uniform_distance),
+        ("bank_evicted_below_cutoff", story.evicted_below_cutoff), ("bank_cutoff", story.cutoff),
+    )  # fmt: skip
+    return [
+        Score(name, value, "native", story.capacity, details if name == "bank_overlap" else {})
+        for name, value in values
+    ]
+
+
+def _attention(seen: Seen) -> list[Score]:
+    shares = [line["attention_share"] for line in seen.trace[FULL_WINDOW:]] or [
+        seen.trace[-1]["attention_share"]
+    ]
+    roles = dict.fromkeys(role for share in shares for role in share)
+    return [
+        Score(
+            f"attention_{role}",
+            float(np.mean([s.get(role, [0.0])[0] for s in shares])),
+            "native",
+            len(shares),
+        )
+        for role in roles
+    ]
+
+
+def _time(seen: Seen) -> list[Score]:
+    """Of drawing alone, blocks from the fourth on; the slope tells whether a later block costs more."""
+    if not seen.seconds:
+        return []
+    seconds = np.array(seen.seconds)
+    steady = seconds[FULL_WINDOW:] if len(seconds) > FULL_WINDOW + 1 else seconds
+    slope = float(np.polyfit(np.arange(len(steady)), steady, 1)[0]) if len(steady) > 1 else None
+    values = (
+        ("seconds", float(seconds.sum())),
+        ("block_s", float(np.median(steady))),
+        ("block_slope_s", slope),
+    )
+    return [Score(name, value, "native", len(seconds)) for name, value in values]
+
+
+MEASURES: dict[str, Callable[[Seen], list[Score]]] = {
+    "identity": _identity, "retention": _retention, "reappearance": _reappearance, "dynamics": _dynamics,
+    "length": _length, "motion": _motion, "bank": _bank, "attention": _attention, "time": _time,
+}  # fmt: skip
