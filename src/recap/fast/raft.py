@@ -64,7 +64,26 @@ class InstanceNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         variance, mean = torch.var_mean(wide, dim=(2, 3), correction=0, keepdim=True)
-        return ((wide - mean) * torch.rsqrt(variance + self.eps)).to(x.dtype)
+        scale = torch.rsqrt(variance + self.eps)
+        # One kernel that computes in fp32 and writes what it read.
+        return torch.addcmul(-mean * scale, x, scale, out=torch.empty_like(x))
+
+
+class ReluConv(nn.Module):
+    """A convolution, its bias and ReLU: on a GPU one kernel of the library, where torch would launch three."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv = self.conv
+        if x.is_cuda and not torch.compiler.is_compiling():  # the compiler fuses by itself
+            assert not isinstance(conv.padding, str)
+            return torch.cudnn_convolution_relu(
+                x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
+            )
+        return F.relu(conv(x))
 
 
 def widened(weight: Tensor, *, inputs: int = 0, outputs: int = 0) -> Tensor:
@@ -86,16 +105,22 @@ def widened_conv(conv: nn.Conv2d, *, inputs: int = 0, outputs: int = 0) -> nn.Co
     return made
 
 
+def first_conv(stage: nn.Sequential) -> nn.Conv2d:
+    conv = stage[0]
+    assert isinstance(conv, nn.Conv2d)
+    return conv
+
+
 def fast_encoder(encoder: Encoder) -> Encoder:
     """A copy that reads `ALIGNED` channels, three of them a picture's, and normalises in fp32."""
     made = copy.deepcopy(encoder)
+    made.convnormrelu[0] = widened_conv(first_conv(made.convnormrelu), inputs=ALIGNED)
     for module in list(made.modules()):
         for name, part in list(module.named_children()):
             if isinstance(part, nn.InstanceNorm2d):
                 setattr(module, name, InstanceNorm(part.eps))
-    stem = made.convnormrelu[0]
-    assert isinstance(stem, nn.Conv2d)
-    made.convnormrelu[0] = widened_conv(stem, inputs=ALIGNED)
+            elif isinstance(part, nn.Sequential) and list(map(type, part)) == [nn.Conv2d, nn.ReLU]:
+                setattr(module, name, ReluConv(first_conv(part)))
     return made
 
 
@@ -106,23 +131,17 @@ class Shares(NamedTuple):
     proposal: Tensor
 
 
-def first_conv(stage: nn.Sequential) -> nn.Conv2d:
-    conv = stage[0]
-    assert isinstance(conv, nn.Conv2d)
-    return conv
-
-
 class FastUpdate(nn.Module):
     """The update block with channel counts rounded up, and products that share their input done at once."""
 
     def __init__(self, block: UpdateBlock) -> None:
         super().__init__()
         motion, unit = block.motion_encoder, block.recurrent_block.convgru1
-        self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=READ_CHANNELS)
-        self.of_flow = widened_conv(first_conv(motion.convflow1), inputs=MOVED)
-        self.of_flow_again = widened_conv(first_conv(motion.convflow2))
-        self.of_both = widened_conv(first_conv(motion.conv))
-        self.head = widened_conv(block.flow_head.conv1)
+        self.of_windows = ReluConv(widened_conv(first_conv(motion.convcorr1), inputs=READ_CHANNELS))
+        self.of_flow = ReluConv(widened_conv(first_conv(motion.convflow1), inputs=MOVED))
+        self.of_flow_again = ReluConv(widened_conv(first_conv(motion.convflow2)))
+        self.of_both = ReluConv(widened_conv(first_conv(motion.conv)))
+        self.head = ReluConv(widened_conv(block.flow_head.conv1))
         self.head_again = widened_conv(block.flow_head.conv2, outputs=ALIGNED)
         parts = (unit.convz, unit.convr, unit.convq)
         weight = torch.cat([part.weight.detach() for part in parts])
@@ -144,15 +163,15 @@ class FastUpdate(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Hidden state N 96 y x and flow N y x 2 (fp32) after one update with windows N y x `READ_CHANNELS`."""
         moved = F.pad(flow.to(hidden.dtype), (0, MOVED - 2)).movedim(-1, 1)
-        seen = F.relu(self.of_windows(windows.movedim(-1, 1)))
-        told = F.relu(self.of_flow_again(F.relu(self.of_flow(moved))))
+        seen = self.of_windows(windows.movedim(-1, 1))
+        told = self.of_flow_again(self.of_flow(moved))
         # The flow is the last of the motion's channels; the zeros behind it meet the zeros of `widened`.
-        motion = torch.cat((F.relu(self.of_both(torch.cat((seen, told), dim=1))), moved), dim=1)
+        motion = torch.cat((self.of_both(torch.cat((seen, told), dim=1)), moved), dim=1)
         both = F.conv2d(torch.cat((hidden, motion), dim=1), self.gates, padding=1)
         update, reset = torch.sigmoid(both + gates).chunk(2, dim=1)
         state = F.conv2d(torch.cat((reset * hidden, motion), dim=1), self.proposal, padding=1)
         hidden = torch.lerp(hidden, torch.tanh(state + proposal), update)
-        change = self.head_again(F.relu(self.head(hidden)))
+        change = self.head_again(self.head(hidden))
         return hidden, flow + change[:, :2].movedim(1, -1).to(flow.dtype)
 
 
