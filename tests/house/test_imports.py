@@ -73,6 +73,7 @@ MAY_IMPORT = {
         "inspection",
         "show",
         "bench",
+        "eval.vbench",
         "cli",
         "recipes",
         "reproduction",

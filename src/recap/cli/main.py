@@ -11,7 +11,7 @@ import torch
 import typer
 
 from recap import __version__
-from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, weights
+from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, vbench, weights
 from recap.cli.console import show_error
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("bench")(bench.bench_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("sweep")(reproduce.sweep_command)
 app.command("report")(reproduce.report_command)
+app.add_typer(vbench.app, name="vbench")
 
 
 def _print_version(wanted: bool) -> None:
