@@ -74,6 +74,7 @@ MAY_IMPORT = {
         "show",
         "bench",
         "eval.vbench",
+        "fast.threads",
         "cli",
         "recipes",
         "reproduction",

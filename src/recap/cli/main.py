@@ -13,6 +13,7 @@ import typer
 from recap import __version__
 from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, vbench, weights
 from recap.cli.console import show_error
+from recap.fast.threads import use_fair_threads
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +52,7 @@ def _options(
 
 def run_safely(command: Callable[[], object]) -> None:
     """Run; what a user can mend becomes one line that says how, and exit code 2."""
+    use_fair_threads()
     try:
         command()
     except ValueError as error:
