@@ -25,6 +25,18 @@ PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def check_place(device: str, dtype: str) -> None:
+    """Refuse where nothing can be computed, or not in this precision."""
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise refuse("device", device, "must be cpu or cuda", "cuda:1 names the second GPU")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise refuse("device", device, "torch cannot use it here", "choose cpu") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Something chosen by name, with its settings: a config dataclass of that name's kind."""
@@ -57,14 +69,7 @@ class RunConfig:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
             )
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise refuse("device", self.device, "must be cpu or cuda", "cuda:1 names the second GPU")
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise refuse("device", self.device, "torch cannot use it here", "choose cpu") from error
+        check_place(self.device, self.dtype)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:

@@ -54,13 +54,14 @@ def test_share_of_the_sink_has_its_closed_form_at_equal_logits():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("by_role", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.tuples(*[st.integers(0, 40)] * 3, st.integers(1, 40)),
     batch=st.integers(1, 2),
     factor=st.floats(0.1, 20),
 )
-def test_fused_equals_reference(device, dtype, tolerance, lengths, batch, factor):
+def test_fused_equals_reference(device, dtype, tolerance, by_role, lengths, batch, factor):
     segments = random_segments(
         lengths, batch=batch, channels=16, dtype=dtype, device=device, bias=math.log(factor)
     )
@@ -68,11 +69,15 @@ def test_fused_equals_reference(device, dtype, tolerance, lengths, batch, factor
     exact = reference(
         query.double(), [s._replace(keys=s.keys.double(), values=s.values.double()) for s in segments]
     )
-    fused = attend(query, segments)
+    fused = attend(query, segments, by_role=by_role)
     assert fused.output.dtype == dtype
     assert relative_error(fused.output, exact.output) < tolerance
     for role, share in fused.shares.items():
         torch.testing.assert_close(share.double(), exact.shares[role], rtol=0, atol=tolerance)
+    # Told are all roles, or those that have a kernel of their own.
+    filled = {role for role, length in zip(ROLES, lengths, strict=True) if length}
+    others = filled - {Role.SINK} if math.log(factor) else filled
+    assert set(fused.shares) == (filled if by_role or len(others) == 1 else filled - others)
 
 
 def test_one_token_of_one_segment():

@@ -73,6 +73,8 @@ MAY_IMPORT = {
         "inspection",
         "show",
         "bench",
+        "eval.vbench",
+        "fast.threads",
         "cli",
         "recipes",
         "reproduction",

@@ -1,4 +1,4 @@
-"""Flow, novelty and bank at their real size: `python -m recap.bench.flow [--variants fp16 fp16-compiled ...]`
+"""Flow, novelty and bank at their real size: `python -m recap.bench.flow [--variants fp16 fp16-graph ...]`
 
 Per block of a video: RAFT-small both ways, the scoring of its pictures, the bank's exchange of keys and values.
 Pictures are a texture that drifts by whole pixels, in which a patch appears. Weights of RAFT-small are random
@@ -23,7 +23,8 @@ from torch import Tensor
 from recap.backbones.wan.spec import EMBEDDED, WAN_1_3B
 from recap.contracts import Flow, FlowEstimator
 from recap.fast.correlation import READ_CHANNELS, correlate, fused_reader, pool_levels, read_fused, read_plain
-from recap.fast.raft import CapturedCall, FastRaftFlow
+from recap.fast.raft import CapturedCall, FastRaftFlow, enlarge
+from recap.fast.raft_steps import MOVED
 from recap.flow.raft import FEATURES, STRIDE, RaftFlow, RaftSmall, load_raft_small
 from recap.memory.bank import NoveltyBank
 from recap.novelty.flow_novelty import FlowNovelty, FlowNoveltyConfig
@@ -38,13 +39,10 @@ VARIANTS: dict[str, Callable[[RaftFlow], FlowEstimator]] = {
     "fp16": lambda flow: FastRaftFlow(flow, dtype=half),
     "bf16": lambda flow: FastRaftFlow(flow, dtype=torch.bfloat16),
     "fp16-graph": lambda flow: FastRaftFlow(flow, dtype=half, captured=True),
-    "fp16-compiled": lambda flow: FastRaftFlow(flow, dtype=half, compiled=True, captured=True),
-    "fp16-compiled-plain-reader": lambda flow: FastRaftFlow(
-        flow, dtype=half, compiled=True, captured=True, fused=False
-    ),
-    "bf16-compiled": lambda flow: FastRaftFlow(flow, dtype=torch.bfloat16, compiled=True, captured=True),
+    "fp16-graph-plain": lambda flow: FastRaftFlow(flow, dtype=half, captured=True, fused=False),
+    "bf16-graph": lambda flow: FastRaftFlow(flow, dtype=torch.bfloat16, captured=True),
 }
-FASTEST = "fp16-compiled"  # the one whose parts are timed, too
+FASTEST = "fp16-graph"  # the one whose parts are timed, too
 ON_CPU = ["readable", "fp32", "fp16", "bf16"]
 
 
@@ -157,12 +155,13 @@ def measure_stages(flow: FastRaftFlow, scene: Scene) -> dict[str, float]:
     size = [-(-side // STRIDE) for side in pictures.shape[-2:]]
     num, height, width = 2 * (len(pictures) - 1), max(size[0], 2 * STRIDE), max(size[1], 2 * STRIDE)
     given = pictures.new_zeros((len(pictures), 3, height * STRIDE, width * STRIDE)).uniform_()
-    seen = flow.parts.encode(given)
+    seen = flow.encode(given)
     source = torch.randn((num, height * width, FEATURES), device=given.device).to(flow.dtype)
     pooled = pool_levels(torch.randn((num, FEATURES, height, width), device=given.device).to(flow.dtype))
     volume, still = correlate(source, pooled), torch.randn(num, height, width, 2, device=given.device)
     windows = read_plain(volume, still, READ_CHANNELS)
     state = [torch.cat((part[:-1], part[1:])) for part in (seen.hidden, seen.gates, seen.proposal)]
+    moved = given.new_zeros((num, height, width, MOVED)).to(flow.dtype).movedim(-1, 1)
     place = height * width
 
     def transposed(first: Tensor) -> Tensor:
@@ -171,13 +170,13 @@ def measure_stages(flow: FastRaftFlow, scene: Scene) -> dict[str, float]:
         return torch.cat((ahead, ahead.mT))
 
     steps: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
-        "encode": (lambda x: flow.parts.encode(x).features, given),
+        "encode": (lambda x: flow.encode(x).features, given),
         "correlate": (lambda x: correlate(x, pooled), source),
         "correlate finest": (lambda x: correlate(x, pooled[:, :place]), source),
         "correlate finest, transposing": (transposed, source),
         "read plain": (lambda x: read_plain(volume, x, READ_CHANNELS), still),
-        "update": (lambda x: flow.parts.update(windows, state[0], x, state[1], state[2])[1], still),
-        "enlarge": (flow.parts.enlarge, still),
+        "update": (lambda x: flow.update(windows, state[0], x, moved, state[1], state[2])[1], still),
+        "enlarge": (enlarge, still),
     }
     if cuda and fused_reader():
         steps["read fused"] = (lambda x: read_fused(volume, x, READ_CHANNELS), still)

@@ -15,7 +15,7 @@ from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import DTYPES
+from recap.config import DTYPES, check_place
 from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow
@@ -45,16 +45,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not 2 <= self.blocks <= MOST_BLOCKS:
             raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
+        check_place(self.device, self.dtype)
         if self.decoder not in DECODERS:
             raise unknown_name("--decoder", self.decoder, DECODERS)
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise refuse("device", self.device, "must be cpu or cuda", "cuda:1 names the second GPU")
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise refuse("device", self.device, "torch cannot use it here", "choose cpu") from error
 
 
 @dataclass(frozen=True, slots=True)

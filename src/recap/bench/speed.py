@@ -26,6 +26,7 @@ from recap.bench.parts import Parts, Settings, make_parts
 from recap.bench.stopwatch import Stopwatch
 from recap.contracts import Decoder, MemoryPolicy
 from recap.fast.accelerate import choose_aside
+from recap.fast.threads import use_fair_threads
 from recap.files import write_whole
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, rollout
@@ -240,6 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="write the growth curve as SVG")
     given = vars(parser.parse_args(arguments))
     options = {name: given.pop(name) for name in ("compare", "profile", "plot")}
+    use_fair_threads()
     try:
         result = run(Settings(**given), **options)
     except ValueError as error:

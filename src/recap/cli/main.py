@@ -11,8 +11,9 @@ import torch
 import typer
 
 from recap import __version__
-from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, weights
+from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, vbench, weights
 from recap.cli.console import show_error
+from recap.fast.threads import use_fair_threads
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +32,7 @@ app.command("bench")(bench.bench_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("sweep")(reproduce.sweep_command)
 app.command("report")(reproduce.report_command)
+app.add_typer(vbench.app, name="vbench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,6 +52,7 @@ def _options(
 
 def run_safely(command: Callable[[], object]) -> None:
     """Run; what a user can mend becomes one line that says how, and exit code 2."""
+    use_fair_threads()
     try:
         command()
     except ValueError as error:

@@ -50,6 +50,5 @@ def choose_aside(device: str) -> Aside:
 def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
     """RAFT in half precision as one recording; anything else as it is."""
     if isinstance(flow, RaftFlow) and next(flow.model.parameters()).is_cuda:
-        # Not compiled, which takes half a minute: beside the clean pass that has not been tried on a GPU.
         return FastRaftFlow(flow, dtype=torch.float16, captured=True)
     return flow

@@ -83,23 +83,27 @@ def _split_turn(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    first, second, first_mass, second_mass, bias, out, share, tokens, heads, channels, WIDTH: tl.constexpr,
+    first, second, first_mass, second_mass, bias, out, shares, tokens, heads, channels,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    token, row = tl.program_id(0), tl.program_id(1)
-    size = heads * channels
-    place = tl.arange(0, WIDTH)
-    inside = place < size
-    head = place // channels
-    # Outputs lie as the queries do, B N H D; masses are B H N.
-    entry = (row * tokens + token).to(tl.int64) * size + place
+    token, row, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    head, channel = tl.arange(0, HEADS), tl.arange(0, CHANNELS)
+    real = head < heads
+    # Masses are B H N: one weight per head, by which all of its channels are mixed.
     mass = (row * heads + head).to(tl.int64) * tokens + token
-    ahead = tl.load(first_mass + mass, inside, 0.0) + bias - tl.load(second_mass + mass, inside, 0.0)
+    ahead = tl.load(first_mass + mass, real, 0.0) + bias - tl.load(second_mass + mass, real, 0.0)
     weight = 1 / (1 + tl.exp(-ahead))
+    # Outputs lie as the queries do, B N H D.
+    start = (row * tokens + token).to(tl.int64) * heads * channels
+    entry = start + head[:, None] * channels + channel[None, :]
+    inside = real[:, None] & (channel < channels)[None, :]
     here = tl.load(first + entry, inside, 0.0).to(tl.float32)
     there = tl.load(second + entry, inside, 0.0).to(tl.float32)
-    tl.store(out + entry, (weight * here + (1 - weight) * there).to(out.dtype.element_ty), inside)
-    mean = tl.sum(tl.where(inside, weight, 0.0), 0) / size
-    tl.store(share + row * tokens + token, mean)
+    mixed = weight[:, None] * here + (1 - weight)[:, None] * there
+    tl.store(out + entry, mixed.to(out.dtype.element_ty), inside)
+    share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
+    tl.store(shares + row * tokens + token, share)
+    tl.store(shares + (rows + row) * tokens + token, 1 - share)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -184,7 +188,7 @@ def split_turn(
 
 
 def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
-    """Two parts B H N D with their log-sum-exps and biases -> B N (H D), and the share of the mass of each, 2 B."""
+    """Two parts B H N D with their log-sum-exps and biases -> B N (H D), and each part's share of the mass, 2 B N."""
     if len(outputs) != 2:
         return dit.merge(
             outputs, masses, biases
@@ -193,14 +197,12 @@ def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> t
     # The library lays outputs out as the queries are; a copy would cost what this kernel does.
     first, second = (output.transpose(1, 2).contiguous() for output in outputs)
     out = first.new_empty((rows, tokens, heads * channels))
-    share = torch.empty((rows, tokens), dtype=torch.float32, device=out.device)
+    shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=out.device)
     _merge[(tokens, rows)](
-        first, second, *(mass.contiguous() for mass in masses), biases[0] - biases[1], out, share, tokens, heads,
-        channels,
-        WIDTH=_width(heads * channels), num_warps=8,
+        first, second, *(mass.contiguous() for mass in masses), biases[0] - biases[1], out, shares, tokens, heads,
+        channels, HEADS=_width(heads), CHANNELS=_width(channels), num_warps=8,
     )  # fmt: skip
-    first_share = share.mean(dim=1)
-    return out, torch.stack([first_share, 1 - first_share])
+    return out, shares
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

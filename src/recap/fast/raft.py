@@ -16,10 +16,9 @@ pictures alone, and to know one again would take a comparison on the device. Tha
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,21 +26,23 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
+from recap.fast import raft_kernels, raft_steps
 from recap.fast.correlation import (
     ALIGNED,
     READ_CHANNELS,
-    aligned,
     correlate,
     fused_reader,
     pool_levels,
     read_fused,
     read_plain,
 )
+from recap.fast.raft_steps import MOVED, STATE
 from recap.flow.raft import (
     CONTEXT,
     HIDDEN,
     MOTION,
     STRIDE,
+    Bottleneck,
     Encoder,
     RaftFlow,
     UpdateBlock,
@@ -49,22 +50,9 @@ from recap.flow.raft import (
 )
 
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-STATE = aligned(HIDDEN + MOTION, 64)  # channels the gates convolve; kernels take channels by 32 or 64
-MOVED = 2 + STATE - HIDDEN - MOTION  # channels the flow is filled up to, which fills up the gates' as well
 WARM_RUNS = 3  # before a capture: compiling, choosing of convolution kernels, and once as it will be
-
-
-class InstanceNorm(nn.Module):
-    """Instance normalisation with statistics in fp32; torch's own copies channels-last tensors first."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        variance, mean = torch.var_mean(wide, dim=(2, 3), correction=0, keepdim=True)
-        return ((wide - mean) * torch.rsqrt(variance + self.eps)).to(x.dtype)
+Steps = Any
+"""`recap.fast.raft_steps`, or `recap.fast.raft_kernels`, which means the same."""
 
 
 def widened(weight: Tensor, *, inputs: int = 0, outputs: int = 0) -> Tensor:
@@ -86,17 +74,60 @@ def widened_conv(conv: nn.Conv2d, *, inputs: int = 0, outputs: int = 0) -> nn.Co
     return made
 
 
-def fast_encoder(encoder: Encoder) -> Encoder:
-    """A copy that reads `ALIGNED` channels, three of them a picture's, and normalises in fp32."""
-    made = copy.deepcopy(encoder)
-    for module in list(made.modules()):
-        for name, part in list(module.named_children()):
-            if isinstance(part, nn.InstanceNorm2d):
-                setattr(module, name, InstanceNorm(part.eps))
-    stem = made.convnormrelu[0]
-    assert isinstance(stem, nn.Conv2d)
-    made.convnormrelu[0] = widened_conv(stem, inputs=ALIGNED)
-    return made
+def first_conv(stage: nn.Module) -> nn.Conv2d:
+    assert isinstance(stage, nn.Sequential) and isinstance(stage[0], nn.Conv2d)
+    return stage[0]
+
+
+class Stage(nn.Module):
+    """A convolution and what follows it; `steps` does that in one pass or two."""
+
+    def __init__(self, stage: nn.Module, steps: Steps, *, inputs: int = 0) -> None:
+        super().__init__()
+        assert isinstance(stage, nn.Sequential)
+        self.conv = widened_conv(first_conv(stage), inputs=inputs)
+        norms = [part for part in stage if isinstance(part, nn.InstanceNorm2d)]
+        self._eps = norms[0].eps if norms else None
+        self._relu = any(isinstance(part, nn.ReLU) for part in stage)
+        self._steps = steps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        made: Tensor
+        raw = F.conv2d(x, self.conv.weight, None, self.conv.stride, self.conv.padding)
+        if self._eps is None:
+            assert self.conv.bias is not None
+            made = self._steps.add_bias(raw, self.conv.bias, residual, relu=self._relu)
+        else:  # which takes away any bias
+            made = self._steps.normalise(raw, self._eps, residual, relu=self._relu)
+        return made
+
+
+class FastBottleneck(nn.Module):
+    """The residual block; its sum is made where its last stage ends."""
+
+    def __init__(self, block: Bottleneck, steps: Steps) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (
+            Stage(stage, steps) for stage in (block.convnormrelu1, block.convnormrelu2, block.convnormrelu3)
+        )
+        same = isinstance(block.downsample, nn.Identity)
+        self.downsample = nn.Identity() if same else Stage(block.downsample, steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.third(self.second(self.first(x)), self.downsample(x))
+        return made
+
+
+def fast_encoder(encoder: Encoder, steps: Steps) -> nn.Sequential:
+    """A copy that reads `ALIGNED` channels, three of them a picture's."""
+    stem, *layers, last = encoder.children()
+    blocks = [block for layer in layers for block in layer.children() if isinstance(block, Bottleneck)]
+    assert isinstance(last, nn.Conv2d)
+    return nn.Sequential(
+        Stage(stem, steps, inputs=ALIGNED),
+        *(FastBottleneck(block, steps) for block in blocks),
+        widened_conv(last),
+    )
 
 
 class Shares(NamedTuple):
@@ -106,24 +137,21 @@ class Shares(NamedTuple):
     proposal: Tensor
 
 
-def first_conv(stage: nn.Sequential) -> nn.Conv2d:
-    conv = stage[0]
-    assert isinstance(conv, nn.Conv2d)
-    return conv
-
-
 class FastUpdate(nn.Module):
     """The update block with channel counts rounded up, and products that share their input done at once."""
 
-    def __init__(self, block: UpdateBlock) -> None:
+    def __init__(self, block: UpdateBlock, steps: Steps) -> None:
         super().__init__()
+        self._steps = steps
         motion, unit = block.motion_encoder, block.recurrent_block.convgru1
         self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=READ_CHANNELS)
-        self.of_flow = widened_conv(first_conv(motion.convflow1), inputs=MOVED)
+        self.of_flow = Stage(motion.convflow1, steps, inputs=MOVED)
         self.of_flow_again = widened_conv(first_conv(motion.convflow2))
         self.of_both = widened_conv(first_conv(motion.conv))
-        self.head = widened_conv(block.flow_head.conv1)
+        self.head = Stage(nn.Sequential(block.flow_head.conv1, nn.ReLU()), steps)
         self.head_again = widened_conv(block.flow_head.conv2, outputs=ALIGNED)
+        said = [conv.bias for conv in (self.of_windows, self.of_flow_again) if conv.bias is not None]
+        self.said = nn.Parameter(torch.cat(said), requires_grad=False)
         parts = (unit.convz, unit.convr, unit.convq)
         weight = torch.cat([part.weight.detach() for part in parts])
         hidden, context, moving = weight.split((HIDDEN, CONTEXT, MOTION), dim=1)
@@ -140,20 +168,24 @@ class FastUpdate(nn.Module):
         return Shares(*self.of_context(context).split((2 * HIDDEN, HIDDEN), dim=1))
 
     def forward(
-        self, windows: Tensor, hidden: Tensor, flow: Tensor, gates: Tensor, proposal: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden state N 96 y x and flow N y x 2 (fp32) after one update with windows N y x `READ_CHANNELS`."""
-        moved = F.pad(flow.to(hidden.dtype), (0, MOVED - 2)).movedim(-1, 1)
-        seen = F.relu(self.of_windows(windows.movedim(-1, 1)))
-        told = F.relu(self.of_flow_again(F.relu(self.of_flow(moved))))
+        self, windows: Tensor, hidden: Tensor, flow: Tensor, moved: Tensor, gates: Tensor, proposal: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden state N 96 y x, flow N y x 2 (fp32) and N `MOVED` y x after one update with windows N y x C."""
+        steps = self._steps
+        seen = _product(self.of_windows, windows.movedim(-1, 1))
+        told = _product(self.of_flow_again, self.of_flow(moved))
+        heard = _product(self.of_both, steps.pair(seen, told, self.said))
         # The flow is the last of the motion's channels; the zeros behind it meet the zeros of `widened`.
-        motion = torch.cat((F.relu(self.of_both(torch.cat((seen, told), dim=1))), moved), dim=1)
-        both = F.conv2d(torch.cat((hidden, motion), dim=1), self.gates, padding=1)
-        update, reset = torch.sigmoid(both + gates).chunk(2, dim=1)
-        state = F.conv2d(torch.cat((reset * hidden, motion), dim=1), self.proposal, padding=1)
-        hidden = torch.lerp(hidden, torch.tanh(state + proposal), update)
-        change = self.head_again(F.relu(self.head(hidden)))
-        return hidden, flow + change[:, :2].movedim(1, -1).to(flow.dtype)
+        state = steps.join(hidden, heard, self.of_both.bias, moved)
+        update, state = steps.gate(F.conv2d(state, self.gates, padding=1), gates, hidden, state)
+        hidden = steps.mix(hidden, F.conv2d(state, self.proposal, padding=1), proposal, update)
+        change = _product(self.head_again, self.head(hidden))
+        return hidden, *steps.advance(flow, change, self.head_again.bias)
+
+
+def _product(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution without its bias, which the next step adds."""
+    return F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
 
 
 class Seen(NamedTuple):
@@ -166,22 +198,14 @@ class Seen(NamedTuple):
     proposal: Tensor  # N 96 y x
 
 
-class Parts(NamedTuple):
-    """What a call runs through; compiled or not, they do the same."""
-
-    encode: Callable[[Tensor], Seen]
-    update: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    enlarge: Callable[[Tensor], Tensor]
-
-
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class FastRaftFlow:
     """The flow estimator, both directions of all pairs of a block at once, from a readable one's weights.
 
-    `compiled` fuses what stands between convolutions; `captured` replays a whole call as one CUDA graph, from the
-    second call of a shape on (a video's first block, which comes once, is not worth it). `warm_up` does both ahead.
+    `captured` replays a whole call as one CUDA graph, from the second call of a shape on (a video's first block,
+    which comes once, is not worth it). `warm_up` does that ahead.
     """
 
     def __init__(
@@ -189,11 +213,10 @@ class FastRaftFlow:
         flow: RaftFlow,
         *,
         dtype: torch.dtype = torch.float16,
-        compiled: bool = False,
         captured: bool = False,
         fused: bool = True,
     ) -> None:
-        """`fused` reads windows by Triton where there is one; the plain twin is for checks and the CPU."""
+        """`fused` takes Triton's kernels where there are any; their plain twins are for checks and the CPU."""
         if dtype not in PRECISIONS:
             limit = "must be float32, float16 or bfloat16"
             raise refuse("dtype", dtype, limit, "float16 is the usual one")
@@ -206,17 +229,10 @@ class FastRaftFlow:
         self.volume_bytes = flow.volume_bytes
         self._fused = fused and self.device.type == "cuda" and fused_reader()
         self._captured = captured
-        self._features = self._ready(fast_encoder(model.feature_encoder))
-        self._context = self._ready(fast_encoder(model.context_encoder))
-        self._update = self._ready(FastUpdate(model.update_block))
-        self._plain = self.parts = Parts(self._encode, self._update, enlarge)
-        if compiled:
-            # Each shape for itself: sizes known ahead make better kernels.
-            self.parts = Parts(
-                torch.compile(self._encode, dynamic=False),
-                torch.compile(self._update, dynamic=False),
-                torch.compile(enlarge, dynamic=False),
-            )
+        steps: Steps = raft_kernels if self._fused else raft_steps
+        self._features = self._ready(fast_encoder(model.feature_encoder, steps))
+        self._context = self._ready(fast_encoder(model.context_encoder, steps))
+        self.update = self._ready(FastUpdate(model.update_block, steps))
         self._met: set[tuple[int, ...]] = set()
         self._graphs: dict[tuple[int, ...], CapturedCall] = {}
 
@@ -229,19 +245,17 @@ class FastRaftFlow:
             )
         here = pictures.to(self.device, torch.float32)
         key = tuple(here.shape)
-        if not self._captured:
-            found = self._estimate(here, self.parts)
-        elif key not in self._met:
+        if not self._captured or key not in self._met:
             self._met.add(key)
-            found = self._estimate(here, self._plain)
+            found = self._estimate(here)
         else:
             if key not in self._graphs:
-                self._graphs[key] = CapturedCall(lambda given: self._estimate(given, self.parts), here)
+                self._graphs[key] = CapturedCall(self._estimate, here)
             found = self._graphs[key](here)
         return Flow(*found.to(pictures.device))
 
     def warm_up(self, shape: tuple[int, int, int, int, int]) -> None:
-        """Do for pictures of this shape what is done once: compiling, choosing kernels, capturing."""
+        """Do for pictures of this shape what is done once: choosing kernels, capturing."""
         for _ in range(2):
             self(torch.rand(shape, device=self.device))
 
@@ -251,24 +265,24 @@ class FastRaftFlow:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
 
-    def _encode(self, pictures: Tensor) -> Seen:
+    def encode(self, pictures: Tensor) -> Seen:
         """Pictures N 3 Y X in 0..1, padded."""
         given = F.pad(pictures * 2 - 1, (0, 0, 0, 0, 0, ALIGNED - 3)).to(self.dtype)
         given = given.contiguous(memory_format=torch.channels_last)
         features = self._features(given)
         hidden, context = self._context(given).split((HIDDEN, CONTEXT), dim=1)
-        shares = self._update.prepare(F.relu(context))
+        shares = self.update.prepare(F.relu(context))
         return Seen(features.flatten(2).mT, pool_levels(features), torch.tanh(hidden), *shares)
 
-    def _estimate(self, pictures: Tensor, parts: Parts) -> Tensor:
+    def _estimate(self, pictures: Tensor) -> Tensor:
         """Flow 2 B T-1 2 Y X: forward, then backward. No shape or branch in here depends on a value."""
         rows, num = pictures.shape[:2]
         padded, crop = pad_to_network(pictures.flatten(0, 1))
         size = padded.shape[-2] // STRIDE, padded.shape[-1] // STRIDE
-        seen = parts.encode(padded)
+        seen = self.encode(padded)
         # Of a pair the source is read, and of the target only what it is to be matched with.
         pairs = Seen(*(leaving(part, rows, reverse=part is seen.pooled) for part in seen))
-        flow = torch.cat([self._track(some, size, parts) for some in self._split(pairs)])
+        flow = torch.cat([self._track(some, size) for some in self._split(pairs)])
         cropped = flow[(..., *crop)]
         return cropped.reshape(2, rows, num - 1, *cropped.shape[1:])
 
@@ -279,15 +293,17 @@ class FastRaftFlow:
         for start in range(0, len(pairs.features), num):
             yield Seen(*(part[start : start + num] for part in pairs))
 
-    def _track(self, pairs: Seen, size: tuple[int, int], parts: Parts) -> Tensor:
+    def _track(self, pairs: Seen, size: tuple[int, int]) -> Tensor:
         """Flow N 2 Y X in pixels."""
         volume = correlate(pairs.features, pairs.pooled)
         hidden, gates, proposal = pairs.hidden, pairs.gates, pairs.proposal
         flow = torch.zeros((len(volume), *size, 2), device=volume.device)
+        moved = hidden.new_zeros((len(volume), *size, MOVED)).movedim(-1, 1)
         read = read_fused if self._fused else read_plain
         for _ in range(self.num_updates):
-            hidden, flow = parts.update(read(volume, flow, READ_CHANNELS), hidden, flow, gates, proposal)
-        return parts.enlarge(flow)
+            windows = read(volume, flow, READ_CHANNELS)
+            hidden, flow, moved = self.update(windows, hidden, flow, moved, gates, proposal)
+        return enlarge(flow)
 
 
 def leaving(pictures: Tensor, rows: int, *, reverse: bool) -> Tensor:

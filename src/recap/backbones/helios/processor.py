@@ -193,7 +193,8 @@ class MemoryProcessor:
             for segment, place in arranged
         ]
         history = self._plain(query[:, : current.start], key, value)
-        chunk, shares = attend(query[:, current], readable)
+        # On a GPU every kernel costs, so that there the sink's share is told, and no other.
+        chunk, shares = attend(query[:, current], readable, by_role=not query.is_cuda)
         reading.context.measured(shares, reading.stage)
         return torch.cat([history, chunk], dim=1)
 

@@ -1,0 +1,208 @@
+"""VBench's own environment: made once, marked when it is finished, found again by whoever runs VBench.
+
+pip takes its packages from where the user's pip takes them (its configuration and PIP_ variables hold here too).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from recap.errors import refuse
+from recap.files import weights_folder, write_whole
+
+PYTHON = (3, 11)
+SIZE = (
+    "3.5 GB to fetch on Linux and more on disk, most of it CUDA for torch; VBench fetches the weights "
+    "of a dimension, several GB in all, when it is first run"
+)
+LICENCE = (
+    "VBench is Apache-2.0; the AMT in it, which judges motion_smoothness, is CC BY-NC 4.0 (non-commercial); the "
+    "weights of GRiT, UMT, ViCLIP and Tag2Text come without a licence file"
+)
+AGAIN = "mend that and run `recap vbench setup` again, which goes on from there"
+_TAIL = 300  # characters of a log that a refusal quotes
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A finished environment."""
+
+    folder: Path
+    requirements_sha256: str
+    versions: dict[str, str]
+    info: Path  # VBench's list of prompts
+    unusable: dict[str, str]  # modules that cannot be imported, and why
+
+    @property
+    def python(self) -> Path:
+        return _python(self.folder)
+
+    @property
+    def current(self) -> bool:
+        """Made with the pins of this version of ours."""
+        return self.requirements_sha256 == _digest(pins())
+
+    def call(self, job: dict[str, Any], log: Path) -> dict[str, Any]:
+        """Run a job inside; what VBench says goes to the log. The result may be {"error"}."""
+        return _call(self.folder, job, log)
+
+
+def vbench_folder(folder: Path | None = None) -> Path:
+    """Where the environment lies: `vbench` in $RECAP_HOME, unless a folder is named."""
+    return (folder.expanduser() if folder else weights_folder() / "vbench").resolve()
+
+
+def pins() -> str:
+    return resources.files("recap.eval.vbench").joinpath("requirements.txt").read_text(encoding="utf-8")
+
+
+def describe(folder: Path) -> list[str]:
+    """What a set-up would do, in lines."""
+    wanted = [line.split("#")[0].strip() for line in pins().splitlines()]
+    lines = [
+        f"environment: {folder / 'env'}, Python {PYTHON[0]}.{PYTHON[1]}",
+        f"packages: {', '.join(line for line in wanted if line)}, and what they need",
+        f"size: {SIZE}",
+        f"licence: {LICENCE}",
+        "object_class, multiple_objects, color and spatial_relationship also need detectron2, which is to be built "
+        "by hand",
+    ]
+    if platform.machine() in ("aarch64", "arm64"):
+        lines.append(f"decord has no wheel for {platform.machine()}: build it into the environment by hand")
+    return lines
+
+
+def installed(folder: Path) -> Installed:
+    """The finished environment of a folder."""
+    found = _marked(folder)
+    if found is None:
+        begun = "begun and not finished" if (folder / "env").exists() else "not there"
+        raise refuse("VBench's environment", str(folder), begun, "run `recap vbench setup` first")
+    return found
+
+
+def set_up(
+    folder: Path,
+    report: Callable[[str], None] = print,
+    *,
+    requirements: str | None = None,
+    python: str | None = None,
+) -> Installed:
+    """Make the environment; a finished one of the same pins is left as it is, a broken-off one goes on."""
+    wanted = pins() if requirements is None else requirements
+    old = _marked(folder)
+    if old is not None and old.requirements_sha256 == _digest(wanted):
+        report(f"VBench is ready in {folder}")
+        return old
+    marker, log = folder / "ready.json", folder / "setup.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.unlink(missing_ok=True)
+    log.write_bytes(b"")
+    write_whole(folder / "requirements.txt", wanted.encode())
+    made = folder / "env" / "made"
+    if not made.exists():
+        report("making the environment")
+        make = [python or _find_python(), "-m", "venv", "--clear", str(folder / "env")]
+        _step("make the environment", make, log)
+        made.touch()  # not before: pip comes last into an environment, its Python first
+    report("installing the pinned packages")
+    install = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    _step("install the packages", [*install, "-r", str(folder / "requirements.txt")], log)
+    report("importing VBench")
+    checked = _call(folder, {"do": "check"}, log)
+    if "error" in checked:
+        raise refuse("vbench setup", "import VBench", f"{checked['error']} (log: {log})", AGAIN)
+    for name, reason in checked["unusable"].items():
+        report(f"cannot be used yet: {name} ({reason})")
+    checked["requirements_sha256"] = _digest(wanted)
+    write_whole(marker, json.dumps(checked, indent=1).encode())
+    return installed(folder)
+
+
+def _marked(folder: Path) -> Installed | None:
+    try:
+        marker = json.loads((folder / "ready.json").read_text(encoding="utf-8"))
+        found = Installed(
+            folder,
+            marker["requirements_sha256"],
+            marker["versions"],
+            Path(marker["info"]),
+            marker["unusable"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.python.exists() else None
+
+
+def _python(folder: Path) -> Path:
+    return folder / "env" / "bin" / "python"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _find_python() -> str:
+    if sys.version_info[:2] == PYTHON:
+        return sys.executable
+    name = f"python{PYTHON[0]}.{PYTHON[1]}"
+    found = shutil.which(name)
+    if found is None:
+        limit = f"VBench's pins have wheels for {name} only, and it is not on the PATH"
+        raise refuse("python", platform.python_version(), limit, f"install {name} beside this one")
+    return found
+
+
+def _step(what: str, command: Sequence[str], log: Path) -> None:
+    with log.open("ab") as file:
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, env=_surroundings(), check=False
+        )
+    if done.returncode:
+        said = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_TAIL:]
+        raise refuse("vbench setup", what, f"failed: …{said} (log: {log})", AGAIN)
+
+
+def _call(folder: Path, job: dict[str, Any], log: Path) -> dict[str, Any]:
+    weights = Path(os.environ.get("VBENCH_CACHE_DIR") or folder / "weights")
+    surroundings = {**_surroundings(), "VBENCH_CACHE_DIR": str(weights)}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place, log.open("ab") as file:
+        given, made = Path(place) / "job.json", Path(place) / "result.json"
+        given.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
+        with resources.as_file(resources.files("recap.eval.vbench").joinpath("inside.py")) as inside:
+            # -I: neither our PYTHONPATH nor the script's own folder may come between VBench and its packages.
+            command = [str(_python(folder)), "-I", str(inside), str(given), str(made)]
+            done = subprocess.run(
+                command, stdout=file, stderr=subprocess.STDOUT, env=surroundings, cwd=place, check=False
+            )
+        if not made.is_file():
+            how = (
+                f"was killed by signal {-done.returncode}"
+                if done.returncode < 0
+                else "ended without a result"
+            )
+            return {"error": f"VBench's Python {how}", "module": None}
+        result: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+    return result
+
+
+def _surroundings() -> dict[str, str]:
+    # A virtual environment of ours must not be taken for its own.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }

@@ -1,0 +1,144 @@
+"""Runs in VBench's own environment, as a file: `python inside.py JOB RESULT`. Only the standard library and VBench.
+
+A job is {"do": "check"} or {"do": "score", "dimension", "info", "device", "firsts", "static", "weights"}; `info` is
+a file as VBench's functions read it. The result has the value of every clip, or {"error"}. Only VBench's functions
+are called: its commands want files that its wheel does not carry, and are particular about file names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("vbench", "torch", "torchvision", "numpy", "transformers", "timm", "pyiqa", "decord", "dreamsim")
+DIMENSIONS = (
+    "subject_consistency", "background_consistency", "temporal_flickering", "motion_smoothness", "dynamic_degree",
+    "aesthetic_quality", "imaging_quality", "object_class", "multiple_objects", "human_action", "color",
+    "spatial_relationship", "scene", "appearance_style", "temporal_style", "overall_consistency",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check() -> dict[str, Any]:
+    """That VBench can be imported, where its prompts lie, and which dimensions lack a package."""
+    vbench = importlib.import_module("vbench.utils")
+    unusable = {}
+    long = ("subject_consistency", "background_consistency", "static_filter")
+    modules = {name: f"vbench.{name}" for name in DIMENSIONS}
+    modules.update({f"{name} (long)": f"vbench2_beta_long.{name}" for name in long})
+    for name, module in modules.items():
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            unusable[name] = f"{type(error).__name__}: {error}"
+    info = Path(str(vbench.__file__)).parent / "VBench_full_info.json"
+    return {"versions": versions(), "info": str(info), "unusable": unusable}
+
+
+def score(job: dict[str, Any]) -> dict[str, Any]:
+    dimension = job["dimension"]
+    torch = importlib.import_module("torch")
+    name = job["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    started = time.monotonic()
+    static = None
+    info = job["info"]
+    with tempfile.TemporaryDirectory() as folder:
+        if job["static"]:
+            static = static_clips(info, job["static"]["at_most"], device)
+            info = kept(info, static, Path(folder) / "static.json")
+        utils = importlib.import_module("vbench.utils")
+        parts = utils.init_submodules([dimension], local=False, read_frame=False)[dimension]
+        compute = getattr(importlib.import_module(f"vbench.{dimension}"), f"compute_{dimension}")
+        overall, clips = compute(info, device, parts) if static != [] else (None, [])
+    fast = fast_values(dimension, job["firsts"], device, job["weights"]) if job["firsts"] else []
+    return {
+        "versions": versions(),
+        "device": name,
+        "seconds": time.monotonic() - started,
+        "overall": None if overall is None else float(overall),
+        "clips": [[clip["video_path"], float(clip["video_results"])] for clip in clips],
+        "fast": [[clip["video_path"], float(clip["video_results"])] for clip in fast],
+        "static": static,
+    }
+
+
+def fast_values(dimension: str, firsts: list[str], device: Any, weights: str) -> list[dict[str, Any]]:
+    """The long package's own functions on clips of first pictures: DINOv2 for subjects, DreamSim for grounds."""
+    module = importlib.import_module(f"vbench2_beta_long.{dimension}")
+    if dimension == "subject_consistency":
+        torch = importlib.import_module("torch")
+        model = torch.hub.load("facebookresearch/dinov2", "dinov2_vitb14").to(device)
+        _, values = module.subject_consistency_dinov2(model, firsts, device, False)
+    else:
+        load = importlib.import_module("dreamsim").dreamsim
+        cache = Path(weights) / "dreamsim"
+        cache.mkdir(parents=True, exist_ok=True)
+        model, prepare = load(pretrained=True, device=str(device), cache_dir=str(cache))
+        _, values = module.background_consistency_dreamsim(model, prepare, firsts, device, False)
+    result: list[dict[str, Any]] = values
+    return result
+
+
+def static_clips(info: str, at_most: int, device: Any) -> list[str]:
+    """Clips that VBench's filter takes for still, in order, no more than `at_most` of a prompt."""
+    utils = importlib.import_module("vbench.utils")
+    filters: Any = importlib.import_module("vbench2_beta_long.static_filter")
+    weights = utils.init_submodules(["dynamic_degree"], local=False, read_frame=False)["dynamic_degree"]
+    filters.DEVICE = device  # the module has "cuda" there, whatever it is given
+    options = argparse.Namespace(
+        model=weights["model"], small=False, mixed_precision=False, alternate_corr=False
+    )
+    judge = filters.StaticFilter(options, device)
+    still = []
+    for entry in json.loads(Path(info).read_text(encoding="utf-8")):
+        found = 0
+        for clip in entry["video_list"]:
+            if found < at_most and judge.infer(clip):
+                still.append(clip)
+                found += 1
+    return still
+
+
+def kept(info: str, clips: list[str], goal: Path) -> str:
+    entries = json.loads(Path(info).read_text(encoding="utf-8"))
+    for entry in entries:
+        entry["video_list"] = [clip for clip in entry["video_list"] if clip in clips]
+    goal.write_text(json.dumps([entry for entry in entries if entry["video_list"]]), encoding="utf-8")
+    return str(goal)
+
+
+def main(job_file: str, result_file: str) -> int:
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    try:
+        result = check() if job["do"] == "check" else score(job)
+    except Exception as error:  # whatever it is, the other side should hear of it
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}", "module": getattr(error, "name", None)}
+    written = Path(f"{result_file}.part")
+    written.write_text(json.dumps(result), encoding="utf-8")
+    os.replace(written, result_file)  # noqa: PTH105
+    return 1 if "error" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

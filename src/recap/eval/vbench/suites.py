@@ -1,0 +1,271 @@
+"""Which prompts a suite has, which dimensions they are judged in, how their files are called and how long clips are.
+
+The prompts are others' data and not shipped: VBench's own list comes with its wheel, MovieGen's with a file. A score
+of one suite does not compare with one of another, so suite and counts stand beside every score.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recap.errors import refuse, unknown_name
+from recap.eval.metrics.vbench import dimensions
+
+QUALITY = tuple(d.name for d in dimensions().values() if d.group == "quality")
+SEMANTIC = tuple(d.name for d in dimensions().values() if d.group == "semantic")
+
+SHORT_S, LONG_S = 2, 10
+LONG = ("human_action", "temporal_style", "overall_consistency")
+"""Dimensions that VBench-Long judges on clips of 10 s; the others have 2 s."""
+
+LABELLED = ("object_class", "multiple_objects", "color", "spatial_relationship", "scene", "appearance_style")
+"""Dimensions that need a label of VBench's metadata, and so its own prompts."""
+
+GROUPS_OF_128 = {
+    "subject_consistency": 10, "scene": 12, "overall_consistency": 13, "object_class": 11, "multiple_objects": 11,
+    "color": 11, "spatial_relationship": 11, "temporal_style": 14, "human_action": 13, "temporal_flickering": 10,
+    "appearance_style": 12,
+}  # fmt: skip
+"""How many of VBench's eleven groups of prompts, each named by its first dimension, in proportion to their sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A prompt set and what may be asked of it."""
+
+    name: str
+    num_entries: int
+    dimensions: tuple[str, ...]
+    official: bool  # VBench's own prompts, which its wheel carries
+    clip_rule: str  # prompt: VBench's standard mode; dimension: its table; short: its custom mode
+    what: str
+    seeds: int = 5
+
+
+SUITES = {
+    "vbench946": Suite("vbench946", 946, (*QUALITY, *SEMANTIC), True, "prompt", "VBench's whole list"),
+    "vbench128": Suite(
+        "vbench128", 128, (*QUALITY, *SEMANTIC), True, "dimension",
+        "128 of VBench's prompts; quality on all of them, every semantic dimension on its own group",
+    ),
+    "moviegen128": Suite(
+        "moviegen128", 128, (*QUALITY, "overall_consistency"), False, "short",
+        "the 128 MovieGen prompts, for which VBench has no labels",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One prompt and the dimensions it is judged in; its files are `<stem>-<seed>.mp4`."""
+
+    text: str
+    stem: str
+    dimensions: tuple[str, ...]
+    labels: dict[str, Any] = field(default_factory=dict)
+    listed: tuple[str, ...] = ()  # the dimensions in which VBench's own list has it
+
+
+def find_suite(name: str) -> Suite:
+    if name not in SUITES:
+        raise unknown_name("suite", name, SUITES)
+    return SUITES[name]
+
+
+def check_dimensions(suite: Suite, names: Sequence[str], static_filter: bool) -> tuple[str, ...]:
+    """The dimensions to measure, all of the suite if none is named, in VBench's order."""
+    for name in names:
+        if name not in dimensions():
+            raise unknown_name("--dimension", name, dimensions())
+        if name not in suite.dimensions:
+            reason = (
+                "VBench has labels for its own prompts only"
+                if name in LABELLED
+                else "of VBench's groups only"
+            )
+            limit = f"{suite.name} cannot be judged in it ({reason})"
+            raise refuse("--dimension", name, limit, f"it has {', '.join(suite.dimensions)}")
+    if static_filter and not suite.official:
+        limit = f"the filter looks at VBench's own prompts only, and {suite.name} has none"
+        raise refuse("--static-filter", suite.name, limit, "leave it out, or take vbench946 or vbench128")
+    return tuple(name for name in suite.dimensions if not names or name in names)
+
+
+def load_entries(suite: Suite, prompts: Path | None, info: Path | None) -> list[Entry]:
+    """The suite's prompts: of VBench's own metadata `info`, or of the user's file."""
+    if not suite.official:
+        if prompts is None:
+            limit = f"{suite.name} needs the file of its {suite.num_entries} prompts"
+            raise refuse(
+                "--prompts", "none", limit, "name a text file with a prompt a line, or JSON {name: prompt}"
+            )
+        return _counted(suite, _from_file(suite, prompts), prompts)
+    if info is None:
+        raise refuse("prompts", suite.name, "VBench's metadata is not there", "run `recap vbench setup`")
+    official = _official(info)
+    if prompts is not None:
+        if suite.name != "vbench128":
+            limit = f"{suite.name} has VBench's own list"
+            raise refuse("--prompts", str(prompts), limit, "leave it out")
+        return _counted(suite, _chosen(official, prompts), prompts)
+    return _counted(suite, official if suite.name == "vbench946" else _sample(official), info)
+
+
+def clip_seconds(suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+    """Length of clips by prompt and dimension.
+
+    VBench's standard mode takes the longest of all dimensions that list a prompt, so aesthetic and imaging quality
+    of its own list are in fact judged on 10 s.
+    """
+    entries = list(entries)
+    own = {
+        (entry.text, name): LONG_S if name in LONG and suite.clip_rule != "short" else SHORT_S
+        for entry in entries
+        for name in entry.dimensions
+    }
+    if suite.clip_rule != "prompt":
+        return own
+    longest: dict[str, int] = {}
+    for (text, _), seconds in own.items():
+        longest[text] = max(seconds, longest.get(text, 0))
+    return {(text, name): longest[text] for text, name in own}
+
+
+def for_static_filter(entries: Iterable[Entry]) -> list[Entry]:
+    """Flickering of VBench's own prompts for it alone: the filter looks at no others."""
+    name = "temporal_flickering"
+    return [
+        entry
+        if name in entry.listed
+        else replace(entry, dimensions=tuple(d for d in entry.dimensions if d != name))
+        for entry in entries
+    ]
+
+
+def digest(entries: Iterable[Entry]) -> str:
+    """SHA-256 of the prompts and what they are judged in: two results of one suite can be told apart by it."""
+    listed = [[entry.text, entry.stem, list(entry.dimensions), entry.labels] for entry in entries]
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+
+
+def find_videos(folder: Path, suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, int], Path]:
+    """The files of a folder by stem and seed; one that belongs to no prompt is refused."""
+    if not folder.is_dir():
+        raise refuse("videos", str(folder), "no such folder", "name the folder of <prompt>-<seed>.mp4 files")
+    stems = {entry.stem for entry in entries}
+    example = f"{min(stems)}-0.mp4"
+    found = {}
+    for path in sorted(folder.glob("*.mp4")):
+        parts = re.fullmatch(r"(.*)-(\d+)", path.stem, flags=re.DOTALL)
+        if not parts or parts[1] not in stems:
+            limit = f"its name is no <prompt>-<seed>.mp4 of {suite.name}"
+            raise refuse("video", path.name, limit, f"name it like {example!r}, or move it away")
+        if int(parts[2]) >= suite.seeds or parts[2] != str(int(parts[2])):
+            limit = f"seeds of {suite.name} are 0 to {suite.seeds - 1}"
+            raise refuse("video", path.name, limit, "rename it, or move it away")
+        found[parts[1], int(parts[2])] = path
+    if not found:
+        raise refuse("videos", str(folder), "no .mp4 file in it", f"put the videos there, as {example!r}")
+    return found
+
+
+def missing_videos(
+    suite: Suite, entries: Iterable[Entry], dimension: str, found: Iterable[tuple[str, int]]
+) -> list[str]:
+    """Names of files that a dimension needs and that are not there."""
+    there = set(found)
+    stems = dict.fromkeys(entry.stem for entry in entries if dimension in entry.dimensions)
+    return [
+        f"{stem}-{seed}.mp4" for stem in stems for seed in range(suite.seeds) if (stem, seed) not in there
+    ]
+
+
+def _official(info: Path) -> list[Entry]:
+    try:
+        return [_listed(row) for row in json.loads(info.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        limit = f"not readable as VBench's list of prompts ({type(error).__name__})"
+        raise refuse("prompts", str(info), limit, "run `recap vbench setup` again") from error
+
+
+def _listed(row: dict[str, Any]) -> Entry:
+    text, names = row["prompt_en"], tuple(row["dimension"])
+    return Entry(text, text, names, row.get("auxiliary_info", {}), names)
+
+
+def _sample(official: Sequence[Entry]) -> list[Entry]:
+    # Evenly through every group, so that the list is the same for everybody; a text that two groups have counts once.
+    chosen: list[Entry] = []
+    for group, wanted in GROUPS_OF_128.items():
+        taken = {entry.text for entry in chosen}
+        own = [entry for entry in official if group in entry.dimensions and entry.text not in taken]
+        if len(own) < wanted:
+            limit = f"only {len(own)} prompts of {group}, {wanted} are needed"
+            raise refuse("prompts", "VBench's metadata", limit, "run `recap vbench setup` again")
+        chosen += [_for_all_quality(own[place * len(own) // wanted]) for place in range(wanted)]
+    return chosen
+
+
+def _chosen(official: Sequence[Entry], path: Path) -> list[Entry]:
+    chosen = []
+    for text in _lines(path):
+        own = [entry for entry in official if entry.text == text]
+        if not own:
+            limit = "it is none of VBench's own, which alone have labels"
+            raise refuse("prompt", text, limit, f"mend that line of {path}, or take moviegen128")
+        names = tuple(name for entry in own for name in entry.dimensions)
+        labels = {name: label for entry in own for name, label in entry.labels.items()}
+        chosen.append(_for_all_quality(Entry(text, text, names, labels, names)))
+    return chosen
+
+
+def _for_all_quality(entry: Entry) -> Entry:
+    semantic = tuple(name for name in entry.dimensions if name in SEMANTIC)
+    return replace(entry, dimensions=(*QUALITY, *semantic))
+
+
+def _from_file(suite: Suite, path: Path) -> list[Entry]:
+    if path.suffix == ".json":
+        try:
+            named = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise refuse("--prompts", str(path), "not readable as JSON", "give {name: prompt}") from error
+        if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
+            raise refuse("--prompts", str(path), "not an object of names and prompts", "give {name: prompt}")
+        return [Entry(text, name, suite.dimensions) for name, text in named.items()]
+    return [
+        Entry(text, text if _fits(text, suite) else f"line-{number:03d}", suite.dimensions)
+        for number, text in enumerate(_lines(path), start=1)
+    ]
+
+
+def _fits(text: str, suite: Suite) -> bool:
+    return "/" not in text and len(f"{text}-{suite.seeds - 1}.mp4".encode()) <= 255
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse("--prompts", str(path), "not readable as text", "give a prompt a line") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _counted(suite: Suite, entries: list[Entry], source: Path) -> list[Entry]:
+    if len(entries) != suite.num_entries:
+        limit = f"{suite.name} has {suite.num_entries} prompts, and here are {len(entries)}"
+        raise refuse("prompts", str(source), limit, "give the suite's own list")
+    if not suite.name.endswith("946") and len({entry.stem for entry in entries}) != len(entries):
+        double = next(e.stem for e in entries if sum(o.stem == e.stem for o in entries) > 1)
+        raise refuse("prompts", double, "it is in the list twice", "give every prompt once")
+    for entry in entries:
+        if "/" in entry.stem:
+            limit = "its files cannot have a / in their name"
+            raise refuse("prompt", entry.stem, limit, "name it otherwise in a JSON of {name: prompt}")
+    return entries
