@@ -26,6 +26,12 @@ def test_every_table_gives_configs_that_survive_a_file(name):
         assert RunConfig.from_dict(run.config.to_dict()) == run.config
 
 
+def test_less_than_one_is_nothing_to_ask_for():
+    for asked in ({"prompts": 0}, {"prompts": -1}, {"seeds": 0}):
+        with pytest.raises(ValueError, match=r"is (0|-1): must be 1 or more"):
+            Ask(**asked)
+
+
 def test_arms_are_paired_and_prompts_have_their_own_seeds():
     runs = list(plan_runs(find_recipe("identity"), Ask(prompts=2, seeds=2)))
     for start in range(0, len(runs), 4):

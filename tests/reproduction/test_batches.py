@@ -210,7 +210,7 @@ def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, cap
     monkeypatch.setattr("recap.reproduction.batches.draw_batch", fails)
     words = [*WORDS, "--tables", "retention", "--prompts", "1", "--seeds", "1", "--out", str(tmp_path)]
     assert not main(words)
-    assert "given up, sink: RuntimeError: out of memory, say" in capsys.readouterr().out
+    assert "gave up: sink of retention: RuntimeError: out of memory, say" in capsys.readouterr().out
     assert len(runs(tmp_path)) == 2
     monkeypatch.undo()
     assert main(words) and len(runs(tmp_path)) == 4  # asked again, only what is missing is drawn

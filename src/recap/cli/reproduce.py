@@ -50,7 +50,7 @@ def reproduce_command(
     """Draw, score and write down one table of the paper; the same command goes on with a stopped one."""
     folder = out or Path("results") / table
     if taken is not None:
-        typer.echo(import_table(table, taken, folder, prompts, seeds).page)
+        typer.echo(import_table(table, taken, folder, prompts, seeds, show_notice).page)
         return
     ask = Ask(
         backbone=backbone,

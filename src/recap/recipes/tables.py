@@ -73,6 +73,8 @@ class Ask:
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES and self.backbone not in ALIASES and ":" not in self.backbone:
             raise unknown_name("backbone", self.backbone, BACKBONES)
+        if self.prompts < 1:
+            raise refuse("--prompts", self.prompts, "must be 1 or more", "every set has 20")
         if self.seeds is not None and self.seeds < 1:
             raise refuse("--seeds", self.seeds, "must be 1 or more", "5 is the paper's number")
         if self.seconds is not None and not self.seconds > 0:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from recap.fast.threads import QUOTA, fair_threads
 from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Ask, Recipe
 from recap.run import versions
@@ -33,7 +34,7 @@ def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: s
 
 def cores() -> int:
     """Processors that this process may use: fewer than there are, in many containers."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return fair_threads(os.cpu_count() or 1, {}, QUOTA)
 
 
 def _processor() -> str:

@@ -19,8 +19,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,16 @@ from recap.build import build_backbone, build_memory
 from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.eval.embedders import build_embedder
+from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import accelerate
+from recap.fast.threads import use_fair_threads
 from recap.recipes.tables import TABLES, Ask, find_recipe
 from recap.reproduction.about import about_this, cores
 from recap.reproduction.drawing import Scored, Task, draw_batch, prepare_scorer, score_drawn
 from recap.reproduction.drawn_file import (
     LOOKS,
     RESULTS,
+    alone_in,
     append_lines,
     look_line,
     mend,
@@ -54,6 +58,8 @@ LONG = ("retention-5min",)
 USUAL = tuple(name for name in TABLES if name not in (ONE_BY_ONE, *LONG))
 CAUTION = 1.25  # a batch may take so much longer than those before it
 SHARED_MEMORY = Path("/dev/shm")
+SOME_LEFT = 3
+"""The exit status where runs are left, for want of time or since they failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,8 @@ class Batches:
         self._scoring_s: list[float] = []
         self._waiting: dict[Future[Scored], tuple[Draw, Task]] = {}
         self._scored = self._left = 0
-        out.mkdir(parents=True, exist_ok=True)
+        # Shares of attention by role: on a GPU the fast path reads all keys without a bias as one group.
+        self._readable = {draw.kind for draw in self._draws if "attention" in draw.measures}
         self._open(tables, ask, resumed)
 
     def _open(self, tables: Sequence[str], ask: Ask, resumed: Path | None) -> None:
@@ -107,6 +114,8 @@ class Batches:
                 place = str(resumed or self._out)
                 raise refuse("--resume", place, limit, "ask as it was begun, or choose another folder")
         append_lines(self._out / RESULTS, [{"about": about}])
+        unknown = [(name, row.name) for name in tables for row in find_recipe(name).rows if not row.available]
+        self._tell_rows("left_out", unknown, "this version has no such memory or admission rule")
         done = {job[-1] for line in lines for job in line.get("jobs", [])}
         part, parts = self._settings.share
         kinds = set(list(dict.fromkeys(draw.kind for draw in self._draws))[part - 1 :: parts])
@@ -119,77 +128,103 @@ class Batches:
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
 
+    def _tell_rows(self, what: str, rows: Iterable[tuple[str, str]], why: str) -> None:
+        """Say, and write down for the import, why rows of tables are not there."""
+        told = sorted(set(rows))
+        if told:
+            names = ", ".join(f"{row} of {table}" for table, row in told)
+            self.say(f"{what.replace('_', ' ')}: {names}: {why}")
+            lines = [{what: {"table": table, "row": row, "why": why}} for table, row in told]
+            append_lines(self._out / RESULTS, lines)
+
     def run(self) -> bool:
         """Draw and score; whether all is done that can be."""
         batches = list(batches_of(self._draws, self._settings.rows))
         if not batches:
             return True
-        plain = build_backbone(replace(self._draws[0].config, eager=True), self.say)
+        self._plain = build_backbone(replace(self._draws[0].config, eager=True), self.say)
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["recap.reproduction.drawing"])
         with (
-            tempfile.TemporaryDirectory(dir=_scratch(batches, plain)) as scratch,
+            tempfile.TemporaryDirectory(dir=_scratch(batches, self._plain)) as scratch,
             ProcessPoolExecutor(self._settings.scorers, context, prepare_scorer) as pool,
         ):
             try:
-                self._draw_all(batches, plain, Path(scratch), pool)
+                self._draw_all(batches, Path(scratch), pool)
                 self._take_in(0)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                self._write_down([each for each in self._waiting if each.done() and not each.cancelled()])
                 raise
         self.say(f"{self._scored} runs were scored into {self._out / RESULTS}, {self._left} are left")
         return self._left == 0
 
-    def _draw_all(
-        self, batches: Sequence[list[Draw]], plain: Backbone, scratch: Path, pool: ProcessPoolExecutor
-    ) -> None:
+    def _draw_all(self, batches: Sequence[list[Draw]], scratch: Path, pool: ProcessPoolExecutor) -> None:
         # Colours are counted by the scorers; a network belongs to where the pictures are.
         elsewhere = self._device == "cpu" or self._embedder == "hsv"
         embedder = None if elsewhere else build_embedder(self._embedder, device=self._device)
-        kind, backbone = "", plain
+        kind, late = "", 0
         for number, batch in enumerate(batches):
             if not self._time_for(batch):
-                self.say(f"out of time: {len(batches) - number} of {len(batches)} batches are left")
-                return
+                late += 1  # shorter ones may still fit
+                continue
             if batch[0].kind != kind:
-                # A fresh fast path per kind: recordings of the last are of no use to it, and large.
-                kind, backbone = batch[0].kind, plain
-                gc.collect()
-                torch.cuda.empty_cache()
-                backbone = plain if self._settings.eager else accelerate(plain)
-            if not self._possible(batch, backbone):
+                kind = batch[0].kind
+                self._take_path(kind)
+            if not self._possible(batch):
                 continue
             self._take_in(len(batch))  # scorers that lag behind would fill the disk
             began = time.monotonic()
-            try:
-                tasks = draw_batch(batch, backbone, scratch, embedder)
-            except (
-                ValueError,
-                RuntimeError,
-            ) as error:  # of one memory: the others are worth drawing all the same
-                self.say(f"given up, {batch[0].wanted[0].job.row}: {type(error).__name__}: {error}")
+            drawn = self._draw(batch, scratch, embedder)
+            if not drawn:
                 continue
             took = time.monotonic() - began
-            self._rates.append(took / _size(batch))
-            for draw, task in zip(batch, tasks, strict=True):
+            self._rates.append(took / _size([draw for draw, _ in drawn]))
+            for draw, task in drawn:
                 self._waiting[pool.submit(score_drawn, task)] = draw, task
             self._take_in(math.inf)
-            self._tell(batch, took, sum(_size(each) for each in batches[number + 1 :]))
+            self._tell([draw for draw, _ in drawn], took, sum(_size(each) for each in batches[number + 1 :]))
+        if late:
+            self.say(f"out of time: {late} of {len(batches)} batches are left")
 
-    def _possible(self, batch: Sequence[Draw], backbone: Backbone) -> bool:
+    def _take_path(self, kind: str) -> None:
+        """A fresh fast path per kind, where it has one: recordings of the last are of no use to it, and large."""
+        self._backbone = self._plain
+        gc.collect()
+        torch.cuda.empty_cache()
+        if not self._settings.eager and kind not in self._readable:
+            self._backbone = accelerate(self._plain)
+
+    def _draw(
+        self, batch: Sequence[Draw], scratch: Path, embedder: Embedder | None
+    ) -> list[tuple[Draw, Task]]:
+        """A batch, by halves where memory does not hold it. What fails is given up: the others are worth drawing."""
+        try:
+            return list(zip(batch, draw_batch(batch, self._backbone, scratch, embedder), strict=True))
+        except (ValueError, RuntimeError) as error:
+            for draw in batch:
+                for file in scratch.glob(f"{draw.key}.*"):
+                    file.unlink()
+            if len(batch) == 1 or not isinstance(error, torch.OutOfMemoryError):
+                self._give_up(batch, error)
+                return []
+        # Only here are the tensors gone that the error held.
+        self._take_path(batch[0].kind)
+        half = (len(batch) + 1) // 2
+        self.say(f"{len(batch)} rows are too many for the memory of {self._device}: again by {half}")
+        return [*self._draw(batch[:half], scratch, embedder), *self._draw(batch[half:], scratch, embedder)]
+
+    def _give_up(self, batch: Sequence[Draw], error: BaseException) -> None:
+        why = f"{type(error).__name__}: {error}"
+        self._tell_rows("gave_up", ((each.table, each.job.row) for d in batch for each in d.wanted), why)
+
+    def _possible(self, batch: Sequence[Draw]) -> bool:
         """Whether this memory can be built here; rows that need weights which are not there are left out."""
         try:
-            build_memory(batch[0].config, backbone.spec, lambda _: None)
+            build_memory(batch[0].config, self._backbone.spec, lambda _: None)
         except ValueError as error:
-            rows = {(each.table, each.job.row) for draw in batch for each in draw.wanted}
-            self.say(f"left out: {', '.join(f'{row} of {table}' for table, row in sorted(rows))}: {error}")
-            append_lines(
-                self._out / RESULTS,
-                [
-                    {"left_out": {"table": table, "row": row, "why": str(error)}}
-                    for table, row in sorted(rows)
-                ],
-            )
+            rows = ((each.table, each.job.row) for draw in batch for each in draw.wanted)
+            self._tell_rows("left_out", rows, str(error))
             self._left -= len(batch)
             return False
         return True
@@ -197,8 +232,8 @@ class Batches:
     def _time_for(self, batch: Sequence[Draw]) -> bool:
         """Whether a batch, and the scoring of all that then waits, will end in time."""
         drawing = max(self._rates[-6:], default=0.0) * _size(batch) * CAUTION
-        waiting = len(self._waiting) + len(batch)
-        scoring = waiting * max(self._scoring_s[-50:], default=0.0) / self._settings.scorers
+        rounds = math.ceil((len(self._waiting) + len(batch)) / self._settings.scorers)
+        scoring = rounds * max(self._scoring_s[-50:], default=0.0)
         elapsed = time.monotonic() - self._began
         return elapsed + drawing + scoring <= 60 * self._settings.minutes
 
@@ -209,21 +244,36 @@ class Batches:
             ready, _ = wait(self._waiting, timeout=patience, return_when=FIRST_COMPLETED)
             if not ready:
                 return
-            lines, looks = [], []
-            for future in ready:
-                draw, task = self._waiting.pop(future)
+            self._write_down(ready)
+
+    def _write_down(self, ready: Iterable[Future[Scored]]) -> None:
+        """What these gave; a run whose scoring fails is given up, and only the end of all scorers ends the call."""
+        lines, looks = [], []
+        broken: BrokenProcessPool | None = None
+        for future in ready:
+            draw, task = self._waiting.pop(future)
+            try:
                 scored = future.result()
                 lines.append(run_line(draw, scored.scores))
                 looks += [] if scored.look is None else [look_line(draw, scored.look)]
                 self._scoring_s.append(scored.seconds)
-                for file in (task.pictures, task.vectors):
-                    if file is not None:
-                        file.unlink()
-            if looks:
-                append_lines(self._out / LOOKS, looks)
+            except BrokenProcessPool as error:
+                broken = error
+            except Exception as error:
+                job = draw.wanted[0].job
+                self.say(f"the run {draw.key} ({job.prompt}, seed {job.seed}) cannot be scored")
+                self._give_up([draw], error)
+            for file in (task.pictures, task.vectors):
+                if file is not None:
+                    file.unlink(missing_ok=True)
+        if looks:
+            append_lines(self._out / LOOKS, looks)
+        if lines:
             append_lines(self._out / RESULTS, lines)
-            self._scored += len(ready)
-            self._left -= len(ready)
+        self._scored += len(lines)
+        self._left -= len(lines)
+        if broken is not None:
+            raise broken
 
     def _tell(self, batch: Sequence[Draw], took: float, to_come: float) -> None:
         memory = batch[0].wanted[0]
@@ -284,6 +334,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> bool:
     """Whether all was drawn and scored."""
+    use_fair_threads()
     given = read_arguments(words)
     ask = Ask(
         given.backbone, given.prompts, given.seeds, given.seconds, given.flow, given.device, given.dtype
@@ -292,10 +343,14 @@ def main(words: Sequence[str] | None = None) -> bool:
     scorers = given.scorers or max(1, cores() * 3 // 4)
     share = _read_share(given.share)
     settings = Settings(given.rows, given.eager, given.minutes, scorers, given.commit, share)
-    return Batches(given.tables, ask, embedder, given.out, settings, given.resume).run()
+    if given.resume is not None and not given.resume.is_dir():
+        raise refuse("--resume", str(given.resume), "there is no such folder", "name that of an earlier call")
+    given.out.mkdir(parents=True, exist_ok=True)
+    with alone_in(given.out):
+        return Batches(given.tables, ask, embedder, given.out, settings, given.resume).run()
 
 
 if __name__ == "__main__":
     # Who is told to end still clears its pictures away; they are gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    main()
+    sys.exit(0 if main() else SOME_LEFT)

@@ -1,8 +1,8 @@
 """Results of batches on their way to another machine: lines of JSON, packed, added to as they come.
 
 `results.jsonl.gz` begins with what was asked and by what it was made; then a line per run with the scores of all
-measures and the jobs they are for, and a line per row that could not be drawn. `looks.jsonl.gz` holds what pages
-show. Every addition is a packed part of its own, so a kill loses no more than the last.
+measures and the jobs they are for, and a line per row that could not be drawn or was given up. `looks.jsonl.gz` holds
+what pages show. Every addition is a packed part of its own, so a kill loses no more than the last.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,9 @@ from recap.reproduction.looks import Look
 from recap.show.bank_chart import BankHistory
 
 RESULTS, LOOKS = "results.jsonl.gz", "looks.jsonl.gz"
+LOCK = ".lock"
+MADE_BY = ("recap", "torch")
+MAGIC = b"\x1f\x8b"  # how packed files begin
 
 
 class JobAt(NamedTuple):
@@ -50,7 +55,10 @@ def read_packed(file: Path) -> list[dict[str, Any]]:
     """All whole lines; a last part cut short by a kill is left out."""
     if not file.is_file():
         return []
-    lines: list[dict[str, Any]] = []
+    with file.open("rb") as begun:
+        if (start := begun.read(len(MAGIC))) != MAGIC and MAGIC.startswith(start):
+            return []  # cut short in its first bytes
+    lines: list[Any] = []
     try:
         with gzip.open(file, "rt", encoding="utf-8") as packed:
             lines.extend(json.loads(line) for line in packed)
@@ -59,27 +67,70 @@ def read_packed(file: Path) -> list[dict[str, Any]]:
     except (gzip.BadGzipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
         if not lines:
             raise refuse("results", str(file), f"cannot be read ({error})", "copy it again") from error
+    for line in lines:
+        if not isinstance(line, dict):
+            limit = f"holds the line {str(line)[:40]!r}, which is no object"
+            raise refuse("results", str(file), limit, "name a file that batches wrote")
     return lines
 
 
-def read_all(place: Path, name: str = RESULTS) -> list[dict[str, Any]]:
-    """The lines of all files of that name in a folder and below it, or of the one that lies beside a file."""
-    files = sorted(place.rglob(name)) if place.is_dir() else [place.with_name(name)]
+def read_all(place: Path) -> list[dict[str, Any]]:
+    """The results of a file, or of all files of that name in a folder and below it, those numbered higher later."""
+    if not place.exists():
+        raise refuse("--import", str(place), "there is no such file or folder", "check the path")
+    files = _below(place, RESULTS) if place.is_dir() else [place]
     return [line for file in files for line in read_packed(file)]
+
+
+def read_looks(place: Path) -> list[dict[str, Any]]:
+    """The looks in a folder and below it, or of the file that lies beside one of results."""
+    files = _below(place, LOOKS) if place.is_dir() else [place.with_name(LOOKS)]
+    return [line for file in files for line in read_packed(file)]
+
+
+def _below(folder: Path, name: str) -> list[Path]:
+    """In an order that knows numbers: 2 before 10."""
+
+    def words(file: Path) -> list[tuple[int, str]]:
+        parts = re.findall(r"\d+|\D+", file.relative_to(folder).as_posix())
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+    return sorted(folder.rglob(name), key=words)
 
 
 def mend(file: Path) -> None:
     """Write a file that is to be added to anew, without what a kill cut short."""
-    lines = read_packed(file)
-    if lines:
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+    if file.is_file():
+        text = "".join(json.dumps(line) + "\n" for line in read_packed(file))
         write_whole(file, gzip.compress(text.encode()))
 
 
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """One process per folder; the system drops the lock with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (out / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            limit = "another process is writing to it"
+            raise refuse("--out", str(out), limit, "give each process a folder of its own") from error
+        yield
+
+
 def question(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same in all calls for one table; more prompts and seeds may follow."""
-    asked = {name: value for name, value in about["ask"].items() if name not in GROWING}
-    return {**asked, "embedder": about["embedder"]}
+    """What must be the same in all calls for one table, the code too; more prompts and seeds may follow."""
+    try:
+        asked = {name: value for name, value in about["ask"].items() if name not in GROWING}
+        made = {name: each[name] for each in about["tables"].values() for name in MADE_BY}
+        return {**asked, "embedder": about["embedder"], **made}
+    except (AttributeError, KeyError, TypeError) as error:
+        limit = f"it does not say what was asked ({type(error).__name__}: {error})"
+        raise refuse("results", str(about)[:60], limit, "name a file that batches wrote") from error
 
 
 def run_line(draw: Draw, scores: Mapping[str, Iterable[Score]]) -> dict[str, Any]:

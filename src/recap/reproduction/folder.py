@@ -8,7 +8,7 @@ a complete one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ class Finished:
     video: Video = field(default_factory=Video)
 
 
-def claim_folder(out: Path, wanted: Mapping[str, Any]) -> None:
-    """Make the folder, or see that it is one of this reproduction and not of a larger one."""
+def claim_folder(out: Path, wanted: Mapping[str, Any], rows: Collection[str]) -> None:
+    """Make the folder, or see that it is one of this reproduction and not of a larger one, by numbers or by rows."""
     record = out / RECORD
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not record.is_file())):
         raise refuse("--out", str(out), "holds something that is no reproduction", "choose another folder")
@@ -57,9 +57,21 @@ def claim_folder(out: Path, wanted: Mapping[str, Any]) -> None:
             if (out / "table.json").is_file() and found[name] > wanted[name]:
                 limit = f"it holds a larger result, of {found[name]} {name}"
                 raise refuse(f"--{name}", wanted[name], limit, "choose another folder, or ask for as many")
+        if (out / "table.json").is_file() and (lost := _rows_of(out / "table.json") - set(rows)):
+            limit = f"it holds a larger result, with the rows {', '.join(sorted(lost))}"
+            raise refuse("--out", str(out), limit, "choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "table.json").is_file() or not record.is_file():
         write_whole(record, json.dumps(dict(wanted), indent=2).encode())
+
+
+def _rows_of(table: Path) -> set[str]:
+    """Those that a finished table shows."""
+    found = read_json(table)
+    try:
+        return {cell["row"] for cell in found["cells"]}
+    except (KeyError, TypeError) as error:
+        raise refuse("file", str(table), "is no table of recap", "choose another folder") from error
 
 
 def write_table(out: Path, done: Finished) -> None:

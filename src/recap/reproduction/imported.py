@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from recap.errors import refuse
+from recap.eval.scores import Score
 from recap.recipes.tables import Ask, Planned, Recipe, find_recipe, plan_runs
-from recap.reproduction.drawn_file import LOOKS, JobAt, look_of, question, read_all
+from recap.reproduction.drawn_file import MADE_BY, JobAt, look_of, question, read_all, read_looks
 from recap.reproduction.folder import Finished, claim_folder, write_table
+from recap.reproduction.job import job_of
 from recap.reproduction.looks import Look
 from recap.reproduction.reproduce import Reproduction
 from recap.reproduction.table import Line
+
+FIELD = "--import"
+Place = tuple[str, str, int]
+"""Row, prompt and seed."""
+Lines = Sequence[Mapping[str, Any]]
 
 
 class Found(NamedTuple):
@@ -22,64 +31,145 @@ class Found(NamedTuple):
     run: str
 
 
-def import_table(table: str, file: Path, out: Path, prompts: int, seeds: int | None = None) -> Reproduction:
+def import_table(
+    table: str,
+    file: Path,
+    out: Path,
+    prompts: int,
+    seeds: int | None = None,
+    notice: Callable[[str], None] = print,
+) -> Reproduction:
     """Write the folder of a table from a results.jsonl.gz, or all of them below a folder."""
     recipe, lines = find_recipe(table), read_all(file)
+    try:
+        done, wanted = _finish(recipe, lines, file, prompts, seeds, notice)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        limit = f"it is not as batches write it ({type(error).__name__}: {error})"
+        raise refuse(FIELD, str(file), limit, "draw it anew by this version") from error
+    claim_folder(out, wanted, {line.row for line in done.lines})
+    write_table(out, done)
+    return Reproduction(out, len(done.lines), tuple(done.left_out))
+
+
+def _finish(
+    recipe: Recipe, lines: Lines, file: Path, prompts: int, seeds: int | None, notice: Callable[[str], None]
+) -> tuple[Finished, dict[str, Any]]:
+    """The table, and what its folder is begun with."""
+    table = recipe.name
+    abouts = _abouts(table, lines, file)
+    asked, embedder = abouts[-1]["ask"], abouts[-1]["embedder"]
+    most_seeds = max(each["ask"]["seeds"] or recipe.seeds for each in abouts)
+    many = {
+        "prompts": min(prompts, max(each["ask"]["prompts"] for each in abouts)),
+        "seeds": most_seeds if seeds is None else seeds,
+    }
+    # Planned for here: what drew the runs may not be in this machine.
+    planned = list(plan_runs(recipe, Ask(**{**asked, "device": "cpu", **many})))
+    keys = {_place(each): _key(each, recipe, embedder, asked["device"]) for each in planned}
+    results, others = _results(recipe, lines, keys, file)
+    there = {row for row, _, _ in results}
+    told = {each["row"] for each in _told(lines, "left_out", table)} - there
+    planned = [each for each in planned if each.row.name not in told]
+    if not planned:
+        limit = f"all rows of {table} were left out: {', '.join(sorted(told))}"
+        raise refuse(FIELD, str(file), limit, "draw it where they can be drawn")
+    _check_complete(table, planned, results, others, lines, file)
+    if others:
+        notice(f"{len(others)} runs of {table} are also there as drawn by other settings; those are not used")
+    found = [results[_place(each)] for each in planned]
+    about = abouts[-1]["tables"][table] | many | {"runs": len(planned)}
+    for name in ("hardware", "commit"):
+        about[name] = " and ".join(dict.fromkeys(each["tables"][table][name] for each in abouts))
+    made_by = {name: about[name] for name in MADE_BY}
+    wanted = {"table": table, "embedder": embedder, "detector": "", **made_by, **asked, **many}
+    kept = {each.row.name for each in planned}
+    left_out = [row.name for row in recipe.rows if row.name not in kept]
+    looks = _looks(read_looks(file), planned, results)
+    all_lines, all_keys = [each.line for each in found], [each.key for each in found]
+    return Finished(recipe, all_lines, all_keys, about, planned[0], looks, left_out), wanted
+
+
+def _abouts(table: str, lines: Lines, file: Path) -> list[dict[str, Any]]:
+    """What was asked in the calls for a table, if they belong together and this version knows it."""
     abouts = [line["about"] for line in lines if table in line.get("about", {}).get("tables", {})]
     if not abouts:
         limit = f"it holds nothing of the table {table!r}"
-        raise refuse("--import", str(file), limit, "name the results.jsonl.gz of batches with that table")
-    asked, same = abouts[-1]["ask"], question(abouts[-1])
+        raise refuse(FIELD, str(file), limit, "name the results.jsonl.gz of batches with that table")
+    same = question(abouts[-1])
     if other := next((question(each) for each in abouts if question(each) != same), None):
-        raise refuse(
-            "--import", str(file), f"it mixes results of {other} and {same}", "keep them in two folders"
-        )
-    most_prompts = max(each["ask"]["prompts"] for each in abouts)
-    most_seeds = max(each["ask"]["seeds"] or recipe.seeds for each in abouts)
-    # Planned for here: what drew the runs may not be in this machine.
-    many = {"prompts": min(prompts, most_prompts), "seeds": seeds or most_seeds}
-    ask = Ask(**{**asked, "device": "cpu", **many})
-    told = [line["left_out"] for line in lines if line.get("left_out", {}).get("table") == table]
-    left_out = tuple(dict.fromkeys(each["row"] for each in told))
-    planned = [each for each in plan_runs(recipe, ask) if each.row.name not in left_out]
-    results = _results(recipe, lines)
-    found = [results[_place(each)] for each in planned if _place(each) in results]
-    if len(found) < len(planned):
-        missing = next(_place(each) for each in planned if _place(each) not in results)
-        limit = (
-            f"{len(planned) - len(found)} of {len(planned)} runs of {table} are missing; the first: {missing}"
-        )
-        raise refuse("--import", str(file), limit, "draw them with --resume, or ask for fewer --seeds")
-    about = abouts[-1]["tables"][table] | many | {"runs": len(planned)}
-    about["commit"] = " and ".join(dict.fromkeys(each["tables"][table]["commit"] for each in abouts))
-    made_by = {name: about[name] for name in ("recap", "torch")}
-    wanted = {"table": table, "embedder": abouts[-1]["embedder"], "detector": "", **made_by, **asked}
-    claim_folder(out, wanted | many)
-    looks = _looks(read_all(file, LOOKS), planned, results)
-    lines_of = [each.line for each in found]
-    keys = [each.key for each in found]
-    write_table(out, Finished(recipe, lines_of, keys, about, planned[0], looks, left_out))
-    return Reproduction(out, len(planned), left_out)
+        limit = f"it mixes results of {other} and {same}"
+        raise refuse(FIELD, str(file), limit, "keep them in two folders")
+    known = {each.name for each in fields(Ask)}
+    for each in abouts:
+        if unknown := each["ask"].keys() - known:
+            limit = f"what was asked has the fields {sorted(unknown)}, which this version does not know"
+            raise refuse(FIELD, str(file), limit, "import it by the version that drew it")
+    return abouts
 
 
-def _place(planned: Planned) -> tuple[str, str, int]:
+def _place(planned: Planned) -> Place:
     return planned.row.name, planned.script.name, planned.seed
 
 
-def _results(recipe: Recipe, lines: list[dict[str, Any]]) -> dict[tuple[str, str, int], Found]:
-    results = {}
+def _key(planned: Planned, recipe: Recipe, embedder: str, device: str) -> str:
+    """Of the job as it was on the device that drew it."""
+    job = job_of(planned, recipe, embedder)
+    return replace(job, data={**job.data, "config": {**job.data["config"], "device": device}}).key
+
+
+def _told(lines: Lines, what: str, table: str) -> list[dict[str, Any]]:
+    """Rows of a table of which something is said."""
+    return [line[what] for line in lines if line.get(what, {}).get("table") == table]
+
+
+def _results(
+    recipe: Recipe, lines: Lines, keys: Mapping[Place, str], file: Path
+) -> tuple[dict[Place, Found], set[Place]]:
+    """The last result of every job with one of these keys, and where results of other settings are."""
+    results, others = {}, set()
     for line in lines:
         for job in (JobAt(*values) for values in line.get("jobs", [])):
-            if job.table == recipe.name:
-                scores = {n: s for measure in recipe.measures for n, s in line["scores"][measure].items()}
-                own = Line(job.row, job.prompt, job.seed, scores)
-                results[job.row, job.prompt, job.seed] = Found(own, job.key, line["run"])
-    return results
+            place = job.row, job.prompt, job.seed
+            if job.table != recipe.name or place not in keys:
+                continue
+            if job.key != keys[place]:
+                others.add(place)
+                continue
+            scores = {}
+            for measure in recipe.measures:
+                if measure not in line["scores"]:
+                    limit = f"the run {line['run']} has no scores of {measure!r}"
+                    raise refuse(FIELD, str(file), limit, "draw it anew by this version")
+                scores.update(line["scores"][measure])
+            for told in scores.values():
+                Score(**told)  # fails where it is none
+            results[place] = Found(Line(job.row, job.prompt, job.seed, scores), job.key, line["run"])
+    return results, others
 
 
-def _looks(
-    lines: list[dict[str, Any]], planned: list[Planned], results: dict[tuple[str, str, int], Found]
-) -> dict[str, Look]:
+def _check_complete(
+    table: str,
+    planned: Sequence[Planned],
+    results: Mapping[Place, Found],
+    others: set[Place],
+    lines: Lines,
+    file: Path,
+) -> None:
+    """See that every run is there, or say which is not and why."""
+    missing = [place for each in planned if (place := _place(each)) not in results]
+    if not missing:
+        return
+    limit = f"{len(missing)} of {len(planned)} runs of {table} are missing; the first: {missing[0]}"
+    if strange := len(others.intersection(missing)):
+        limit += f"; {strange} of them are there, but were drawn by other settings"
+    why = {each["row"]: each["why"] for each in _told(lines, "gave_up", table)}
+    rows = dict.fromkeys(row for row, _, _ in missing if row in why)
+    if rows:
+        limit += f"; given up: {', '.join(f'{row} ({why[row]})' for row in rows)}"
+    raise refuse(FIELD, str(file), limit, "draw them with --resume, or ask for fewer --seeds")
+
+
+def _looks(lines: Lines, planned: Sequence[Planned], results: Mapping[Place, Found]) -> dict[str, Look]:
     """At the runs of the first prompt and seed, by row; those of equal length, whose moments are the same."""
     known = {line["run"]: line for line in lines}
     first = planned[0]

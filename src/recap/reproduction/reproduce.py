@@ -66,7 +66,7 @@ def reproduce(
         workers = 1 if alone else cores()
     if recipe.name == "time" and workers != 1:
         raise refuse("--workers", workers, "times of runs beside each other mean nothing", "take 1")
-    claim_folder(out, _wanted(table, ask, embedder, detector))
+    claim_folder(out, _wanted(table, ask, embedder, detector), {each.row.name for each in planned})
     jobs = [job_of(each, recipe, embedder, detector) for each in planned]
     folder = out / "work"
     if ray:
