@@ -64,12 +64,8 @@ class BackboneSpec:
     pictures_per_frame: int  # of every frame but the first, which is one picture
     pictures_per_second: int
     phases: Literal["window", "absolute"] = "window"
-    carries_history: bool = (
-        False  # sink and prior are part of the model's own sequence, read anew at every step
-    )
-    decodes_alone: bool = (
-        False  # pictures of a block depend on that block only; its first frame is one picture
-    )
+    carries_history: bool = False  # sink and prior are part of the model's own sequence, read anew every step
+    decodes_alone: bool = False  # a block's pictures depend on it only; its first frame is one picture
 
     @property
     def frame_tokens(self) -> int:
@@ -170,6 +166,4 @@ class GeneratedBlock:
     pixels: Tensor  # B T 3 Y X, 0..1
     memory: MemoryTrace
     shares: dict[Role, Tensor]  # role -> B: share of attention mass, mean over steps, layers, heads, queries
-    stage_shares: dict[int, dict[Role, Tensor]] = field(
-        default_factory=dict
-    )  # the same by stage of a pyramid
+    stage_shares: dict[int, dict[Role, Tensor]] = field(default_factory=dict)  # by stage of a pyramid

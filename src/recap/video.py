@@ -1,8 +1,7 @@
 """Reading and writing clips.
 
 Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4
-without B-pictures and with closed groups of pictures, so that parts written apart join by copying. PyAV is imported
-where a file is opened: a machine that only draws, and judges what it drew, needs none.
+without B-pictures and with closed groups of pictures, so that parts written apart join by copying.
 """
 
 from __future__ import annotations
@@ -22,6 +21,11 @@ from torch import Tensor
 
 from recap.errors import refuse
 from recap.files import staged_file
+
+try:
+    import av
+except ImportError:  # who only draws, and judges what was drawn, can do without
+    av = None  # type: ignore[assignment]
 
 _BT601 = 6  # SMPTE 170M, in the numbering of ITU-T H.273
 
@@ -74,8 +78,8 @@ def open_clip(path: Path | str) -> Clip:
 
 
 def _container(path: Path) -> Any:
-    import av
-
+    if av is None:
+        raise refuse("clip", str(path), "PyAV, which reads clips, is not installed", "pip install av")
     try:
         container = av.open(str(path.resolve()))  # FFmpeg takes "a:b.mp4" for a protocol "a"
     except av.error.FFmpegError as error:
@@ -101,8 +105,6 @@ def _video_stream(container: Any, path: Path) -> Any:
 
 
 def _decode(path: Path) -> Generator[Picture, None, None]:
-    import av
-
     count = 0
     with _container(path) as container:
         stream = _video_stream(container, path)
@@ -133,8 +135,6 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
 
 
 def _drain(stream: Any) -> list[Any]:
-    import av
-
     # Decoder threads hold a few finished pictures back; they are readable and counted.
     try:
         return list(stream.decode(None))
@@ -173,8 +173,6 @@ class ClipWriter:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        import av
-
         with ExitStack() as opening:
             staged = opening.enter_context(staged_file(self.path))
             # The index goes to the front, so that a browser can start and seek before it has the whole file.
@@ -199,8 +197,6 @@ class ClipWriter:
 
     def write(self, pixels: Tensor) -> None:
         """Append pictures T 3 Y X: floats, taken as 0..1 and clamped, or uint8."""
-        import av
-
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
             remedy = f"give T 3 {self.size[0]} {self.size[1]}"
             raise refuse("pixels", tuple(pixels.shape), "not the shape of this clip", remedy)
@@ -239,8 +235,6 @@ def _as_fraction(fps: float) -> Fraction:
 
 def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
     """Put clips of equal settings end to end without encoding anew; returns the number of pictures."""
-    import av
-
     if not parts:
         raise refuse("parts", list(parts), "nothing to join", "name at least one clip")
     count = 0

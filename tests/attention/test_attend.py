@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_softmax import reference
 
-from recap.attention.attend import Readable, attend, reference
+from recap.attention.attend import Readable, attend
 from recap.attention.rope import bands, frequencies, rotate, rotation
 from recap.types import Role
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_softmax import reference
 
 from recap.attention import context as context_module
-from recap.attention.attend import Readable, reference
+from recap.attention.attend import Readable
 from recap.attention.context import BlockContext
 from recap.attention.rope import rotate, rotation
 from recap.memory.sink import SinkConfig

@@ -55,5 +55,6 @@ class CheckoutKernels:
             return attend(query, held)
         keys = torch.cat([segment.keys for segment in held], dim=1)
         values = torch.cat([segment.values for segment in held], dim=1)
-        alone = {held[0].role: query.new_ones(query.shape[0])} if len(held) == 1 else {}
+        role = held[0].role if len(held) == 1 else None
+        alone = {} if role is None else {role: query.new_ones(query.shape[0])}
         return Attended(self._checkout.attention(query, keys, values), alone)

@@ -166,7 +166,7 @@ def compare(settings: Settings) -> dict[str, Any]:
         flow = RaftFlow(RaftSmall().to(device))
         flow = accelerate_flow(flow) if settings.flow == "fast" else flow
     weights_gb = sum(p.numel() * p.element_size() for p in backbone.transformer.parameters()) / 1e9
-    for memory in settings.memories:  # kernels chosen, the flow compiled
+    for memory in settings.memories:  # kernels chosen, the flow recorded
         measure(backbone, memory, flow, replace(settings, chunks=2))
     found = {memory: measure(backbone, memory, flow, settings) for memory in settings.memories}
     off, *others = settings.memories

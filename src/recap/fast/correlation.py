@@ -82,14 +82,8 @@ def fused_reader() -> bool:
     return windows.AVAILABLE
 
 
-@torch.library.custom_op("recap::read_fused", mutates_args=())
 def read_fused(volume: Tensor, flow: Tensor, channels: int) -> Tensor:
-    """`read_plain` in one launch; an operator of its own, so that a compiler takes it as it is."""
+    """`read_plain` in one launch."""
     from recap.fast import windows
 
     return windows.launch(volume, flow, channels)
-
-
-@read_fused.register_fake
-def _(volume: Tensor, flow: Tensor, channels: int) -> Tensor:
-    return volume.new_empty((*flow.shape[:3], channels))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
-from recap.fast import raft_kernels, raft_steps
+from recap.fast import raft_steps
 from recap.fast.correlation import (
     ALIGNED,
     READ_CHANNELS,
@@ -229,7 +229,9 @@ class FastRaftFlow:
         self.volume_bytes = flow.volume_bytes
         self._fused = fused and self.device.type == "cuda" and fused_reader()
         self._captured = captured
-        steps: Steps = raft_kernels if self._fused else raft_steps
+        steps: Steps = raft_steps
+        if self._fused:  # importing Triton takes its time
+            from recap.fast import raft_kernels as steps
         self._features = self._ready(fast_encoder(model.feature_encoder, steps))
         self._context = self._ready(fast_encoder(model.context_encoder, steps))
         self.update = self._ready(FastUpdate(model.update_block, steps))

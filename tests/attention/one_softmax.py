@@ -1,0 +1,27 @@
+"""What attention over segments with biases means: one softmax over all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recap.attention.attend import Attended, Readable
+from recap.types import Role
+
+
+def reference(query: Tensor, segments: Sequence[Readable]) -> Attended:
+    """One softmax over all keys, in the query's own precision (hand it fp64 to check others against)."""
+    keys = torch.cat([s.keys for s in segments], dim=1)
+    values = torch.cat([s.values for s in segments], dim=1)
+    bias = torch.cat([s.keys.new_full((s.keys.shape[1],), s.log_bias) for s in segments])
+    logits = torch.einsum("bqhd,bkhd->bhqk", query, keys) * query.shape[-1] ** -0.5 + bias
+    weights = logits.softmax(dim=-1)
+    shares: dict[Role, Tensor] = {}
+    for segment, part in zip(
+        segments, weights.split([s.keys.shape[1] for s in segments], dim=-1), strict=True
+    ):
+        mass = part.sum(dim=-1).mean(dim=(1, 2))
+        shares[segment.role] = shares.get(segment.role, torch.zeros_like(mass)) + mass
+    return Attended(torch.einsum("bhqk,bkhd->bqhd", weights, values), shares)
