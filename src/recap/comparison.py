@@ -23,12 +23,12 @@ from recap.build import Notice, build_backbone, build_memory
 from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
-from recap.files import remove_strays, write_whole
+from recap.files import LOCK, remove_strays, write_whole
 from recap.flow import resolve_flow
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
 from recap.registry import JUDGES
-from recap.run import LOCK, Progress, generate, no_progress, resume, versions
+from recap.run import Progress, generate, no_progress, resume, versions
 from recap.show.compare_page import Comparison, Method, Scene, build_compare_page
 from recap.show.measures import ColourJudge, contrast
 from recap.show.preview import EMBED_LIMIT, embed

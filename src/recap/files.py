@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recap.errors import refuse
 
+LOCK = ".lock"  # the file by which a process has a folder to itself
 _PREFIX = ".recap-"
 _PIECE = 1 << 22  # bytes hashed between two reports
 
@@ -133,3 +134,19 @@ def _swap(staged: Path, out: Path) -> None:
         old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path, field: str, limit: str, remedy: str) -> Iterator[None]:
+    """One process per folder, others are refused; the system drops the lock with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise refuse(field, str(folder), limit, remedy) from error
+        yield

@@ -12,8 +12,7 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +29,7 @@ from recap.config import RunConfig, read_json
 from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
-from recap.files import remove_strays, write_whole
+from recap.files import LOCK, alone_in, remove_strays, write_whole
 from recap.flow import resolve_flow
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
@@ -40,7 +39,7 @@ from recap.types import GeneratedBlock
 from recap.video import ClipWriter, join_clips, open_clip
 
 LONG_WRITE_S = 0.3  # a state of a public model is a gigabyte, and redrawing a few blocks is cheaper
-LOCK = ".lock"
+BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
 TOLD = "told.safetensors"
 """Latents of the pictures a run goes on from: kept, so that it can be resumed when their file is gone."""
 
@@ -71,7 +70,7 @@ def generate(
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     run = _Run(config, folder, notice)  # everything that can be refused is refused before a file is made
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with alone_in(folder, *BUSY):
         if {path.name for path in folder.iterdir()} != {LOCK}:  # somebody was faster
             raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
         if run.told is not None:
@@ -91,7 +90,7 @@ def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = p
     if about.get("versions") != versions():
         notice("resuming under other versions than the run began with: bits may differ from here on")
     run = _Run(RunConfig.from_dict(about["config"]), folder, notice)
-    with _locked(folder):
+    with alone_in(folder, *BUSY):
         return run.finish(progress)
 
 
@@ -265,20 +264,3 @@ class _Run:
 
     def _latents(self, block: int) -> Path:
         return self.folder / "work" / f"{block:06d}.safetensors"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process per run; the system drops the lock with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            limit = "another process is working on this run"
-            raise refuse("--resume", str(folder), limit, "wait for it, or end it first") from error
-        yield

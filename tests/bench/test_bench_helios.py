@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from recap.bench.helios import main
+
 pytest.importorskip("diffusers")
 
 
@@ -37,3 +39,17 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode != 0 and "PYTHONPATH" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--chunks", "0"], "--chunks is 0"),
+        (["--memories", ""], "memory is ''"),
+        (["--device", "tpu"], "device is 'tpu'"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(monkeypatch, words, said):
+    monkeypatch.setattr("sys.argv", ["helios", "--size", "tiny", *words])
+    with pytest.raises(SystemExit, match=said):
+        main()

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from recap.eval.scores import Score
+from recap.files import alone_in
 from recap.recipes.tables import Ask, find_recipe
 from recap.reproduction import about, batches
 from recap.reproduction.batches import Batches, Settings, main
 from recap.reproduction.drawing import Scored, Task, draw_batch
-from recap.reproduction.drawn_file import RESULTS, alone_in, append_lines, mend, read_packed
+from recap.reproduction.drawn_file import RESULTS, append_lines, mend, read_packed
 
 ASK = Ask(backbone="untrained", prompts=2, seeds=2, seconds=4.5)
 WORDS = ["--backbone", "untrained", "--prompts", "2", "--seeds", "2", "--seconds", "4.5", "--embedder", "hsv",
@@ -116,7 +117,10 @@ def test_a_file_with_no_whole_line_is_begun_anew(tmp_path):
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    with alone_in(tmp_path), pytest.raises(ValueError, match=r"--out .* another process .* of its own"):
+    with (
+        alone_in(tmp_path, "", "", ""),
+        pytest.raises(ValueError, match=r"--out .* another process .* of its own"),
+    ):
         main([*WORDS, "--out", str(tmp_path)])
     assert not (tmp_path / RESULTS).exists()
 
@@ -190,7 +194,7 @@ def test_the_exit_status_tells_that_runs_are_left(tmp_path):
         "recap.reproduction.batches",
         *WORDS,
         "--minutes",
-        "0",
+        "1e-9",
         "--out",
         str(tmp_path),
     ]
@@ -205,3 +209,23 @@ def test_rows_that_this_version_cannot_draw_are_told(tmp_path, monkeypatch):
     (left,) = told(tmp_path, "left_out")
     assert (left["table"], left["row"]) == ("bank", "new") and "no such memory" in left["why"]
     assert made._left == 4 and json.dumps(left)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--rows", "0"], "--rows"), (["--scorers", "0"], "--scorers"), (["--minutes", "0"], "--minutes"),
+        (["--minutes", "nan"], "--minutes"), (["--share", "3/2"], "--share"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused_before_a_folder_is_made(tmp_path, words, field):
+    with pytest.raises(ValueError, match=f"{field} is"):
+        main(["--tables", "identity", "--device", "cpu", "--out", str(tmp_path / "new"), *words])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_is_no_folder_for_results(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"--out .* is a file"):
+        main(["--tables", "identity", "--device", "cpu", "--out", str(tmp_path / "file")])
+    assert (tmp_path / "file").read_text() == "mine"

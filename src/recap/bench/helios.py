@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,9 @@ from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import DISTILLED, HeliosSpec
 from recap.backbones.wan.tensors import extra
 from recap.bench.stopwatch import Stopwatch
+from recap.config import DTYPES, check_place
 from recap.contracts import Admission, FlowEstimator, MemoryPolicy
+from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
@@ -45,6 +48,7 @@ TINY = replace(
 SIZES = {"full": DISTILLED, "tiny": TINY}
 KEPT_IN_FP32 = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
 STAGES = ("denoise", "decode", "look", "settle", "commit")
+MOST_CHUNKS = 1000
 GOAL = 1.35
 """Of a chunk without its decoding, memory on against off."""
 
@@ -59,6 +63,14 @@ class Settings:
     device: str
     dtype: str
     flow: str
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.chunks <= MOST_CHUNKS:
+            limit = f"must be 2 to {MOST_CHUNKS}: the first is left out of the medians"
+            raise refuse("--chunks", self.chunks, limit, "4 are enough")
+        check_place(self.device, self.dtype)
+        for memory in self.memories:
+            look_up("memory", memory, MEMORIES)
 
 
 def draw_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
@@ -151,8 +163,6 @@ def _steady(values: Sequence[float]) -> float:
 
 def compare(settings: Settings) -> dict[str, Any]:
     """Every memory in turn on one model, after a warm-up."""
-    from recap.config import DTYPES
-
     try:
         extra("diffusers")
     except ValueError as missing:
@@ -204,8 +214,11 @@ def main() -> None:
     parser.add_argument("--flow", choices=["fast", "eager"], default="fast", help="which RAFT, on a GPU")
     given = vars(parser.parse_args())
     given["memories"] = tuple(given["memories"].split(","))
-    settings = Settings(**given)
-    result = compare(settings)
+    try:
+        settings = Settings(**given)
+        result = compare(settings)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     show(result, settings.memories[0])
     chip = torch.cuda.get_device_name() if settings.device.startswith("cuda") else "cpu"
     about = {"bench": "helios", "torch": torch.__version__, "chip": chip, "weights": "random"}

@@ -35,13 +35,13 @@ from recap.eval.embedders import build_embedder
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import accelerate
 from recap.fast.threads import use_fair_threads
+from recap.files import alone_in
 from recap.recipes.tables import TABLES, Ask, find_recipe
 from recap.reproduction.about import about_this, cores
 from recap.reproduction.drawing import Scored, Task, draw_batch, prepare_scorer, score_drawn
 from recap.reproduction.drawn_file import (
     LOOKS,
     RESULTS,
-    alone_in,
     append_lines,
     look_line,
     mend,
@@ -73,6 +73,14 @@ class Settings:
     commit: str = ""
     # Which part of how many: drawing waits for flow on the CPU, and two processes fill each other's pauses.
     share: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise refuse("--rows", self.rows, "must be 1 or more", "50 fill a large GPU")
+        if self.scorers < 1:
+            raise refuse("--scorers", self.scorers, "must be 1 or more", "leave it out for most of the cores")
+        if not self.minutes > 0:  # which refuses what is no number, too
+            raise refuse("--minutes", self.minutes, "must be above 0", "leave it out for as long as it takes")
 
 
 class Batches:
@@ -340,17 +348,22 @@ def main(words: Sequence[str] | None = None) -> bool:
         given.backbone, given.prompts, given.seeds, given.seconds, given.flow, given.device, given.dtype
     )
     embedder = resolve_embedder(given.embedder, given.device, print)
-    scorers = given.scorers or max(1, cores() * 3 // 4)
+    scorers = max(1, cores() * 3 // 4) if given.scorers is None else given.scorers
     share = _read_share(given.share)
     settings = Settings(given.rows, given.eager, given.minutes, scorers, given.commit, share)
     if given.resume is not None and not given.resume.is_dir():
         raise refuse("--resume", str(given.resume), "there is no such folder", "name that of an earlier call")
+    if given.out.exists() and not given.out.is_dir():
+        raise refuse("--out", str(given.out), "is a file", "name a folder")
     given.out.mkdir(parents=True, exist_ok=True)
-    with alone_in(given.out):
+    with alone_in(given.out, "--out", "another process is writing to it", "give each a folder of its own"):
         return Batches(given.tables, ask, embedder, given.out, settings, given.resume).run()
 
 
 if __name__ == "__main__":
     # Who is told to end still clears its pictures away; they are gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    sys.exit(0 if main() else SOME_LEFT)
+    try:
+        sys.exit(0 if main() else SOME_LEFT)
+    except ValueError as mistake:
+        sys.exit(f"error: {mistake}")

@@ -12,8 +12,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ from recap.reproduction.looks import Look
 from recap.show.bank_chart import BankHistory
 
 RESULTS, LOOKS = "results.jsonl.gz", "looks.jsonl.gz"
-LOCK = ".lock"
 MADE_BY = ("recap", "torch")
 MAGIC = b"\x1f\x8b"  # how packed files begin
 
@@ -103,23 +101,6 @@ def mend(file: Path) -> None:
     if file.is_file():
         text = "".join(json.dumps(line) + "\n" for line in read_packed(file))
         write_whole(file, gzip.compress(text.encode()))
-
-
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """One process per folder; the system drops the lock with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    with (out / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            limit = "another process is writing to it"
-            raise refuse("--out", str(out), limit, "give each process a folder of its own") from error
-        yield
 
 
 def question(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,6 @@ def collect_draws(tables: Sequence[str], ask: Ask, embedder: str) -> list[Draw]:
 
 def batches_of(draws: Sequence[Draw], rows: int) -> Iterator[list[Draw]]:
     """Kind after kind, so many rows at a time."""
-    if rows < 1:
-        raise refuse("--rows", rows, "must be 1 or more", "50 fill a large GPU")
     kinds: dict[str, list[Draw]] = {}
     for draw in draws:
         kinds.setdefault(draw.kind, []).append(draw)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from recap.config import RunConfig
-from recap.files import remove_strays
+from recap.files import LOCK, remove_strays
 from recap.recipes.tables import Planned, Recipe
 from recap.reproduction.scoring import Seen, as_result, score
-from recap.run import LOCK, generate, resume
+from recap.run import generate, resume
 from recap.sweep.jobs import Job, Result
 from recap.trace import read_lines
 from recap.video import open_clip
