@@ -23,9 +23,9 @@ STAGE_HEIGHT, STAGE_WIDTH = 140, 512
 FLOATERS = ("fish", "whale", "bird", "owl", "balloon", "ghost")
 
 STAY, ENTER, LEAVE, RETURN, ANCHORED, HIDE = range(6)
-BEHAVIOUR_SHARES = (0.46, 0.14, 0.03, 0.30, 0.07)  # HIDE is dealt out where there is something to hide behind
+BEHAVIOUR_SHARES = (0.50, 0.13, 0.03, 0.27, 0.07)  # HIDE is dealt out where there is something to hide behind
 ACTOR_COUNT_SHARES = (0.06, 0.40, 0.34, 0.20)
-CAMERA_SHARES = (0.50, 0.18, 0.32)
+CAMERA_SHARES = (0.60, 0.10, 0.30)
 FRONT_SHARE = 0.28  # clips with something large in front
 TURN_PICTURES = 3  # odd, so that a turning sprite is never without width
 
