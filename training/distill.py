@@ -62,7 +62,7 @@ class Options:
     note_every_s: float = 20.0
     save_every_s: float = 120.0
     warmup_s: float = 8.0
-    reserve_s: float = 35.0
+    reserve_s: float = 12.0
     sample_blocks: int = 27
     compile: bool = True
 

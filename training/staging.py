@@ -25,7 +25,7 @@ FLOATERS = ("fish", "whale", "bird", "owl", "balloon", "ghost")
 STAY, ENTER, LEAVE, RETURN, ANCHORED, HIDE = range(6)
 BEHAVIOUR_SHARES = (0.50, 0.13, 0.03, 0.27, 0.07)  # HIDE is dealt out where there is something to hide behind
 ACTOR_COUNT_SHARES = (0.06, 0.40, 0.34, 0.20)
-CAMERA_SHARES = (0.60, 0.10, 0.30)
+CAMERA_SHARES = (0.65, 0.10, 0.25)
 FRONT_SHARE = 0.28  # clips with something large in front
 TURN_PICTURES = 3  # odd, so that a turning sprite is never without width
 
@@ -90,9 +90,11 @@ def _camera(dice: Dice, time_axis: Tensor, kind: Tensor, front: Tensor) -> Tenso
     pan = room_x - ((begin + speed * time_axis) % (2 * room_x) - room_x).abs()
     sway = dice.uniform(30, 120, 1)
     sway = torch.where(front[:, None], sway / 6, sway)  # what stands in front stays in the picture
-    period, phase = dice.uniform(72, 150, 1), dice.uniform(0, 2 * math.pi, 1)
+    period, phase = dice.uniform(72, 150, 1), dice.uniform(0, 1, 1)
     middle = sway + begin / room_x * (room_x - 2 * sway)
-    swaying = middle + sway * torch.sin(2 * math.pi * time_axis / period + phase)
+    # A triangle wave again: a camera that rests at its turning points, as a sine does, looks like one at rest, and
+    # who sees but a second of a video at rest would learn that it may start to move.
+    swaying = middle + sway * (1 - 4 * ((time_axis / period + phase) % 1 - 0.5).abs())
     rest = begin.expand(-1, len(time_axis))
     pan = torch.where(front[:, None], swaying, pan)
     x = torch.where(kind[:, None] == 0, rest, torch.where(kind[:, None] == 1, pan, swaying))

@@ -59,7 +59,7 @@ class Options:
     eval_clips: int = 48
     eval_every_s: float = 120.0
     warmup_s: float = 8.0
-    reserve_s: float = 40.0
+    reserve_s: float = 12.0
     sample_blocks: int = 14
     compile: bool = True
 

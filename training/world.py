@@ -40,7 +40,8 @@ from training.staging import HEIGHT, STAGE_HEIGHT, STAGE_WIDTH, WIDTH, Paths, St
 
 PICTURES = 81  # 21 latent frames, 7 blocks
 FIRST_BLOCK, LATER_BLOCKS = 9, 12  # pictures of a block of three frames, the first of which is one picture
-NAMED_SHARE = 0.25  # of an actor seen in some picture of a block, from which the block's caption names it
+NAMED_SHARE = 0.25  # of an actor seen in a picture, from which a caption may name it
+AHEAD = 2  # blocks that a caption looks ahead: about as long as a walk out of the picture takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +207,10 @@ class World:
     def _tokens(
         self, staging: Staging, visibility: Tensor, first: int, scripts: list[Script] | None
     ) -> Tensor:
-        """B blocks TEXT_LENGTH: what the rendered pictures of every block show, or what its script says."""
-        num = visibility.shape[-1]
-        block = block_of(torch.arange(first, first + num, device=self.device))
-        num_blocks = int(block_of(torch.tensor(first + num - 1))) + 1
-        index = block.expand(*visibility.shape)
-        most = visibility.new_zeros(*visibility.shape[:2], num_blocks).scatter_reduce(
-            2, index, visibility, "amax"
-        )
-        named = torch.where(most > NAMED_SHARE, staging.kinds[..., None] + FIRST_ACTOR, len(WORDS)).transpose(
-            1, 2
-        )
+        """B blocks TEXT_LENGTH: the captions of blocks by whom they show, or what its script says."""
+        names = named_in_blocks(visibility, first)
+        num_blocks = names.shape[-1]
+        named = torch.where(names, staging.kinds[..., None] + FIRST_ACTOR, len(WORDS)).transpose(1, 2)
         actors = named.sort(dim=-1).values
         actors = torch.where(actors == len(WORDS), PAD, actors)
         actors[..., 0] = torch.where(actors[..., 0] == PAD, EMPTY, actors[..., 0])
@@ -227,6 +221,26 @@ class World:
                 tokens[row, int(block_of(torch.tensor(picture))) :] = torch.tensor(token_ids(text))
         assert tokens.shape[-1] == TEXT_LENGTH
         return tokens
+
+
+def named_in_blocks(visibility: Tensor, first: int) -> Tensor:
+    """B K blocks: whom the caption of a block names, by who is seen in the pictures from `first` on, B K T.
+
+    The opening's names all that it shows. Later ones name who will still be there when AHEAD blocks have passed.
+    So whoever walks out does it unnamed, and a prompt that goes on naming somebody asks him to stay.
+    """
+    pictures = torch.arange(first, first + visibility.shape[-1], device=visibility.device)
+    numbers = torch.arange(
+        int(block_of(torch.tensor(first + visibility.shape[-1] - 1))) + 1, device=visibility.device
+    )
+    last_shown = torch.searchsorted(block_of(pictures), numbers, right=True).sub_(1).clamp_(min=0)
+    there = visibility[..., last_shown] > NAMED_SHARE
+    named = there.clone()
+    for ahead in range(1, AHEAD + 1):
+        named &= there[..., (numbers + ahead).clamp(max=len(numbers) - 1)]
+    if first < FIRST_BLOCK:
+        named[..., 0] = visibility[..., : FIRST_BLOCK - first].amax(-1) > NAMED_SHARE
+    return named
 
 
 def block_of(picture: Tensor) -> Tensor:

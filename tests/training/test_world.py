@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS, TEXT_LENGTH, parse_prompt, token_ids
 from recap.flow.warp import backtrace, inside, sample
 from training.script import ActorScript, Script
-from training.world import NAMED_SHARE, World, block_of, block_pictures
+from training.world import NAMED_SHARE, World, block_of, block_pictures, named_in_blocks
 
 SIZE = (128, 208)
 
@@ -60,14 +60,27 @@ def test_blocks_are_nine_pictures_then_twelve():
         assert block_of(torch.arange(first, last)).tolist() == [block] * (last - first)
 
 
-def test_captions_name_whom_the_block_shows(clips):
+def test_captions_name_who_stays(clips):
+    """All whom the opening shows; later, who is there at the end of this block and of the next two."""
     for row in range(4):
+        ends = [min(block_pictures(block)[1], 81) - 1 for block in range(7)]
         for block, caption in enumerate(clips.captions(row)):
-            first, last = block_pictures(block)
-            most = clips.visibility[row, :, first:last].amax(-1)
-            seen = {ACTORS[int(k)] for k, v in zip(clips.kinds[row], most, strict=True) if v > NAMED_SHARE}
-            assert set(parse_prompt(caption).actors) == seen
+            shares = clips.visibility[row, :, ends[block : block + 3]].amin(-1)
+            if block == 0:
+                shares = clips.visibility[row, :, :9].amax(-1)
+            there = {ACTORS[int(k)] for k, v in zip(clips.kinds[row], shares, strict=True) if v > NAMED_SHARE}
+            assert set(parse_prompt(caption).actors) == there
             assert token_ids(caption) == clips.tokens[row, block].tolist()
+
+
+def test_who_walks_out_does_it_unnamed():
+    visible = torch.ones(1, 1, 81)
+    visible[..., 40:60] = 0  # gone at the ends of blocks 3 and 4: pictures 44 and 56
+    assert named_in_blocks(visible, 0).tolist() == [[[True, False, False, False, False, True, True]]]
+    visible = torch.zeros(1, 1, 81)
+    visible[..., 2] = 1
+    assert named_in_blocks(visible, 0).tolist() == [[[True] + [False] * 6]]
+    assert not named_in_blocks(visible[..., 3:], 3).any()
 
 
 def test_nobody_is_seen_who_is_not_cast(clips):
