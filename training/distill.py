@@ -56,6 +56,7 @@ class Options:
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = 2.5  # of the teacher in the opening: how far beyond its estimate without a prompt
     later_guidance: float = 1.75  # after it, where the past tells most: more than needed doubles actors
+    steady: float = 0.5  # of the rollouts, how many keep the caption of their opening for good
     alone: float = 0.5  # of the rows with sink and prior, how many are judged by the opening alone
     mean_decay: float = 0.99
     num_captions: int = 1920
@@ -79,7 +80,8 @@ class Trainer:
             load_model(model, options.teacher)
             model.text.requires_grad_(False)
         if options.resume is not None:
-            load_model(self.generator, options.resume)
+            # Words stay the teacher's, which all three are given; the last run's may be an older teacher's.
+            self.generator.dit.load_state_dict(load_weights(options.resume / "dit.safetensors"))
             self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
         # Shares the generator's storage: its layers are compiled for whole clips, these roll out block by block.
         self.runner = CausalWan(spec).to(device)
@@ -155,9 +157,9 @@ class Trainer:
         words = self.captions[rows.to(self.captions.device)]
         # Captions of a clip, read forwards and backwards for as long as the rollout takes.
         there = words.shape[1] - 1
-        text = self.teacher.text(
-            words[:, [there - abs(there - block % (2 * there)) for block in range(length)]]
-        )
+        words = words[:, [there - abs(there - block % (2 * there)) for block in range(length)]]
+        kept = torch.rand(num, 1, 1, device=words.device) < self.options.steady
+        text = self.teacher.text(torch.where(kept, words[:, :1], words))
         score = torch.rand(num, length, self.block_tokens, device=self.device)
         return LongRollout(self.runner, text.detach(), score, layout)
 
@@ -284,6 +286,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--later-guidance", type=float)
+    parser.add_argument("--steady", type=float)
     parser.add_argument("--alone", type=float)
     parser.add_argument("--longest", type=int)
     parser.add_argument("--generator-rate", type=float)

@@ -73,8 +73,26 @@ def test_steps_move_generator_and_fake_and_nothing_else(
 def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path / "a").run()
     resumed = trainer_of(teacher, tmp_path / "b", resume=tmp_path / "a")
-    saved = load_weights(tmp_path / "a" / "fake.safetensors")
-    assert all(torch.equal(value, saved[name]) for name, value in resumed.fake.dit.state_dict().items())
+    for name, model in (("fake", resumed.fake.dit), ("dit", resumed.generator.dit)):
+        saved = load_weights(tmp_path / "a" / f"{name}.safetensors")
+        assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+
+
+def test_a_resumed_generator_takes_the_words_of_its_new_teacher(teacher: Path, tmp_path: Path) -> None:
+    trainer_of(teacher, tmp_path / "a").run()
+    torch.manual_seed(1)
+    save_model(TextAndFlow(SMALL), tmp_path / "other")
+    resumed = trainer_of(tmp_path / "other", tmp_path / "b", resume=tmp_path / "a")
+    words = load_weights(tmp_path / "other" / "text.safetensors")
+    assert all(torch.equal(value, words[key]) for key, value in resumed.generator.text.state_dict().items())
+
+
+@pytest.mark.parametrize(("steady", "same"), [(1.0, True), (0.0, False)])
+def test_steady_rollouts_keep_the_caption_of_their_opening(
+    teacher: Path, tmp_path: Path, steady: float, same: bool
+) -> None:
+    text = trainer_of(teacher, tmp_path, steady=steady).draw()[0].text
+    assert torch.equal(text, text[:, :1].expand_as(text)) is same
 
 
 def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_past(
