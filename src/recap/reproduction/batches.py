@@ -209,7 +209,7 @@ class Batches:
         """A batch, by halves where memory does not hold it. What fails is given up: the others are worth drawing."""
         try:
             return list(zip(batch, draw_batch(batch, self._backbone, scratch, embedder), strict=True))
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # Triton, OpenCV and the disk have kinds of their own
             for draw in batch:
                 for file in scratch.glob(f"{draw.key}.*"):
                     file.unlink()
@@ -241,7 +241,8 @@ class Batches:
         """Whether a batch, and the scoring of all that then waits, will end in time."""
         drawing = max(self._rates[-6:], default=0.0) * _size(batch) * CAUTION
         rounds = math.ceil((len(self._waiting) + len(batch)) / self._settings.scorers)
-        scoring = rounds * max(self._scoring_s[-50:], default=0.0)
+        recent = self._scoring_s[-50:]
+        scoring = rounds * sum(recent) / max(1, len(recent)) * CAUTION
         elapsed = time.monotonic() - self._began
         return elapsed + drawing + scoring <= 60 * self._settings.minutes
 
