@@ -56,6 +56,7 @@ class Options:
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = 2.5  # of the teacher in the opening: how far beyond its estimate without a prompt
     later_guidance: float = 1.75  # after it, where the past tells most: more than needed doubles actors
+    opening_weight: float = 2.0  # of the opening's error: what it doubles or leaves out, later blocks keep
     steady: float = 0.5  # of the rollouts, how many keep the caption of their opening for good
     alone: float = 0.5  # of the rows with sink and prior, how many are judged by the opening alone
     mean_decay: float = 0.99
@@ -98,6 +99,7 @@ class Trainer:
         self.judged = judged_layouts(self.layouts, options.alone)
         later = [options.later_guidance] * (options.blocks - 1)
         self.strength = torch.tensor([options.guidance, *later], device=device)[:, None, None, None, None]
+        self.weights = torch.tensor([options.opening_weight, *[1.0] * (options.blocks - 1)], device=device)
         self.rollouts: list[LongRollout | None] = [None for _ in self.layouts]
         self.block_tokens = frame_tokens * spec.frames_per_block
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
@@ -175,7 +177,8 @@ class Trainer:
         # Scaled by how far the teacher disagrees, so that all noise levels count alike.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()
-        loss = 0.5 * _mean((estimate - target).square(), drawn.counts)
+        weights = drawn.counts * self.weights
+        loss = 0.5 * _mean((estimate - target).square(), weights)
         norm = self._descend(0, self.generator, loss, apply=index >= self.options.head_start)
         if index >= self.options.head_start:
             self.mean.update()
@@ -184,7 +187,7 @@ class Trainer:
             sigma = draw_sigma(*clean.shape[:2], shift=self.spec.shift, device=self.device)
             noise = torch.randn_like(clean)
             flow = self._flow(self.fake, add_noise(clean, noise, sigma), sigma, drawn, self.judged)
-            fake_loss = _mean((flow - (noise - clean)).square(), drawn.counts)
+            fake_loss = _mean((flow - (noise - clean)).square(), weights)
             self._descend(1, self.fake, fake_loss, apply=True)
         return torch.stack([loss.detach(), fake_loss.detach(), norm])
 
@@ -259,9 +262,9 @@ class Trainer:
         )
 
 
-def _mean(square: Tensor, counts: Tensor) -> Tensor:
-    """Mean of B blocks F C rows columns over the blocks that count."""
-    return (square.mean(dim=(2, 3, 4, 5)) * counts).sum() / counts.sum()
+def _mean(square: Tensor, weights: Tensor) -> Tensor:
+    """Mean of B blocks F C rows columns, blocks weighted B blocks."""
+    return (square.mean(dim=(2, 3, 4, 5)) * weights).sum() / weights.sum()
 
 
 def _wide(sigma: Tensor) -> Tensor:
@@ -286,6 +289,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--later-guidance", type=float)
+    parser.add_argument("--opening-weight", type=float)
     parser.add_argument("--steady", type=float)
     parser.add_argument("--alone", type=float)
     parser.add_argument("--longest", type=int)

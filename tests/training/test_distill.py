@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_train_dit import SMALL, small_world
 
-from training.distill import Options, Trainer
+from training.distill import Options, Trainer, _mean
 from training.records import load_weights
 from training.rollouts import judged_layouts, rollout_layouts
 from training.train_dit import TextAndFlow, save_model
@@ -132,3 +132,9 @@ def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
     alone = sum(layout.rows for layout in judged if layout.cut and not layout.bank)
     assert alone == sum(layout.rows // 2 for layout in layouts if layout.sink and not layout.cut)
     assert [layout for layout in judged if not layout.sink] == [x for x in layouts if not x.sink]
+
+
+def test_the_opening_counts_for_more(teacher: Path, tmp_path: Path) -> None:
+    weights = trainer_of(teacher, tmp_path, opening_weight=4.0).weights
+    square = torch.tensor([6.0, 1.0, 2.0])[None, :, None, None, None, None].expand(2, -1, 1, 2, 3, 3)
+    torch.testing.assert_close(_mean(square, weights.expand(2, -1)), torch.tensor((4 * 6.0 + 1 + 2) / 6))
