@@ -14,6 +14,7 @@ Writes what train_dit writes, and fake-1.safetensors ... so that a run can resum
 from __future__ import annotations
 
 import argparse
+import math
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from recap.backbones.tiny.vocabulary import null_token_ids
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
+from recap.errors import refuse
 from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
 from training.records import Record, load_weights, save_weights
@@ -67,6 +69,14 @@ class Options:
     reserve_s: float = 12.0
     sample_blocks: int = 27
     compile: bool = True
+
+    def __post_init__(self) -> None:
+        # Comparisons that a number which is none fails, too.
+        for field in ("steady", "alone"):
+            if not 0 <= (share := getattr(self, field)) <= 1:
+                raise refuse(f"--{field}", share, "must be 0 to 1", "0.5 is usual")
+        if not 0 < self.opening_weight < math.inf:
+            raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 
 
 class Trainer:

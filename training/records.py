@@ -17,9 +17,11 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from recap.errors import refuse
 from recap.files import write_whole
 
 PART_BYTES = 15 * 2**20
@@ -79,7 +81,10 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(
             f"{path}: no such weights, nor parts of them; train them first or mend the path"
         )
-    return {name: tensor.float() for part in parts for name, tensor in load_file(part).items()}
+    try:
+        return {name: tensor.float() for part in parts for name, tensor in load_file(part).items()}
+    except SafetensorError as error:
+        raise refuse("weights", str(path), f"cannot be read: {error}", "copy or train them again") from error
 
 
 def write_sheet(path: Path, pictures: Tensor) -> None:

@@ -35,7 +35,9 @@ class Script:
     actors: tuple[ActorScript, ...] = ()
     camera: str = "static"
     front: bool = False  # something large in front
-    prompts: tuple[tuple[int, str], ...] | None = None  # (first picture, text); None: what the pictures show
+    prompts: tuple[tuple[int, str], ...] | None = (
+        None  # (first picture, text); None: by who is seen and stays
+    )
 
     def __post_init__(self) -> None:
         for field, value, known in (

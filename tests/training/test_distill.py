@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,3 +139,25 @@ def test_the_opening_counts_for_more(teacher: Path, tmp_path: Path) -> None:
     weights = trainer_of(teacher, tmp_path, opening_weight=4.0).weights
     square = torch.tensor([6.0, 1.0, 2.0])[None, :, None, None, None, None].expand(2, -1, 1, 2, 3, 3)
     torch.testing.assert_close(_mean(square, weights.expand(2, -1)), torch.tensor((4 * 6.0 + 1 + 2) / 6))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steady": 1.5},
+        {"steady": math.nan},
+        {"alone": -0.1},
+        {"opening_weight": 0.0},
+        {"opening_weight": math.inf},
+    ],
+)
+def test_settings_out_of_bounds_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
+        Options(1.0, Path("teacher"), Path("autoencoder"), Path("out"), **wrong)
+
+
+def test_weights_that_are_cut_off_are_refused(teacher: Path, tmp_path: Path) -> None:
+    for part in teacher.glob("dit*"):
+        (tmp_path / part.name).write_bytes(part.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_weights(tmp_path / "dit.safetensors")

@@ -63,7 +63,7 @@ def test_blocks_are_nine_pictures_then_twelve():
 def test_captions_name_who_stays(clips):
     """All whom the opening shows; later, who is there at the end of this block and of the next two."""
     for row in range(4):
-        ends = [min(block_pictures(block)[1], 81) - 1 for block in range(7)]
+        ends = [block_pictures(block)[1] - 1 for block in range(7)]
         for block, caption in enumerate(clips.captions(row)):
             shares = clips.visibility[row, :, ends[block : block + 3]].amin(-1)
             if block == 0:
