@@ -16,7 +16,7 @@ from recap.eval.witnesses import Box
 from recap.recipes.tables import Ask, find_recipe, plan_runs
 from recap.registry import ADMISSIONS
 from recap.reproduction.job import draw_and_score, job_of
-from recap.reproduction.report import write_report
+from recap.reproduction.report import MARK, write_report
 from recap.reproduction.reproduce import reproduce
 from recap.reproduction.scoring import MEASURES
 from recap.reproduction.table import Line, as_markdown, build_cells
@@ -158,6 +158,19 @@ def test_the_report_holds_all_tables(results):
     assert written.startswith("# Results") and written.count("\n## ") == 2 and "hsv" in written
 
 
+def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
+    page = tmp_path / "results.md"
+    write_report(results, page)
+    heading, tables = page.read_text().split(MARK)
+    page.write_text(f"{heading}Seen by eye.\n\n{MARK}\nold tables")
+    write_report(results, page)
+    assert page.read_text() == f"{heading}Seen by eye.\n\n{MARK}{tables}"
+    page.write_text("Somebody's notes")
+    with pytest.raises(ValueError, match=r"--markdown .*no `recap report` has written"):
+        write_report(results, page)
+    assert page.read_text() == "Somebody's notes"
+
+
 def test_a_report_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no finished table"):
         write_report(tmp_path)
@@ -187,6 +200,10 @@ def test_the_table_compares_pairs_and_shows_the_paper():
     assert ours.against is None and (none.paper, ours.paper) == (0.745, 0.850)
     text = as_markdown(recipe, [none, ours], {"backbone": "made up"})
     assert "| none | 0.52 [" in text and "0.745" in text and "judged by: x" in text
+    same = [Line("recap", line.prompt, line.seed, score(0.5 + 1e-9 * line.seed)) for line in lines[::2]]
+    even = [Line("none", line.prompt, line.seed, score(0.5)) for line in same]
+    tied = build_cells(recipe, [*even, *same])[0]
+    assert tied.against == Estimate(0, 0, 0, 10, 5) and tied.wins == 0.5
     lines[0] = Line("none", "p0", 0, score(0.5, "y"))
     with pytest.raises(ValueError, match="one judge"):
         build_cells(recipe, lines)

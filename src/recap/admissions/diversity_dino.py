@@ -37,18 +37,20 @@ def load_dino(model: str) -> Any:
     """DINOv2 for inference, from a folder or the hub's cache."""
     remedy = "`hf download facebook/dinov2-base` fetches them; `diversity-keys` needs none"
     try:
-        from transformers import AutoModel
+        from transformers import AutoConfig, AutoModel
     except ImportError as missing:
         limit = "transformers is not installed"
         raise refuse("admission.model", model, limit, "pip install 'recap-forcing[wan]'") from missing
     try:
-        loaded = AutoModel.from_pretrained(model, local_files_only=True)
+        # First, as beside peft a model that is not there is asked for on the network, whatever is said.
+        kind = str(AutoConfig.from_pretrained(model, local_files_only=True).model_type)
+        right = kind.startswith("dinov2")
+        loaded = AutoModel.from_pretrained(model, local_files_only=True) if right else None
     except (OSError, ValueError) as problem:
         limit = "no DINOv2 weights there, nor in the hub's cache"
         raise refuse("admission.model", model, limit, remedy) from problem
-    if not str(loaded.config.model_type).startswith("dinov2"):
-        limit = f"it holds a model of type {loaded.config.model_type}, not DINOv2"
-        raise refuse("admission.model", model, limit, remedy)
+    if loaded is None:
+        raise refuse("admission.model", model, f"it holds a model of type {kind}, not DINOv2", remedy)
     return loaded.eval().requires_grad_(False)
 
 

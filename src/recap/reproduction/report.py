@@ -14,13 +14,16 @@ from recap.reproduction.page import measured_of
 from recap.reproduction.table import Cell
 from recap.show.results_page import Results, Section, build_results_page
 
+MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
+
 
 def write_report(folder: Path, markdown: Path | None = None) -> Path:
-    """Read every `<table>/table.json` and write `report.html` beside them."""
+    """Read every `<table>/table.json` and write `report.html` beside them, and Markdown under what it begins with."""
     finished = sorted(folder.glob("*/table.json")) if folder.is_dir() else []
     if not finished:
         limit = "holds no finished table"
         raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
+    above = _above(markdown) if markdown is not None else ""
     order = list(TABLES)
     tables = [read_json(path) for path in finished]
     pairs = sorted(
@@ -36,8 +39,21 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
         texts = [(path.parent / "table.md").read_text(encoding="utf-8").strip() for _, path in pairs]
         # One heading for the file; those of the tables step down.
         body = "\n\n".join(text.replace("# ", "## ", 1) if text.startswith("# ") else text for text in texts)
-        write_whole(markdown, f"# Results\n\nWritten by `recap report`.\n\n{body}\n".encode())
+        write_whole(markdown, f"{above}{MARK}\n\n{body}\n".encode())
     return page
+
+
+def _above(markdown: Path) -> str:
+    """What somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
+    if not markdown.exists():
+        return "# Results\n\n"
+    text, mark, _ = markdown.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        limit = "there is a file which no `recap report` has written"
+        raise refuse(
+            "--markdown", str(markdown), limit, f"choose another name, or put this line into it: {MARK}"
+        )
+    return text
 
 
 def _in_common(abouts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from recap.eval.scores import (
     FEWEST_CLUSTERS,
     Estimate,
     Score,
+    as_floats,
     cluster_interval,
     count_wins,
     one_backend,
@@ -109,8 +110,9 @@ def _cell(
         at: ours[at].scores[measure]["value"] for at in values if at in ours and measure in ours[at].scores
     }
     if row.name != recipe.ours and theirs:
-        best = list(theirs.values())
-        mine = [values[at] for at in theirs]
+        # Rounded, lest two rows that are the same win and lose by the last bits.
+        best = as_floats(list(theirs.values())).round(6).tolist()
+        mine = as_floats([values[at] for at in theirs]).round(6).tolist()
         prompts = [prompt for prompt, _ in theirs]
         against = paired_interval(best, mine, prompts)
         wins, p = count_wins(best, mine).share, wilcoxon(best, mine)
