@@ -16,6 +16,7 @@ from recap.eval.witnesses import Box
 from recap.recipes.tables import Ask, find_recipe, plan_runs
 from recap.registry import ADMISSIONS
 from recap.reproduction.job import draw_and_score, job_of
+from recap.reproduction.page import figures_of
 from recap.reproduction.report import MARK, write_report
 from recap.reproduction.reproduce import reproduce
 from recap.reproduction.scoring import MEASURES
@@ -207,6 +208,21 @@ def test_the_table_compares_pairs_and_shows_the_paper():
     lines[0] = Line("none", "p0", 0, score(0.5, "y"))
     with pytest.raises(ValueError, match="one judge"):
         build_cells(recipe, lines)
+
+
+def test_lengths_stand_in_order_and_are_drawn_as_a_curve():
+    lines = [
+        Line(row, f"p{prompt}", 0, {
+            name: {"name": name, "value": 0.1 * prompt, "backend": "dis", "n": 1, "details": {}}
+            for name in ("dynamic_degree_10s", "dynamic_degree_5s")
+        })
+        for row in ("none", "recap") for prompt in range(5)
+    ]  # fmt: skip
+    recipe = find_recipe("length")
+    cells = build_cells(recipe, lines)
+    assert [cell.measure for cell in cells[:2]] == ["dynamic_degree_5s", "dynamic_degree_10s"]
+    first = figures_of(recipe, cells, lines)[0]
+    assert "dynamic_degree over length" in first and first.count("<polyline") == 2
 
 
 def test_the_probe_is_a_witness():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ MOST_FIGURES = 4
 def figures_of(recipe: Recipe, cells: Sequence[Cell], lines: Sequence[Line]) -> list[str]:
     """Curves where there are any, then an interval chart per measure; the first is the table's figure."""
     curves = _curves(recipe, lines)
-    sweeps = _sweeps(recipe, cells)
+    sweeps = [*_lengths(cells), *_sweeps(recipe, cells)]
     bars = [
         interval_chart(
             measure,
@@ -65,6 +66,25 @@ def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [float(np.mean(np.array(column, float))) if column else None for column in columns]
 
 
+def _lengths(cells: Sequence[Cell]) -> list[str]:
+    """What is measured of the first 5, 10, 20 s and so on, as a curve a row."""
+    points: dict[str, dict[str, dict[float, float | None]]] = {}
+    for cell in cells:
+        if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
+            curve = points.setdefault(timed[1], {}).setdefault(cell.row, {})
+            curve[float(timed[2])] = _known(cell.value.mean)
+    return [
+        line_chart(
+            f"{name} over length", [Curve(row, [*at], [*at.values()]) for row, at in rows.items()], "seconds"
+        )
+        for name, rows in points.items()
+    ]
+
+
+def _known(mean: float) -> float | None:
+    return mean if mean == mean else None
+
+
 def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     """Every measure over the setting that the rows vary."""
     values = {row.name: row.value for row in recipe.rows if row.value is not None}
@@ -74,7 +94,7 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure and cell.row in values]
         x = [float(values[cell.row] or 0) for cell in own]
-        y = [cell.value.mean if cell.value.mean == cell.value.mean else None for cell in own]
+        y = [_known(cell.value.mean) for cell in own]
         charts.append(line_chart(measure, [Curve(measure, x, y)], recipe.name))
     return charts
 

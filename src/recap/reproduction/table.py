@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -90,9 +91,15 @@ def build_cells(recipe: Recipe, lines: Sequence[Line]) -> list[Cell]:
             continue
         own = by_row[row.name]
         names = {name for line in own.values() for name in line.scores}
-        for measure in sorted(names, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n)):
+        for measure in sorted(names, key=_place):
             cells.append(_cell(recipe, row, measure, own, by_row.get(recipe.ours, {})))
     return cells
+
+
+def _place(measure: str) -> tuple[int, str]:
+    """Its place in a table; numbers in names count as such: 5 s before 10 s."""
+    counted = re.sub(r"\d+", lambda number: number[0].zfill(6), measure)
+    return FIRST.index(measure) if measure in FIRST else len(FIRST), counted
 
 
 def _cell(
