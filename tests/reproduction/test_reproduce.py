@@ -170,6 +170,10 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
     with pytest.raises(ValueError, match=r"--markdown .*no `recap report` has written"):
         write_report(results, page)
     assert page.read_text() == "Somebody's notes"
+    for other in (tmp_path, tmp_path / "bytes"):
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+        with pytest.raises(ValueError, match="--markdown"):
+            write_report(results, other)
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

@@ -47,9 +47,11 @@ def _above(markdown: Path) -> str:
     """What somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
     if not markdown.exists():
         return "# Results\n\n"
-    text, mark, _ = markdown.read_text(encoding="utf-8").partition(MARK)
+    text, mark = "", ""
+    if markdown.is_file():
+        text, mark, _ = markdown.read_text(encoding="utf-8", errors="replace").partition(MARK)
     if not mark:
-        limit = "there is a file which no `recap report` has written"
+        limit = "there is something which no `recap report` has written"
         raise refuse(
             "--markdown", str(markdown), limit, f"choose another name, or put this line into it: {MARK}"
         )
