@@ -35,9 +35,8 @@ class Script:
     actors: tuple[ActorScript, ...] = ()
     camera: str = "static"
     front: bool = False  # something large in front
-    prompts: tuple[tuple[int, str], ...] | None = (
-        None  # (first picture, text); None: by who is seen and stays
-    )
+    # (first picture, text); None: by who is seen and stays.
+    prompts: tuple[tuple[int, str], ...] | None = None
 
     def __post_init__(self) -> None:
         for field, value, known in (

@@ -171,7 +171,7 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
         write_report(results, page)
     assert page.read_text() == "Somebody's notes"
     for other in (tmp_path, tmp_path / "bytes"):
-        (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe" + MARK.encode())  # would come back as other bytes
         with pytest.raises(ValueError, match="--markdown"):
             write_report(results, other)
 

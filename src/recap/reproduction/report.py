@@ -47,9 +47,10 @@ def _above(markdown: Path) -> str:
     """What somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
     if not markdown.exists():
         return "# Results\n\n"
-    text, mark = "", ""
-    if markdown.is_file():
-        text, mark, _ = markdown.read_text(encoding="utf-8", errors="replace").partition(MARK)
+    try:
+        text, mark, _ = markdown.read_bytes().decode().partition(MARK)
+    except (IsADirectoryError, UnicodeDecodeError):
+        mark = ""
     if not mark:
         limit = "there is something which no `recap report` has written"
         raise refuse(
