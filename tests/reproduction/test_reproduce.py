@@ -166,6 +166,11 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
     page.write_text(f"{heading}Seen by eye.\n\n{MARK}\nold tables")
     write_report(results, page)
     assert page.read_text() == f"{heading}Seen by eye.\n\n{MARK}{tables}"
+    more = page.read_text() + "\n## Camera and object motion\n\n`recap reproduce motion`: ...\n"
+    page.write_text(more)
+    with pytest.raises(ValueError, match="tables that these results do not: motion"):
+        write_report(results, page)
+    assert page.read_text() == more
     page.write_text("Somebody's notes")
     with pytest.raises(ValueError, match=r"--markdown .*no `recap report` has written"):
         write_report(results, page)

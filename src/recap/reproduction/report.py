@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     if not finished:
         limit = "holds no finished table"
         raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
-    above = _above(markdown) if markdown is not None else ""
-    order = list(TABLES)
     tables = [read_json(path) for path in finished]
+    above = _above(markdown, {table["table"] for table in tables}) if markdown is not None else ""
+    order = list(TABLES)
     pairs = sorted(
         zip(tables, finished, strict=True),
         key=lambda pair: order.index(pair[0]["table"]) if pair[0].get("table") in order else len(order),
@@ -43,18 +44,24 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     return page
 
 
-def _above(markdown: Path) -> str:
+def _above(markdown: Path, tables: set[str]) -> str:
     """What somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
     if not markdown.exists():
         return "# Results\n\n"
     try:
-        text, mark, _ = markdown.read_bytes().decode().partition(MARK)
+        text, mark, below = markdown.read_bytes().decode().partition(MARK)
     except (IsADirectoryError, UnicodeDecodeError):
         mark = ""
     if not mark:
         limit = "there is something which no `recap report` has written"
         raise refuse(
             "--markdown", str(markdown), limit, f"choose another name, or put this line into it: {MARK}"
+        )
+    lost = set(re.findall(r"^`recap reproduce (\S+)`", below, re.MULTILINE)) - tables
+    if lost:
+        limit = f"it holds tables that these results do not: {', '.join(sorted(lost))}"
+        raise refuse(
+            "--markdown", str(markdown), limit, "bring theirs into the folder, or choose another name"
         )
     return text
 
