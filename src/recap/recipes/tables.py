@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from recap.config import RunConfig
@@ -107,13 +107,18 @@ def main() -> Recipe:
     return Recipe("main", "VBench-Long, main table", rows, DYNAMICS, paper_table="main", note=note)
 
 
+RIVALS = (
+    Row("deep-forcing", {"name": "deep-forcing"}, paper="Self-Forcing+DeepForcing"),
+    Row("memrope", {"name": "memrope"}, paper="Self-Forcing+MemRoPE"),
+    Row("rolling-sink", {"name": "rolling-sink"}, paper="Self-Forcing+RollingSink"),
+    Row("relax-forcing", {"name": "relax-forcing"}),
+)
+
+
 def rivals() -> Recipe:
     rows = (
         Row("none", {"name": "none"}, paper="Self-Forcing"),
-        Row("deep-forcing", {"name": "deep-forcing"}, paper="Self-Forcing+DeepForcing"),
-        Row("memrope", {"name": "memrope"}, paper="Self-Forcing+MemRoPE"),
-        Row("rolling-sink", {"name": "rolling-sink"}, paper="Self-Forcing+RollingSink"),
-        Row("relax-forcing", {"name": "relax-forcing"}),
+        *RIVALS,
         Row("recap", RECAP.memory, paper="Self-Forcing+Ours"),
     )
     return Recipe("rivals", "Training-free rivals", rows, ("dynamics", "identity"), paper_table="main")
@@ -194,6 +199,19 @@ def reappearance() -> Recipe:
                   seconds=24.0, paper_table="identity", paper_key={"table": "reappear_ctrl"}, note=note)  # fmt: skip
 
 
+def reappearance_all() -> Recipe:
+    """Not in the paper: the one task that asks for a memory of more than the opening, put to all of them."""
+    rules = ("random", "recent", "diversity-keys", "flow-texture")
+    rows = (
+        *RIVALS,
+        Row("bank, lambda 1", {"name": "recap", "reinforcement": 1.0}),
+        *(Row(f"recap, {rule}", RECAP.memory, rule) for rule in rules),
+        RECAP,
+    )
+    return replace(reappearance(), name="reappearance-all", rows=rows,
+                   title="Controlled reappearance, every memory and rule")  # fmt: skip
+
+
 def bank() -> Recipe:
     return Recipe("bank", "What the bank retains", (RECAP,), ("bank",), paper_table="scalars")
 
@@ -217,7 +235,8 @@ def motion() -> Recipe:
 TABLES: dict[str, Callable[[], Recipe]] = {
     "main": main, "rivals": rivals, "components": components, "admission": admission, "capacity": capacity,
     "lambda": reinforcement, "length": length, "identity": identity, "retention": retention,
-    "retention-5min": retention_5min, "reappearance": reappearance, "bank": bank, "time": time, "motion": motion,
+    "retention-5min": retention_5min, "reappearance": reappearance, "reappearance-all": reappearance_all,
+    "bank": bank, "time": time, "motion": motion,
 }  # fmt: skip
 
 
