@@ -127,9 +127,36 @@ def test_two_versions_are_not_mixed_and_two_machines_are_both_named(tmp_path):
         file = written(tmp_path / name / RESULTS, [about(), about(**{name: "0.0"}), *drawn()])
         with pytest.raises(ValueError, match=f"mixes results of .*'{name}'"):
             import_table(TABLE, file, tmp_path / "out", 20)
-    file = written(tmp_path / RESULTS, [about(hardware="one"), about(hardware="two"), *drawn()])
-    import_table(TABLE, file, tmp_path / "out", 20)
+    runs = drawn()
+    lines = [about(hardware="one"), *runs[:3], about(hardware="two"), *runs[3:], about(hardware="idle")]
+    import_table(TABLE, written(tmp_path / RESULTS, lines), tmp_path / "out", 20)
     assert table_of(tmp_path / "out")["about"]["hardware"] == "one and two"
+
+
+def test_a_run_drawn_for_one_table_serves_another_that_wants_the_same_job(tmp_path):
+    """Batches count a job as done by its key, so the import must find it by its key."""
+    one, other = "reappearance", "reappearance-all"
+
+    def lines(table, rows, commit):
+        told = {name: about_this(find_recipe(name), ASK, "hsv", "pictures", commit) for name in (table,)}
+        yield {"about": {"ask": asdict(ASK), "embedder": "hsv", "tables": told}}
+        for draw in collect_draws([table], ASK, "hsv"):
+            if (draw.wanted[0].job.row == "recap") == rows:
+                yield run_line(draw, {one: [Score("reappearance_frame", 0.5, "hsv", 3)]})
+
+    def of_two(folder, last):
+        written(tmp_path / folder / "1" / RESULTS, lines(one, True, "first"))
+        written(tmp_path / folder / "2" / RESULTS, last)
+        return tmp_path / folder
+
+    rest = list(lines(other, False, "second"))
+    import_table(other, of_two("a", rest), tmp_path / "out", 20)
+    made = table_of(tmp_path / "out")
+    assert {cell["row"] for cell in made["cells"]} == {row.name for row in find_recipe(other).rows}
+    assert made["about"]["commit"] == "first and second"
+    rest[0]["about"]["tables"][other]["torch"] = "0.0"
+    with pytest.raises(ValueError, match=r"mixes results of .*'torch'"):
+        import_table(other, of_two("b", rest), tmp_path / "never", 20)
 
 
 def test_what_is_no_result_of_batches_is_refused(tmp_path):

@@ -29,6 +29,7 @@ class Found(NamedTuple):
     line: Line
     key: str
     run: str
+    call: Mapping[str, Any]  # what the call that drew it said about itself
 
 
 def import_table(
@@ -78,8 +79,10 @@ def _finish(
         notice(f"{len(others)} runs of {table} are also there as drawn by other settings; those are not used")
     found = [results[_place(each)] for each in planned]
     about = abouts[-1]["tables"][table] | many | {"runs": len(planned)}
+    calls = list({id(each.call): each.call for each in found}.values())
+    _check_one_question([*calls, *abouts], file)
     for name in ("hardware", "commit"):
-        about[name] = " and ".join(dict.fromkeys(each["tables"][table][name] for each in abouts))
+        about[name] = " and ".join(sorted({_of_call(call, name) for call in calls}))
     made_by = {name: about[name] for name in MADE_BY}
     wanted = {"table": table, "embedder": embedder, "detector": "", **made_by, **asked, **many}
     kept = {each.row.name for each in planned}
@@ -95,16 +98,25 @@ def _abouts(table: str, lines: Lines, file: Path) -> list[dict[str, Any]]:
     if not abouts:
         limit = f"it holds nothing of the table {table!r}"
         raise refuse(FIELD, str(file), limit, "name the results.jsonl.gz of batches with that table")
-    same = question(abouts[-1])
-    if other := next((question(each) for each in abouts if question(each) != same), None):
-        limit = f"it mixes results of {other} and {same}"
-        raise refuse(FIELD, str(file), limit, "keep them in two folders")
+    _check_one_question(abouts, file)
     known = {each.name for each in fields(Ask)}
     for each in abouts:
         if unknown := each["ask"].keys() - known:
             limit = f"what was asked has the fields {sorted(unknown)}, which this version does not know"
             raise refuse(FIELD, str(file), limit, "import it by the version that drew it")
     return abouts
+
+
+def _check_one_question(abouts: Sequence[Mapping[str, Any]], file: Path) -> None:
+    same = question(abouts[-1])
+    if other := next((question(each) for each in abouts if question(each) != same), None):
+        limit = f"it mixes results of {other} and {same}"
+        raise refuse(FIELD, str(file), limit, "keep them in two folders")
+
+
+def _of_call(call: Mapping[str, Any], name: str) -> str:
+    """The same for all tables of a call."""
+    return str(next(iter(call["tables"].values()))[name])
 
 
 def _place(planned: Planned) -> Place:
@@ -127,13 +139,15 @@ def _results(
 ) -> tuple[dict[Place, Found], set[Place]]:
     """The last result of every job with one of these keys, and where results of other settings are."""
     results, others = {}, set()
+    call: Mapping[str, Any] = {}
     for line in lines:
+        call = line.get("about", call)
         for job in (JobAt(*values) for values in line.get("jobs", [])):
             place = job.row, job.prompt, job.seed
-            if job.table != recipe.name or place not in keys:
-                continue
-            if job.key != keys[place]:
-                others.add(place)
+            # By key, whichever table it was drawn for: two tables may want the same job.
+            if job.key != keys.get(place):
+                if job.table == recipe.name and place in keys:
+                    others.add(place)
                 continue
             scores = {}
             for measure in recipe.measures:
@@ -143,7 +157,7 @@ def _results(
                 scores.update(line["scores"][measure])
             for told in scores.values():
                 Score(**told)  # fails where it is none
-            results[place] = Found(Line(job.row, job.prompt, job.seed, scores), job.key, line["run"])
+            results[place] = Found(Line(job.row, job.prompt, job.seed, scores), job.key, line["run"], call)
     return results, others
 
 
