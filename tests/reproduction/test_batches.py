@@ -146,9 +146,8 @@ def test_an_imported_table_is_a_table(drawn, tmp_path, table):
     assert [line["key"] for line in lines] == [job.key for job in jobs]
     page = (tmp_path / table / "index.html").read_text()
     assert "data:image/png" in page and "<video" not in page
-    assert len(written["timelines"]) == (table != "retention") and (table == "retention") != (
-        "bank of" in page
-    )
+    banks = [figure for figure in written["figures"] if "bank of" in figure]
+    assert len(banks) == (table != "retention") and (table == "retention") != ("bank of" in page)
     if table == "bank":
         cells = {cell["measure"]: cell["value"] for cell in written["cells"]}
         assert cells["bank_overlap_lowest"]["mean"] == 1 and cells["bank_overlap"]["n"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import json
@@ -28,6 +29,7 @@ FILES = {
     "results.jsonl",
     "table.csv",
     "table.md",
+    "sheet.png",
     "table.json",
     "figure.svg",
     "index.html",
@@ -153,6 +155,10 @@ def test_the_report_holds_all_tables(results):
     page = write_report(results, results / "results.md").read_text()
     assert page.index("Identity retention over 60 s") < page.index("Controlled reappearance")
     assert "{{" not in page and page.count("bank of recap") == 1  # what the bank of the first run remembered
+    for table in ("reappearance", "retention"):  # complete in itself: the runs side by side are in the page
+        sheet = (results / table / "sheet.png").read_bytes()
+        assert sheet.startswith(b"\x89PNG") and base64.b64encode(sheet).decode() in page
+    assert page.count("The first prompt, seed 0") == 2 and "likeness to the opening" in page
     for told in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
         assert f"<th>{told}</th>" in page or f"{told} " in page, told
     written = (results / "results.md").read_text()
@@ -179,6 +185,21 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
         (tmp_path / "bytes").write_bytes(b"\xff\xfe" + MARK.encode())  # would come back as other bytes
         with pytest.raises(ValueError, match="--markdown"):
             write_report(results, other)
+
+
+def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results, tmp_path):
+    told = json.loads((results / "retention" / "table.json").read_text())
+    mine = tmp_path / "retention"
+    mine.mkdir()
+    (mine / "table.md").write_text("# Identity")
+    (mine / "table.json").write_text(json.dumps(told | {"left_out": ["sink"]}))
+    assert "Left out, as they could not be drawn: sink." in write_report(tmp_path).read_text()
+    before = (tmp_path / "report.html").read_bytes()
+    for broken in ({"table": "retention"}, told | {"table": "nothing"}, []):
+        (mine / "table.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match="is no table as this version writes it"):
+            write_report(tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == before
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

@@ -208,7 +208,8 @@ def reappearance_all() -> Recipe:
         *(Row(f"recap, {rule}", RECAP.memory, rule) for rule in rules),
         RECAP,
     )
-    return replace(reappearance(), name="reappearance-all", rows=rows,
+    note = "The prior is cleared at every cut and the opening is an empty scene: what else a memory kept must do it."
+    return replace(reappearance(), name="reappearance-all", rows=rows, note=note,
                    title="Controlled reappearance, every memory and rule")  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The folder of a table: whose it is, and its files.
 
-It holds record.json (what was asked), results.jsonl (a line per run), table.csv, table.md, table.json, figure.svg and
-index.html. All but the first are written only when every run is there, so a partial result never takes the place of
-a complete one.
+It holds record.json (what was asked), results.jsonl (a line per run), table.csv, table.md, table.json, figure.svg,
+sheet.png (the first runs side by side) and index.html. All but the first are written only when every run is there, so
+a partial result never takes the place of a complete one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from recap.errors import refuse
 from recap.files import write_whole
 from recap.recipes.tables import Planned, Recipe
 from recap.reproduction.looks import Look
-from recap.reproduction.page import Video, figures_of, section_of, timelines_of
+from recap.reproduction.page import Video, figures_of, section_of
 from recap.reproduction.table import Line, as_csv, as_markdown, build_cells, cell_dict
 from recap.show.results_page import Results, build_results_page
 from recap.sweep.jobs import canonical
 
-RECORD = "record.json"
+RECORD, SHEET = "record.json", "sheet.png"
 GROWING = ("prompts", "seeds")
 """A larger number goes on with the folder of a smaller one."""
 
@@ -88,7 +88,7 @@ def write_table(out: Path, done: Finished) -> None:
             for line, key in zip(done.lines, done.keys, strict=True)
         ),
         "table.csv": as_csv(cells),
-        "table.md": as_markdown(recipe, cells, about),
+        "table.md": as_markdown(recipe, cells, about, done.left_out),
         "figure.svg": figures[0] if figures else "",
         "index.html": build_results_page(page),
         RECORD: json.dumps(record, indent=2),
@@ -96,9 +96,13 @@ def write_table(out: Path, done: Finished) -> None:
         "table.json": json.dumps(
             {"table": recipe.name, "title": recipe.title, "ours": recipe.ours, "note": recipe.note,
              "about": dict(about), "left_out": list(done.left_out), "cells": [cell_dict(cell) for cell in cells],
-             "timelines": timelines_of(recipe, done.looks)},
+             "figures": list(section.figures), "sheet_said": section.sheet_said},
             indent=1,
         ),
     }  # fmt: skip
+    if section.sheet:
+        write_whole(out / SHEET, section.sheet)
+    else:
+        (out / SHEET).unlink(missing_ok=True)  # of an earlier question
     for name, text in texts.items():
         write_whole(out / name, text.encode())

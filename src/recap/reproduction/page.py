@@ -11,11 +11,12 @@ import numpy as np
 
 from recap.recipes.tables import Planned, Recipe
 from recap.reproduction.looks import Look, look_at
-from recap.reproduction.table import SAID_OF_ALL, Cell, Line, markdown_row
+from recap.reproduction.table import Cell, Line, markdown_row, remarks
 from recap.show.bank_chart import draw_bank
 from recap.show.chart import Bar, interval_chart, line_chart
 from recap.show.chart import Line as Curve
 from recap.show.moments import pictures_sheet
+from recap.show.png import png_bytes
 from recap.show.preview import embed
 from recap.show.results_page import Measured, Section
 from recap.show.side_by_side import write_side_by_side
@@ -116,26 +117,23 @@ def section_of(
     video: Video,
 ) -> Section:
     """The section of a page; `looks` are at the runs of the first prompt and seed, by row."""
-    said = [recipe.note, SAID_OF_ALL]
-    if left_out:
-        said.append(f"Left out, as they could not be drawn: {', '.join(left_out)}.")
     told = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
     labels = [f"{second:.1f} S" for look in looks.values() for second in look.moments]
     shown = {name: list(look.pictures) for name, look in looks.items()}
     told = f"The first prompt, seed {first.seed}: {told}."
     return Section(
         title=recipe.title,
-        said=said,
+        said=remarks(recipe, left_out),
         measured=measured_of(recipe, cells),
-        figures=[*figures, *timelines_of(recipe, looks)],
+        figures=[*figures, *_timelines(recipe, looks)],
         video=video.source,
-        video_said=f"{told} {video.remark}",
-        sheet=pictures_sheet(shown, labels[: len(labels) // len(looks)]) if looks else None,
-        sheet_said="The same runs at a few moments." if video.source else f"{told} At a few moments:",
+        video_said=f"The same runs in motion. {video.remark}",
+        sheet=png_bytes(pictures_sheet(shown, labels[: len(labels) // len(looks)])) if looks else b"",
+        sheet_said=f"{told} At a few moments:",
     )
 
 
-def timelines_of(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
+def _timelines(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
     """What the banks of the shown runs remembered, in tables that are about banks."""
     if not {"bank", "reappearance"} & set(recipe.measures):
         return []

@@ -11,10 +11,12 @@ from recap.errors import refuse
 from recap.eval.scores import Estimate
 from recap.files import write_whole
 from recap.recipes.tables import TABLES
+from recap.reproduction.folder import SHEET
 from recap.reproduction.page import measured_of
-from recap.reproduction.table import Cell
+from recap.reproduction.table import Cell, remarks
 from recap.show.results_page import Results, Section, build_results_page
 
+NEEDED = {"table", "title", "about", "left_out", "cells", "figures", "sheet_said"}
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
@@ -24,12 +26,12 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     if not finished:
         limit = "holds no finished table"
         raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
-    tables = [read_json(path) for path in finished]
+    tables = [_read(path) for path in finished]
     above = _above(markdown, {table["table"] for table in tables}) if markdown is not None else ""
     order = list(TABLES)
     pairs = sorted(
         zip(tables, finished, strict=True),
-        key=lambda pair: order.index(pair[0]["table"]) if pair[0].get("table") in order else len(order),
+        key=lambda pair: order.index(pair[0]["table"]),
     )
     shared = _in_common([table["about"] for table in tables])
     sections = [_section(table, path.parent, shared) for table, path in pairs]
@@ -42,6 +44,16 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
         body = "\n\n".join(text.replace("# ", "## ", 1) if text.startswith("# ") else text for text in texts)
         write_whole(markdown, f"{above}{MARK}\n\n{body}\n".encode())
     return page
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = read_json(path)
+    if not isinstance(table, dict) or not table.keys() >= NEEDED or table["table"] not in TABLES:
+        limit = "is no table as this version writes it"
+        raise refuse(
+            "results", str(path), limit, "recap reproduce TABLE, as before, writes it anew from its runs"
+        )
+    return table
 
 
 def _above(markdown: Path, tables: set[str]) -> str:
@@ -75,17 +87,16 @@ def _in_common(abouts: list[dict[str, Any]]) -> dict[str, Any]:
 def _section(table: dict[str, Any], folder: Path, shared: dict[str, Any]) -> Section:
     recipe = TABLES[table["table"]]()
     cells = [_cell(values) for values in table["cells"]]
-    figure = folder / "figure.svg"
+    sheet = folder / SHEET
     own = {name: value for name, value in table["about"].items() if name not in shared}
     told = ", ".join(f"{name} {value}" for name, value in own.items())
     return Section(
         title=table["title"],
-        said=[table["note"], f"{told}. The videos are on this table's own page, {folder.name}/index.html."],
+        said=[*remarks(recipe, table["left_out"]), f"{told}. Its own page: {folder.name}/index.html."],
         measured=measured_of(recipe, cells),
-        figures=[
-            *([figure.read_text(encoding="utf-8")] if figure.is_file() else []),
-            *table.get("timelines", []),
-        ],
+        figures=table["figures"],
+        sheet=sheet.read_bytes() if sheet.is_file() else b"",
+        sheet_said=table["sheet_said"],
     )
 
 

@@ -36,7 +36,7 @@ PAPER_COLUMNS = {
 
 FIRST = (
     "reappearance_subject", "reappearance_subject_verified", "identity_subject", "retention_subject_end",
-    "reappearance_frame", "identity_frame", "retention_frame_end", "dynamic_degree",
+    "reappearance_frame", "identity_frame", "retention_frame_end", "dynamic_degree", "attention_sink",
 )  # fmt: skip
 """What a table is about stands first; the rest follows by name."""
 
@@ -162,13 +162,20 @@ def as_csv(cells: Sequence[Cell]) -> str:
     return out.getvalue()
 
 
-def as_markdown(recipe: Recipe, cells: Sequence[Cell], about: Mapping[str, Any]) -> str:
+def remarks(recipe: Recipe, left_out: Sequence[str]) -> list[str]:
+    """What is to be known of a table before its numbers are read."""
+    missing = [f"Left out, as they could not be drawn: {', '.join(left_out)}."] if left_out else []
+    return [text for text in (recipe.note, SAID_OF_ALL, *missing) if text]
+
+
+def as_markdown(
+    recipe: Recipe, cells: Sequence[Cell], about: Mapping[str, Any], left_out: Sequence[str] = ()
+) -> str:
     """A table per measure."""
     told = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {told}.", ""]
-    if recipe.note:
-        lines += [recipe.note, ""]
-    lines += [SAID_OF_ALL, ""]
+    for remark in remarks(recipe, left_out):
+        lines += [remark, ""]
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         lines += [f"**{measure}** (judged by: {own[0].backend})", ""]

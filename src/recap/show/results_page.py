@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from recap.show.page import fill_template
-from recap.show.png import png_bytes
-from recap.video import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Section:
     figures: Sequence[str]  # SVG
     video: str = ""  # source of a player
     video_said: str = ""
-    sheet: Picture | None = None
+    sheet: bytes = b""  # PNG: the runs side by side at a few moments
     sheet_said: str = ""
 
 
@@ -67,8 +65,8 @@ def _section(section: Section) -> str:
     parts = [f'<section class="card"><h2>{escape(section.title)}</h2>']
     parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.said if text]
     parts.append(f'<div class="figures">{"".join(section.figures)}</div>')
-    if section.sheet is not None:
-        picture = base64.b64encode(png_bytes(section.sheet)).decode()
+    if section.sheet:
+        picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="quiet">{escape(section.sheet_said)}</p>')
         parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
     if section.video:
