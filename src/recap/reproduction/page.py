@@ -69,17 +69,23 @@ def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 def _lengths(cells: Sequence[Cell]) -> list[str]:
     """What is measured of the first 5, 10, 20 s and so on, as a curve a row."""
-    points: dict[str, dict[str, dict[float, float | None]]] = {}
+    points: dict[str, dict[str, dict[float, Cell]]] = {}
     for cell in cells:
         if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
-            curve = points.setdefault(timed[1], {}).setdefault(cell.row, {})
-            curve[float(timed[2])] = _known(cell.value.mean)
+            points.setdefault(timed[1], {}).setdefault(cell.row, {})[float(timed[2])] = cell
     return [
         line_chart(
-            f"{name} over length", [Curve(row, [*at], [*at.values()]) for row, at in rows.items()], "seconds"
+            f"{name} over length",
+            [_curve(row, list(at), list(at.values())) for row, at in rows.items()],
+            "seconds",
         )
         for name, rows in points.items()
     ]
+
+
+def _curve(label: str, x: Sequence[float], cells: Sequence[Cell]) -> Curve:
+    values = [cell.value for cell in cells]
+    return Curve(label, x, [_known(value.mean) for value in values], [(v.low, v.high) for v in values])
 
 
 def _known(mean: float) -> float | None:
@@ -95,8 +101,7 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure and cell.row in values]
         x = [float(values[cell.row] or 0) for cell in own]
-        y = [_known(cell.value.mean) for cell in own]
-        charts.append(line_chart(measure, [Curve(measure, x, y)], recipe.name))
+        charts.append(line_chart(measure, [_curve(measure, x, own)], recipe.name))
     return charts
 
 

@@ -36,7 +36,7 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     shared = _in_common([table["about"] for table in tables])
     sections = [_section(table, path.parent, shared) for table, path in pairs]
     page = folder / "report.html"
-    subtitle = f"{len(sections)} of the paper's tables and figures, with our numbers beside its own"
+    subtitle = f"{len(sections)} tables and figures; the paper's numbers beside ours, where it has them"
     write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections, shared)).encode())
     if markdown is not None:
         texts = [(path.parent / "table.md").read_text(encoding="utf-8").strip() for _, path in pairs]

@@ -26,6 +26,7 @@ class Line(NamedTuple):
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
+    spans: Sequence[tuple[float, float]] = ()  # the interval of every point, nan where there is none
 
 
 def interval_chart(title: str, bars: Sequence[Bar]) -> str:
@@ -59,9 +60,10 @@ def interval_chart(title: str, bars: Sequence[Bar]) -> str:
 
 
 def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
-    """A curve per row; gaps where there is no value."""
+    """A curve per row, with whiskers where intervals are known; gaps where there is no value."""
     xs = [x for line in lines for x in line.x]
-    low, high = _range([y for line in lines for y in line.y if y is not None])
+    ends = [end for line in lines for span in line.spans for end in span if end == end]
+    low, high = _range([y for line in lines for y in line.y if y is not None] + ends)
     first, last = min(xs, default=0.0), max(xs, default=1.0)
     span = max(last - first, 1e-9)
     left, bottom = 60.0, 300.0
@@ -83,6 +85,13 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
         for run in _runs(line):
             points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in run))
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+        for x, (under, over) in zip(line.x, line.spans, strict=False):
+            if under == under:
+                across, top = place(x, over)
+                across += 3 * (
+                    index - (len(lines) - 1) / 2
+                )  # those of several curves stand beside each other
+                parts.append(_stroke(across, top, across, place(x, under)[1], colour, 1.4))
         parts.append(_text(left + 150 * index, bottom + 52, f"● {line.label}", "start", colour))
     return "".join([*parts, "</svg>"])
 

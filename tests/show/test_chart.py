@@ -1,0 +1,54 @@
+"""Drawings say what the numbers say: places, intervals, gaps."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from recap.show.chart import Bar, Line, interval_chart, line_chart
+
+NAN = math.nan
+
+
+def drawn(svg, tag):
+    return [part.attrib for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("}" + tag)]
+
+
+def whiskers(svg):
+    """Upright strokes: x, upper and lower end, in pixels."""
+    found = [{name: float(line[name]) for name in ("x1", "y1", "x2", "y2")} for line in drawn(svg, "line")]
+    return [(line["x1"], line["y1"], line["y2"]) for line in found if line["x1"] == line["x2"]]
+
+
+def test_a_curve_has_whiskers_where_its_interval_is_known():
+    svg = line_chart("t", [Line("a", [1, 2, 4], [0.4, 0.5, 0.6], [(0.3, 0.5), (NAN, NAN), (0.5, 0.9)])], "x")
+    points = [point.split(",") for point in drawn(svg, "polyline")[0]["points"].split()]
+    (first, upper, lower), (last, top, bottom) = whiskers(svg)
+    assert (first, last) == (float(points[0][0]), float(points[2][0]))
+    assert upper < float(points[0][1]) < lower and top < float(points[2][1]) < bottom
+    assert (bottom - top) / (lower - upper) == pytest.approx(2, rel=0.01)
+    assert not whiskers(line_chart("t", [Line("a", [1, 2], [0.4, 0.5])], "x"))
+
+
+def test_whiskers_of_two_curves_stand_beside_each_other_and_inside_the_drawing():
+    spans = [(0.0, 1.0)]
+    svg = line_chart("t", [Line("a", [1], [0.5], spans), Line("b", [1], [0.5], spans)], "x")
+    (one, top, bottom), (other, *_) = whiskers(svg)
+    assert one < other and 44 < top < bottom < 300
+
+
+def test_a_gap_in_a_curve_stays_one():
+    svg = line_chart("a & b", [Line("a", [0, 1, 2, 3, 4], [1, 2, None, 4, 5])], "seconds")
+    assert len(drawn(svg, "polyline")) == 2 and "a &amp; b" in svg
+
+
+def test_rows_without_an_interval_have_a_dot_and_the_papers_number_a_diamond():
+    svg = interval_chart(
+        "t", [Bar("a", 0.5, NAN, NAN, 0.7), Bar("b", 0.6, 0.5, 0.7), Bar("c", NAN, NAN, NAN)]
+    )
+    assert len(drawn(svg, "circle")) == 2 and len(drawn(svg, "polygon")) == 1
+    assert len([line for line in drawn(svg, "line") if line["stroke-width"] == "3"]) == 1
+    assert "nan" not in re.sub(r"<text.*?</text>", "", svg)
