@@ -103,6 +103,7 @@ OPTIONS = {
         "--device", "--dtype", "--out", "--import", "--help",
     },
     "sweep": {"--help"},
+    "sweep status": {"--help"},
     "report": {"--markdown", "--help"},
     "vbench": {"--help"},
     "vbench setup": {"--folder", "--dry-run", "--help"},

@@ -53,6 +53,17 @@ def linger(payload, folder):
     return draw(payload, folder)
 
 
+def dawdle(payload, folder):
+    """Writes down that it was begun, and takes its time the first time."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    first = not (place / "begun").exists()
+    with (place / "begun").open("a") as begun:
+        begun.write("once\n")
+    time.sleep(payload["data"]["takes_s"] if first else 0)
+    return {"seed": payload["seed"]}
+
+
 def jobs(count: int) -> list[Job]:
     return [Job(f"row {i % 4}", f"prompt {i // 4}", i, {"seconds": 1.5}) for i in range(count)]
 

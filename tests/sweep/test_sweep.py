@@ -8,17 +8,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from sweep_work import RULES, jobs
+from sweep_work import RULES, dawdle, jobs
 
+from recap.sweep import pool
 from recap.sweep.jobs import Job, canonical
 from recap.sweep.pool import run_sweep
 from recap.sweep.status import as_time, status_of, sweep_status
 from recap.sweep.store import Rules, Store, is_dead, own_name
+from recap.sweep.worker import _Heart, do_one
 
 WORK = "sweep_work:draw"
 
@@ -73,6 +76,44 @@ def test_claims_of_dead_processes_are_free_at_once_and_of_living_ones_are_not(tm
     store.claim("another-host/1/1")
     assert store.recover() == 1 and store.counts().claimed == 2
     assert not is_dead(own_name()) and is_dead(f"{host}/{os.getpid()}/another-time")
+
+
+SLOW = Job("row", "prompt", 0, {"takes_s": 1.0})
+IMPATIENT = Rules(lease_s=0.4, backoff_s=0.01)
+
+
+def worked_on_beside_others(folder: Path) -> tuple[bool, Store]:
+    """Do the slow job while somebody frees the dead and looks for work; whether that one got it, and the store."""
+    mine, others = Store(folder, IMPATIENT), Store(folder, IMPATIENT)
+    mine.add([SLOW])
+    worker = threading.Thread(target=do_one, args=(mine, mine.claim(own_name()), dawdle))
+    worker.start()
+    stolen = False
+    while worker.is_alive() and not stolen:
+        others.recover()
+        stolen = others.claim("elsewhere/1/1") is not None
+        time.sleep(0.02)
+    worker.join()
+    return stolen, others
+
+
+def test_a_job_may_outlive_its_lease_as_long_as_its_heart_beats(tmp_path):
+    stolen, store = worked_on_beside_others(tmp_path)
+    assert not stolen and store.results([SLOW]) == [{"seed": 0}]
+    assert store.counts().retries == 0 and store.job_seconds()[0] > 2 * IMPATIENT.lease_s
+
+
+def test_without_a_heart_a_job_that_outlives_its_lease_is_claimed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(_Heart, "_beat", lambda self: None)
+    stolen, store = worked_on_beside_others(tmp_path)
+    assert stolen and store.results([SLOW]) == [None]  # the first one's result came too late
+
+
+def test_workers_keep_what_takes_longer_than_a_lease(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "LOOK_S", 0.05)
+    assert run_sweep([SLOW], "sweep_work:dawdle", tmp_path, workers=2, rules=IMPATIENT) == [{"seed": 0}]
+    assert (tmp_path / "jobs" / SLOW.key / "begun").read_text() == "once\n"
+    assert sweep_status(tmp_path).counts.retries == 0
 
 
 def test_failures_are_retried_later_and_then_given_up(tmp_path):

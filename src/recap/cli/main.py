@@ -11,7 +11,18 @@ import torch
 import typer
 
 from recap import __version__
-from recap.cli import bench, compare, convert, generate, inspect, list_names, reproduce, vbench, weights
+from recap.cli import (
+    bench,
+    compare,
+    convert,
+    generate,
+    inspect,
+    list_names,
+    reproduce,
+    sweep,
+    vbench,
+    weights,
+)
 from recap.cli.console import show_error
 from recap.fast.threads import use_fair_threads
 
@@ -30,8 +41,8 @@ app.command("weights")(weights.weights_command)
 app.command("convert")(convert.convert_command)
 app.command("bench")(bench.bench_command)
 app.command("reproduce")(reproduce.reproduce_command)
-app.command("sweep")(reproduce.sweep_command)
 app.command("report")(reproduce.report_command)
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(vbench.app, name="vbench")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ class Status:
     def line(self) -> str:
         counts = self.counts
         parts = [f"{counts.done} of {counts.total} done", f"{counts.claimed} under way"]
+        if counts.waiting:
+            parts.append(f"{counts.waiting} waiting")
         if counts.retries:
             parts.append(f"{counts.retries} retries")
         if counts.failed:
@@ -38,6 +41,23 @@ def status_of(store: Store, workers: int = 1, began: float | None = None) -> Sta
     left = statistics.median(took[-50:]) * open_jobs / max(1, workers) if took else None
     elapsed = 0.0 if began is None else time.time() - began
     return Status(counts, elapsed, left, store.errors())
+
+
+def find_sweeps(folder: Path) -> list[Path]:
+    """The folders of all sweeps of a folder: itself, or below it."""
+    begin = (
+        "recap reproduce TABLE begins one in results/TABLE; name that, or the folder it was given by --out"
+    )
+    if not folder.is_dir():
+        raise refuse("sweep", str(folder), "there is no such folder", begin)
+    found = []
+    for place, below, files in os.walk(folder.resolve()):
+        if FILE in files:
+            found.append(Path(place))
+            below.clear()  # thousands of files of its jobs
+    if not found:
+        raise refuse("sweep", str(folder), "holds no sweep, nor does a folder below it", begin)
+    return sorted(found)
 
 
 def sweep_status(folder: Path) -> Status:
