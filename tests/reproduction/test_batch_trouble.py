@@ -116,6 +116,83 @@ def test_a_file_with_no_whole_line_is_begun_anew(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def refusal(use, file) -> str:
+    """What is said against a file; nothing if it can be used."""
+    try:
+        use(file)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def packed_parts(file, count=4):
+    """A file of so many parts, of several lines each, and where they end."""
+    ends = [0]
+    for part in range(count):
+        append_lines(file, [{"run": f"{part} {line}", "value": part / 7 + line / 3} for line in range(20)])
+        ends.append(file.stat().st_size)
+    return ends
+
+
+def test_a_damaged_part_among_whole_ones_is_refused_and_nothing_is_lost(tmp_path):
+    """Wherever the byte lies, the parts after it are neither left out without a word nor written away."""
+    ends = packed_parts(tmp_path / "whole.gz")
+    whole, file = (tmp_path / "whole.gz").read_bytes(), tmp_path / RESULTS
+    lines, refused = read_packed(tmp_path / "whole.gz"), 0
+    for part in range(3):
+        for place in range(ends[part], ends[part + 1]):
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x10
+            file.write_bytes(damaged)
+            said = refusal(read_packed, file)
+            if not said:  # bytes that mean nothing, as when it was packed
+                assert read_packed(file) == lines
+                continue
+            assert all(word in said for word in (RESULTS, f"part {part + 1} is damaged", "copy it again"))
+            assert refusal(mend, file) == said and file.read_bytes() == damaged
+            refused += 1
+    assert refused > 0.9 * ends[3]
+
+
+def test_a_damaged_last_part_is_left_out_unless_it_is_all_there_is(tmp_path):
+    file = tmp_path / RESULTS
+    ends = packed_parts(file)
+    lines = read_packed(file)
+    damaged = bytearray(file.read_bytes())
+    damaged[(ends[3] + ends[4]) // 2] ^= 0x10
+    file.write_bytes(damaged)
+    assert read_packed(file) == lines[:60]
+    mend(file)  # which leaves one part of all
+    assert read_packed(file) == lines[:60]
+    damaged = bytearray(file.read_bytes())
+    damaged[-20] ^= 0x10
+    file.write_bytes(damaged)
+    with pytest.raises(ValueError, match="part 1"):
+        mend(file)
+    assert file.read_bytes() == damaged
+
+
+def test_whole_lines_of_a_part_that_was_cut_short_are_kept(tmp_path):
+    file = tmp_path / RESULTS
+    packed_parts(file)
+    lines = read_packed(file)
+    mend(file)
+    file.write_bytes(file.read_bytes()[:-40])
+    kept = read_packed(file)
+    assert kept == lines[: len(kept)] and 20 < len(kept) < 80
+
+
+def test_what_is_no_json_is_refused_in_any_part(tmp_path):
+    file = tmp_path / RESULTS
+    packed_parts(file, 1)
+    for text, word in ((b"no json\n", "part 2"), (b"\xff\n", "part 2"), (b"[1]\n", "no object")):
+        file.write_bytes(file.read_bytes() + gzip.compress(text))
+        with pytest.raises(ValueError, match=word):
+            read_packed(file)
+        file.unlink()
+        packed_parts(file, 1)
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path):
     with (
         alone_in(tmp_path, "", "", ""),

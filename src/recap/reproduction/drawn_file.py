@@ -29,7 +29,8 @@ from recap.show.bank_chart import BankHistory
 
 RESULTS, LOOKS = "results.jsonl.gz", "looks.jsonl.gz"
 MADE_BY = ("recap", "torch")
-MAGIC = b"\x1f\x8b"  # how packed files begin
+HEADER = b"\x1f\x8b\x08\x00"  # how packed parts begin
+PIECE = 1 << 14  # bytes unpacked at once
 
 
 class JobAt(NamedTuple):
@@ -50,26 +51,54 @@ def append_lines(file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_packed(file: Path) -> list[dict[str, Any]]:
-    """All whole lines; a last part cut short by a kill is left out."""
-    if not file.is_file():
-        return []
-    with file.open("rb") as begun:
-        if (start := begun.read(len(MAGIC))) != MAGIC and MAGIC.startswith(start):
-            return []  # cut short in its first bytes
-    lines: list[Any] = []
+    """All lines; of a last part cut short by a kill those that are whole. Damage elsewhere is refused."""
+    data = file.read_bytes() if file.is_file() else b""
+    lines: list[dict[str, Any]] = []
+    begin, number = 0, 1
+    while begin < len(data):
+        last = data.find(HEADER, begin + 1) < 0
+        try:
+            text, begin = _unpack(data, begin, may_be_cut=last)
+        except zlib.error as error:
+            # A first part may be all that there is, since `mend` makes one of many: it is not to be dropped.
+            if last and number > 1:
+                break
+            raise _damaged(file, number, error) from error
+        lines += _lines(text, file, number)
+        number += 1
+    return lines
+
+
+def _unpack(data: bytes, begin: int, *, may_be_cut: bool) -> tuple[bytes, int]:
+    """The text of the part that begins there, whole lines of it if it is cut short, and where it ends."""
+    unpacker, texts, view = zlib.decompressobj(wbits=31), [], memoryview(data)
+    while not unpacker.eof and begin < len(data):
+        # In pieces, as what follows the part is copied with the last of them.
+        texts.append(unpacker.decompress(view[begin : begin + PIECE]))
+        begin = min(begin + PIECE, len(data))
+    text = b"".join(texts)
+    if unpacker.eof:
+        return text, begin - len(unpacker.unused_data)
+    if not may_be_cut:
+        raise zlib.error("it has no end")
+    return text[: text.rfind(b"\n") + 1], begin
+
+
+def _lines(text: bytes, file: Path, number: int) -> list[dict[str, Any]]:
     try:
-        with gzip.open(file, "rt", encoding="utf-8") as packed:
-            lines.extend(json.loads(line) for line in packed)
-    except (EOFError, zlib.error):
-        pass
-    except (gzip.BadGzipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
-        if not lines:
-            raise refuse("results", str(file), f"cannot be read ({error})", "copy it again") from error
+        lines = [json.loads(line) for line in text.splitlines()]
+    except ValueError as error:
+        raise _damaged(file, number, error) from error
     for line in lines:
         if not isinstance(line, dict):
             limit = f"holds the line {str(line)[:40]!r}, which is no object"
             raise refuse("results", str(file), limit, "name a file that batches wrote")
     return lines
+
+
+def _damaged(file: Path, number: int, error: Exception) -> ValueError:
+    limit = f"cannot be read: part {number} is damaged ({error})"
+    return refuse("results", str(file), limit, "copy it again, or name another")
 
 
 def read_all(place: Path) -> list[dict[str, Any]]:
