@@ -297,5 +297,56 @@ def test_command_without_setup_or_with_a_wrong_suite(recap, videos, tmp_path):
     assert code == 2 and "vbench128" in said
 
 
+@pytest.mark.parametrize(
+    ("suite", "files", "words"),
+    [
+        ("vbench128", None, "no such folder"),
+        ("vbench128", (), r"no \.mp4 file"),
+        ("vbench128", ("notes.txt",), r"no \.mp4 file"),
+        ("vbench128", ("a boat.mp4",), r"'a boat\.mp4'.*<prompt>-<seed>\.mp4"),
+        ("vbench128", ("a boat-2.mp4",), "seeds of vbench128 are 0 to 1"),
+        ("moviegen128", (), r"no \.mp4 file"),
+        ("moviegen128", ("a fish-0.mp4",), r"'a fish-0\.mp4'.*moviegen128.*'a boat-0\.mp4'"),
+        ("moviegen128", ("a boat-0.mp4",), "5 videos of moviegen128 are missing"),
+    ],
+)
+def test_what_is_wrong_with_the_videos_is_said_before_an_environment_is_asked_for(
+    tmp_path, suite, files, words
+):
+    """Nobody should install 3.5 GB to hear that a folder is empty."""
+    videos, prompts = tmp_path / "videos", tmp_path / "prompts.txt"
+    prompts.write_text("a boat\na house\na tree\n")
+    if files is not None:
+        videos.mkdir()
+        for name in files:
+            (videos / name).touch()
+    question = Question(videos, suite, prompts=prompts if suite == "moviegen128" else None)
+    with pytest.raises(ValueError, match=words):
+        judge(question, tmp_path / "nowhere", tmp_path / "out", quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_are_held_against_a_list_of_ones_own_before_vbenchs(tmp_path):
+    videos, prompts = tmp_path / "videos", tmp_path / "prompts.txt"
+    videos.mkdir()
+    prompts.write_text("a boat\na house\n")
+    (videos / "a fish-0.mp4").touch()
+    with pytest.raises(ValueError, match=r"'a fish-0\.mp4'.*'a boat-0\.mp4'"):
+        judge(Question(videos, "vbench128", prompts=prompts), tmp_path / "nowhere", tmp_path / "out", quiet)
+    with pytest.raises(ValueError, match="vbench946 has VBench's own list"):
+        judge(Question(videos, "vbench946", prompts=prompts), tmp_path / "nowhere", tmp_path / "out", quiet)
+    (videos / "a fish-0.mp4").rename(videos / "a boat-0.mp4")
+    with pytest.raises(ValueError, match="recap vbench setup"):
+        judge(Question(videos, "vbench128", prompts=prompts), tmp_path / "nowhere", tmp_path / "out", quiet)
+
+
+def test_the_command_says_it_in_one_line(recap, tmp_path):
+    (tmp_path / "videos").mkdir()
+    code, _, said = recap(
+        "run", tmp_path / "videos", "--suite", "vbench128", "--folder", tmp_path / "nowhere"
+    )
+    assert code == 2 and said.count("\n") == 1 and "no .mp4 file in it" in said and "setup" not in said
+
+
 def test_standin_has_the_shape_of_the_real_list():
     assert sum(GROUPS.values()) == 946 and set(LABELLED) == set(suites.LABELLED)

@@ -30,6 +30,7 @@ from recap.eval.vbench.suites import (
     Entry,
     Suite,
     check_dimensions,
+    check_names,
     clip_seconds,
     digest,
     find_suite,
@@ -76,16 +77,19 @@ def judge(
     out = out.expanduser().resolve()  # VBench runs in a folder of its own
     suite = find_suite(question.suite)
     names = check_dimensions(suite, question.dimensions, question.static_filter)
-    inside = installed(environment)
-    if not inside.current:
-        notice("VBench's environment was made with other pins; `recap vbench setup` renews it")
-    entries = load_entries(suite, question.prompts, inside.info)
+    check_names(question.videos, suite, question.prompts)
+    # The environment is gigabytes: asked for when nothing more can be said without it.
+    info = installed(environment).info if suite.official else None
+    entries = load_entries(suite, question.prompts, info)
     prompts = digest(entries)
     if question.static_filter:
         entries = for_static_filter(entries)
     found = find_videos(question.videos, suite, entries)
     lacking = {name: missing_videos(suite, entries, name, found) for name in names}
     _check_missing(suite, lacking, question.partial)
+    inside = installed(environment)
+    if not inside.current:
+        notice("VBench's environment was made with other pins; `recap vbench setup` renews it")
     names = _with_videos(names, entries, found, notice)
     sources = {path.name: _checked(path) for path in found.values()}
     material = _Material(suite, entries, prompts, found, sources, clip_seconds(suite, entries), out / "clips")

@@ -106,14 +106,12 @@ def load_entries(suite: Suite, prompts: Path | None, info: Path | None) -> list[
                 "--prompts", "none", limit, "name a text file with a prompt a line, or JSON {name: prompt}"
             )
         return _counted(suite, _from_file(suite, prompts), prompts)
+    own = _own_choice(suite, prompts)
     if info is None:
         raise refuse("prompts", suite.name, "VBench's metadata is not there", "run `recap vbench setup`")
     official = _official(info)
     if prompts is not None:
-        if suite.name != "vbench128":
-            limit = f"{suite.name} has VBench's own list"
-            raise refuse("--prompts", str(prompts), limit, "leave it out")
-        return _counted(suite, _chosen(official, prompts), prompts)
+        return _counted(suite, _chosen(official, own, prompts), prompts)
     return _counted(suite, official if suite.name == "vbench946" else _sample(official), info)
 
 
@@ -154,16 +152,25 @@ def digest(entries: Iterable[Entry]) -> str:
     return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
+def check_names(folder: Path, suite: Suite, prompts: Path | None) -> None:
+    """Refuse a folder for all that can be known before VBench and its list of prompts are installed."""
+    _find(folder, suite, set(_own_choice(suite, prompts)) if suite.official else set())
+
+
 def find_videos(folder: Path, suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, int], Path]:
     """The files of a folder by stem and seed; one that belongs to no prompt is refused."""
+    return _find(folder, suite, {entry.stem for entry in entries})
+
+
+def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], Path]:
+    """As `find_videos`; without stems, those of any prompts."""
     if not folder.is_dir():
         raise refuse("videos", str(folder), "no such folder", "name the folder of <prompt>-<seed>.mp4 files")
-    stems = {entry.stem for entry in entries}
-    example = f"{min(stems)}-0.mp4"
+    example = f"{min(stems, default='<prompt>')}-0.mp4"
     found = {}
     for path in sorted(folder.glob("*.mp4")):
-        parts = re.fullmatch(r"(.*)-(\d+)", path.stem, flags=re.DOTALL)
-        if not parts or parts[1] not in stems:
+        parts = re.fullmatch(r"(.+)-(\d+)", path.stem, flags=re.DOTALL)
+        if not parts or (stems and parts[1] not in stems):
             limit = f"its name is no <prompt>-<seed>.mp4 of {suite.name}"
             raise refuse("video", path.name, limit, f"name it like {example!r}, or move it away")
         if int(parts[2]) >= suite.seeds or parts[2] != str(int(parts[2])):
@@ -212,9 +219,19 @@ def _sample(official: Sequence[Entry]) -> list[Entry]:
     return chosen
 
 
-def _chosen(official: Sequence[Entry], path: Path) -> list[Entry]:
+def _own_choice(suite: Suite, prompts: Path | None) -> list[str]:
+    """Which of VBench's prompts the user wants, if that is in a file."""
+    if prompts is None:
+        return []
+    if suite.name != "vbench128":
+        limit = f"{suite.name} has VBench's own list"
+        raise refuse("--prompts", str(prompts), limit, "leave it out")
+    return _lines(prompts)
+
+
+def _chosen(official: Sequence[Entry], texts: Sequence[str], path: Path) -> list[Entry]:
     chosen = []
-    for text in _lines(path):
+    for text in texts:
         own = [entry for entry in official if entry.text == text]
         if not own:
             limit = "it is none of VBench's own, which alone have labels"
