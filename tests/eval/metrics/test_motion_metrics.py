@@ -8,7 +8,7 @@ from made_clips import SIZE, one_mover, shifting, still, write
 
 from recap.eval.metrics.dynamic_degree import clip_moves, dynamic_degree
 from recap.eval.metrics.flickering import clip_flickering, temporal_flickering
-from recap.eval.metrics.motion import motion, motion_table, split_flow
+from recap.eval.metrics.motion import motion, split_flow
 from recap.flow import ClassicalFlow
 from recap.video import open_clip
 
@@ -88,11 +88,3 @@ def test_motion_of_pictures(flow):
     assert found["object_flow"] == pytest.approx(6 * 40 * 40 / (SIZE[0] * SIZE[1]), rel=0.5)
     with pytest.raises(ValueError, match="at least 2"):
         motion(still(1), flow, "dis")
-
-
-def test_the_table_over_videos_has_both_fractions_and_both_tails():
-    table = motion_table([1, 1, 1, 9], [1, 3, 1, 1], baseline_total=[1, 1, 1])
-    assert table.object_fraction == pytest.approx((0.5 + 0.75 + 0.5 + 0.1) / 4)
-    assert table.object_fraction_of_means == pytest.approx(6 / 18)
-    assert table.drift_tail == 1 and table.drift_tail_of_baseline == 2
-    assert table.total_flow == pytest.approx(table.camera_flow + table.object_flow)

@@ -65,6 +65,14 @@ def test_retention_drops_at_the_second_of_the_swap():
     assert score.details["start"] == pytest.approx(1) and score.details["mid"] < 0.5 and score.value < 0.5
 
 
+@pytest.mark.parametrize(("seconds", "mid"), [(60, 29.5), (120, 59.5), (300, 60)])
+def test_the_middle_is_half_a_video_but_one_minute_of_five(seconds, mid):
+    """A subject that swaps just behind the middle's window is still itself there, and just before it no longer."""
+    for swapped_at, kept in ((mid + 1.5, True), (mid - 1.5, False)):
+        middle = retention(swap(seconds, at=swapped_at, per_second=1), subject, "").details["mid"]
+        assert middle == pytest.approx(1) if kept else middle < 0.5
+
+
 def test_retention_without_a_subject_in_the_opening_says_nothing():
     score = retention(Sampled(np.arange(30.0), still(30), 30), subject, "")
     assert score.value is None and set(score.details["curve"]) == {None}

@@ -1,13 +1,14 @@
 """Camera and object motion (the paper's decomposition table).
 
 Flow of neighbouring pictures is split by a homography, fitted to it by RANSAC: what the homography explains is the
-camera's, the rest the objects'. Total flow is their sum, as in the paper's table. The table's object fraction is a
-mean of ratios per video, the paper's text has the ratio of means: `motion_table` gives both.
+camera's, the rest the objects'. Total flow is their sum, as in the paper's table. The object fraction is a video's
+own, whose mean is the table's; the paper's text has the ratio of the means. The table's drift tail and deviation are
+of many videos, so no video has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -86,38 +87,3 @@ def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str, gap: in
             ("camera_flow", camera), ("object_flow", moved), ("total_flow", total), ("object_fraction", fraction),
         )
     ]  # fmt: skip
-
-
-class MotionTable(NamedTuple):
-    """One configuration over its videos."""
-
-    camera_flow: float
-    object_flow: float
-    total_flow: float
-    total_flow_sd: float
-    object_fraction: float  # mean of the videos' own
-    object_fraction_of_means: float
-    drift_tail: int  # videos with more than twice this configuration's median total
-    drift_tail_of_baseline: int  # with more than twice the baseline's: comparable where medians differ
-
-
-def motion_table(
-    camera: Sequence[float], moved: Sequence[float], baseline_total: Sequence[float] | None = None
-) -> MotionTable:
-    """From per-video camera and object flow; `baseline_total` is the baseline's total flow per video."""
-    c, o = np.array(camera), np.array(moved)
-    if len(c) != len(o) or not len(c):
-        raise refuse("videos", (len(c), len(o)), "camera and object flow of the same videos", "give both")
-    total = c + o
-    known = total > _TINY
-    against = np.median(total if baseline_total is None else np.array(baseline_total))
-    return MotionTable(
-        camera_flow=float(c.mean()),
-        object_flow=float(o.mean()),
-        total_flow=float(total.mean()),
-        total_flow_sd=float(total.std(ddof=1)) if len(total) > 1 else float("nan"),
-        object_fraction=float((o[known] / total[known]).mean()) if known.any() else float("nan"),
-        object_fraction_of_means=float(o.mean() / total.mean()) if known.any() else float("nan"),
-        drift_tail=int((total > 2 * np.median(total)).sum()),
-        drift_tail_of_baseline=int((total > 2 * against).sum()),
-    )

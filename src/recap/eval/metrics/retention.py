@@ -1,7 +1,8 @@
 """Identity retention over time: likeness to the opening, second by second.
 
 The paper's curve compares with frame 0. A witness that does not find the subject there takes its first sighting
-within the first second. Table values are means over a second to each side of start, middle and end.
+within the first second. Table values are means over a second to each side of start, middle and end. The middle is
+half of the video but at most a minute: the paper's points are 0, 30 and 60 s of a minute, 0, 1 and 5 min of five.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from recap.eval.witnesses import Witness
 
 OPENING_S = 1.0
 REACH_S = 1.0
+LATEST_MIDDLE_S = 60.0
 
 
 def retention(sampled: Sampled, witness: Witness, subject: str) -> Score:
@@ -25,7 +27,7 @@ def retention(sampled: Sampled, witness: Witness, subject: str) -> Score:
         likeness = witness.likeness(seen[opening[:1]], seen)[0]
         curve = [float(value) if there else None for value, there in zip(likeness, found, strict=True)]
     last = float(sampled.seconds[-1])
-    marks = {"start": 0.0, "mid": last / 2, "end": last}
+    marks = {"start": 0.0, "mid": min(last / 2, LATEST_MIDDLE_S), "end": last}
     means = {name: _around(sampled, curve, mark) for name, mark in marks.items()}
     if curve[0] is not None:
         means["start"] = curve[0]  # the opening is its own measure
