@@ -136,7 +136,7 @@ def test_calls_add_up_and_nothing_is_drawn_twice(drawn):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_an_imported_table_is_a_table(drawn, tmp_path, table):
-    done = import_table(table, drawn[0], tmp_path / table, prompts=20)
+    done = import_table(table, drawn[0], tmp_path / table)
     written = json.loads((tmp_path / table / "table.json").read_text())
     assert done.num_runs == written["about"]["runs"] == 4 * len(find_recipe(table).rows)
     assert (written["about"]["prompts"], written["about"]["seeds"]) == (2, 2)

@@ -57,41 +57,41 @@ def test_a_table_with_fewer_rows_does_not_replace_a_complete_one(tmp_path):
     others = drawn(rows=("none", "recap", "sink, lambda 5"))
     fewer = written(tmp_path / "fewer" / RESULTS, [about(), told("left_out", "sink"), *others])
     out = tmp_path / "out"
-    assert import_table(TABLE, fewer, out, 20).left_out == ("sink",)
-    assert import_table(TABLE, whole, out, 20).left_out == ()  # more may follow
+    assert import_table(TABLE, fewer, out).left_out == ("sink",)
+    assert import_table(TABLE, whole, out).left_out == ()  # more may follow
     before = (out / "table.json").read_bytes()
     with pytest.raises(
         ValueError, match=r"--out .* larger result, with the rows sink; choose another folder"
     ):
-        import_table(TABLE, fewer, out, 20)
+        import_table(TABLE, fewer, out)
     assert (out / "table.json").read_bytes() == before
 
 
 def test_a_row_left_out_once_and_drawn_later_is_there(tmp_path):
     file = written(tmp_path / RESULTS, [about(), told("left_out", "sink"), *drawn()])
-    assert import_table(TABLE, file, tmp_path / "out", 20).left_out == ()
+    assert import_table(TABLE, file, tmp_path / "out").left_out == ()
     part = drawn(rows=("sink",))[:1]
     others = drawn(rows=("none", "recap", "sink, lambda 5"))
     file = written(tmp_path / "part" / RESULTS, [about(), told("left_out", "sink"), *part, *others])
     with pytest.raises(ValueError, match="1 of 8 runs of retention are missing"):
-        import_table(TABLE, file, tmp_path / "other", 20)
+        import_table(TABLE, file, tmp_path / "other")
 
 
 def test_the_file_named_is_the_file_read(tmp_path):
     written(tmp_path / RESULTS, [about(), *drawn(value=0.25)])
     copy = written(tmp_path / "copy.jsonl.gz", [about(), *drawn(value=0.75)])
-    import_table(TABLE, copy, tmp_path / "out", 20)
+    import_table(TABLE, copy, tmp_path / "out")
     assert values(tmp_path / "out") == {0.75}
     for place in ("nothing", "nothing.jsonl.gz"):
         with pytest.raises(ValueError, match=r"--import .* no such file or folder"):
-            import_table(TABLE, tmp_path / place, tmp_path / "b", 20)
+            import_table(TABLE, tmp_path / place, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_of_two_results_the_later_folder_by_number_counts(tmp_path):
     for number in (2, 10, 9):
         written(tmp_path / "all" / str(number) / RESULTS, [about(), *drawn(value=number / 16)])
-    import_table(TABLE, tmp_path / "all", tmp_path / "out", 20)
+    import_table(TABLE, tmp_path / "all", tmp_path / "out")
     assert values(tmp_path / "out") == {10 / 16}
 
 
@@ -102,11 +102,11 @@ def test_results_of_other_settings_are_not_taken(tmp_path):
     ]
     file = written(tmp_path / "a" / RESULTS, [about(), *strange])
     with pytest.raises(ValueError, match="8 of them are there, but were drawn by other settings"):
-        import_table(TABLE, file, tmp_path / "out", 20)
+        import_table(TABLE, file, tmp_path / "out")
     said = []
     append_lines(file, drawn(value=0.75))
     append_lines(file, strange)
-    import_table(TABLE, file, tmp_path / "out", 20, notice=said.append)
+    import_table(TABLE, file, tmp_path / "out", notice=said.append)
     assert values(tmp_path / "out") == {0.75} and "other settings" in said[0] and len(said) == 1
 
 
@@ -118,7 +118,7 @@ def test_keys_are_those_of_the_device_that_drew(tmp_path, monkeypatch):
     asked = about(hardware="a GPU")
     asked["about"]["ask"]["device"] = "cuda"
     file = written(tmp_path / RESULTS, [asked, *lines])
-    assert import_table(TABLE, file, tmp_path / "out", 20).num_runs == 8
+    assert import_table(TABLE, file, tmp_path / "out").num_runs == 8
     assert lines[0]["jobs"][0][-1] in (tmp_path / "out" / "results.jsonl").read_text()
 
 
@@ -126,10 +126,10 @@ def test_two_versions_are_not_mixed_and_two_machines_are_both_named(tmp_path):
     for name in ("recap", "torch"):
         file = written(tmp_path / name / RESULTS, [about(), about(**{name: "0.0"}), *drawn()])
         with pytest.raises(ValueError, match=f"mixes results of .*'{name}'"):
-            import_table(TABLE, file, tmp_path / "out", 20)
+            import_table(TABLE, file, tmp_path / "out")
     runs = drawn()
     lines = [about(hardware="one"), *runs[:3], about(hardware="two"), *runs[3:], about(hardware="idle")]
-    import_table(TABLE, written(tmp_path / RESULTS, lines), tmp_path / "out", 20)
+    import_table(TABLE, written(tmp_path / RESULTS, lines), tmp_path / "out")
     assert table_of(tmp_path / "out")["about"]["hardware"] == "one and two"
 
 
@@ -150,13 +150,13 @@ def test_a_run_drawn_for_one_table_serves_another_that_wants_the_same_job(tmp_pa
         return tmp_path / folder
 
     rest = list(lines(other, False, "second"))
-    import_table(other, of_two("a", rest), tmp_path / "out", 20)
+    import_table(other, of_two("a", rest), tmp_path / "out")
     made = table_of(tmp_path / "out")
     assert {cell["row"] for cell in made["cells"]} == {row.name for row in find_recipe(other).rows}
     assert made["about"]["commit"] == "first and second"
     rest[0]["about"]["tables"][other]["torch"] = "0.0"
     with pytest.raises(ValueError, match=r"mixes results of .*'torch'"):
-        import_table(other, of_two("b", rest), tmp_path / "never", 20)
+        import_table(other, of_two("b", rest), tmp_path / "never")
 
 
 def test_what_is_no_result_of_batches_is_refused(tmp_path):
@@ -176,7 +176,7 @@ def test_what_is_no_result_of_batches_is_refused(tmp_path):
     ):
         file = written(tmp_path / name / RESULTS, lines)
         with pytest.raises(ValueError, match=why):
-            import_table(TABLE, file, tmp_path / "out", 20)
+            import_table(TABLE, file, tmp_path / "out")
     file = written(tmp_path / RESULTS, [about(), *drawn()])
     for many in ({"prompts": 0}, {"prompts": 1, "seeds": 0}):
         with pytest.raises(ValueError, match="is 0: must be 1 or more"):
@@ -188,7 +188,7 @@ def test_a_refusal_says_what_was_given_up(tmp_path):
     lines = [about(), told("gave_up", "sink", "RuntimeError: NaN"), *drawn(rows=("none", "recap"))]
     file = written(tmp_path / RESULTS, lines)
     with pytest.raises(ValueError, match=r"4 of 8 .*; given up: sink \(RuntimeError: NaN\); draw them"):
-        import_table(TABLE, file, tmp_path / "out", 20)
+        import_table(TABLE, file, tmp_path / "out")
 
 
 def test_rows_unknown_here_are_named_as_left_out(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_rows_unknown_here_are_named_as_left_out(tmp_path, monkeypatch):
     file = written(tmp_path / RESULTS, [about(), *drawn()])
     more = replace(recipe, rows=(*recipe.rows, replace(recipe.rows[0], name="new", memory={"name": "new"})))
     monkeypatch.setattr("recap.reproduction.imported.find_recipe", lambda name: more)
-    assert import_table(TABLE, file, tmp_path / "out", 20).left_out == ("new",)
+    assert import_table(TABLE, file, tmp_path / "out").left_out == ("new",)
     assert "could not be drawn: new" in (tmp_path / "out" / "index.html").read_text()
 
 
@@ -211,4 +211,4 @@ def test_looks_lie_beside_the_file(tmp_path):
     file = written(tmp_path / "a" / RESULTS, [about(), *drawn()])
     (tmp_path / "a" / "looks.jsonl.gz").write_bytes(b"nothing packed")
     with pytest.raises(ValueError, match=r"looks.jsonl.gz.*cannot be read"):
-        import_table(TABLE, file, tmp_path / "out", 20)
+        import_table(TABLE, file, tmp_path / "out")

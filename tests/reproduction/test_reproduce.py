@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from recap.backbones.tiny.witness import build_probe_witness
+from recap.eval.paper_numbers import paper_table
 from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
 from recap.recipes.tables import Ask, find_recipe, plan_runs
@@ -95,7 +96,7 @@ class WholePicture:
 
 
 def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
-    monkeypatch.setattr("recap.reproduction.scoring._qwen", lambda device: WholePicture())
+    monkeypatch.setattr("recap.reproduction.scoring._qwen", lambda source, device: WholePicture())
     recipe = find_recipe("reappearance")
     planned = next(plan_runs(recipe, Ask(backbone="untrained", prompts=1, seeds=1, seconds=9)))
     job = job_of(planned, recipe, "hsv", "qwen2.5-vl")
@@ -111,8 +112,15 @@ def test_foreign_folders_and_parallel_clocks_are_refused(tmp_path):
     (tmp_path / "mine.txt").touch()
     with pytest.raises(ValueError, match="no reproduction"):
         reproduce("identity", SMALL, tmp_path, embedder="hsv")
-    with pytest.raises(ValueError, match="mean nothing"):
+    with pytest.raises(ValueError, match=r"--workers is 2.*mean nothing"):
         reproduce("time", SMALL, tmp_path / "t", embedder="hsv", workers=2)
+    with pytest.raises(ValueError, match=r"--ray is 'local'.*mean nothing"):
+        reproduce("time", SMALL, tmp_path / "t", embedder="hsv", ray="local")
+    for broken in ([], {"table": "identity"}):
+        (tmp_path / "r").mkdir(exist_ok=True)
+        (tmp_path / "r" / "record.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match="is no record of a reproduction"):
+            reproduce("identity", SMALL, tmp_path / "r", embedder="hsv")
 
 
 def test_every_measure_has_something_to_say_of_one_run(tmp_path):
@@ -174,9 +182,14 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
     assert page.read_text() == f"{heading}Seen by eye.\n\n{MARK}{tables}"
     more = page.read_text() + "\n## Camera and object motion\n\n`recap reproduce motion`: ...\n"
     page.write_text(more)
-    with pytest.raises(ValueError, match="tables that these results do not: motion"):
+    with pytest.raises(ValueError, match="a larger result of motion than 0 prompts"):
         write_report(results, page)
     assert page.read_text() == more
+    grown = re.sub(r"prompts 2, seeds 1,", "prompts 2, seeds 5,", tables)
+    page.write_text(f"{heading}{MARK}{grown}")
+    with pytest.raises(ValueError, match="a larger result of retention than 2 prompts and 1 seeds"):
+        write_report(results, page)
+    assert page.read_text() == f"{heading}{MARK}{grown}"
     page.write_text("Somebody's notes")
     with pytest.raises(ValueError, match=r"--markdown .*no `recap report` has written"):
         write_report(results, page)
@@ -195,10 +208,16 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     (mine / "table.json").write_text(json.dumps(told | {"left_out": ["sink"]}))
     assert "Left out, as they could not be drawn: sink." in write_report(tmp_path).read_text()
     before = (tmp_path / "report.html").read_bytes()
-    for broken in ({"table": "retention"}, told | {"table": "nothing"}, []):
+    cell = told["cells"][0]
+    for broken in ({"table": "retention"}, told | {"table": "nothing"}, told | {"table": ["x"]}, [],
+                   told | {"cells": [cell | {"value": None}]}, told | {"cells": [{"row": "none"}]}):  # fmt: skip
         (mine / "table.json").write_text(json.dumps(broken))
-        with pytest.raises(ValueError, match="is no table as this version writes it"):
+        with pytest.raises(ValueError, match="is no whole table as this version writes it"):
             write_report(tmp_path)
+    (mine / "table.json").write_text(json.dumps(told))
+    (mine / "table.md").unlink()
+    with pytest.raises(ValueError, match="is no whole table"):
+        write_report(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == before
 
 
@@ -238,6 +257,44 @@ def test_the_table_compares_pairs_and_shows_the_paper():
     lines[0] = Line("none", "p0", 0, score(0.5, "y"))
     with pytest.raises(ValueError, match="one judge"):
         build_cells(recipe, lines)
+
+
+def test_each_backbone_stands_beside_its_own_line_of_the_paper():
+    recipe = find_recipe("main")
+    told = {
+        "dynamic_degree": {"name": "dynamic_degree", "value": 0.5, "backend": "dis", "n": 1, "details": {}}
+    }
+    lines = [Line(row, "p", 0, told) for row in ("none", "sink", "recap")]
+    shown = {
+        backbone: [cell.paper for cell in build_cells(recipe, lines, backbone)]
+        for backbone in ("self-forcing", "embedded", "longlive")
+    }
+    assert shown["self-forcing"] == shown["embedded"] == pytest.approx([0.275, 0.304, 0.581])
+    baseline, sink, ours = shown["longlive"]
+    assert sink is None  # the paper has no such line
+    numbers = {row["method"]: float(row["DD"]) / 100 for row in paper_table("main")}
+    assert (baseline, ours) == pytest.approx((numbers["LongLive"], numbers["LongLive+Ours"]))
+
+
+def test_times_are_compared_at_one_length_and_beside_the_papers():
+    recipe = find_recipe("time")
+    lines = [
+        Line(row.name, "p", 0, {"seconds": {"name": "seconds", "value": row.value * (1 + (row.paper == "ours")),
+                                            "backend": "native", "n": 1, "details": {}}})
+        for row in recipe.rows
+    ]  # fmt: skip
+    cells = {cell.row: cell for cell in build_cells(recipe, lines)}
+    assert [cells[f"none, {m} min"].against.mean for m in (1, 2, 5)] == [1, 2, 5]
+    assert cells["recap, 5 min"].against is None
+    assert (cells["none, 5 min"].paper, cells["recap, 5 min"].paper) == (1435, 2239)
+    written = as_markdown(recipe, list(cells.values()), {})
+    assert "| recap - row | recap higher |" in written and "| 1435 |" in written
+
+
+def test_a_csv_tells_its_columns_apart(results):
+    with (results / "reappearance" / "table.csv").open() as file:
+        head = next(csv.reader(file))
+    assert len(head) == len(set(head)) == 14
 
 
 def test_lengths_stand_in_order_and_are_drawn_as_a_curve():

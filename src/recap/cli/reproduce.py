@@ -1,4 +1,4 @@
-"""`recap reproduce`, `recap sweep` and `recap report`: the paper's tables, how far they are, all on one page."""
+"""`recap reproduce` and `recap report`: the paper's tables, and all of them on one page."""
 
 from __future__ import annotations
 
@@ -9,29 +9,47 @@ import typer
 
 from recap.cli.console import show_notice
 from recap.cli.options import Device, Dtype, Flow
-from recap.recipes.tables import Ask
+from recap.errors import refuse
+from recap.recipes.tables import DEFAULT_PROMPTS, Ask
 from recap.reproduction.imported import import_table
 from recap.reproduction.report import write_report
 from recap.reproduction.reproduce import reproduce
-from recap.sweep.status import Status, sweep_status
+from recap.sweep.status import Status
+
+FrameJudge = Annotated[
+    str | None,
+    typer.Option(
+        help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv; NAME=FOLDER says where its weights "
+        "are [default: auto]."
+    ),
+]
+SubjectFinder = Annotated[
+    str,
+    typer.Option(
+        help="Who finds the subject: qwen2.5-vl (=FOLDER), or nobody; the embedded world has its own probe."
+    ),
+]
+Import = Annotated[
+    Path | None,
+    typer.Option(
+        "--import", help="A results.jsonl.gz of batches: nothing is drawn, the table is made of it."
+    ),
+]
 
 
 def reproduce_command(
     table: Annotated[str, typer.Argument(help="Which table or figure; a wrong name lists them.")],
-    backbone: Annotated[str, typer.Option(help="Which model draws; see `recap list`.")] = "embedded",
-    prompts: Annotated[int, typer.Option(help="How many of the recipe's prompts.")] = 20,
+    backbone: Annotated[
+        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="How many of the recipe's prompts [default: 20].")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
     seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
     flow: Flow = None,
-    embedder: Annotated[
-        str, typer.Option(help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv.")
-    ] = "auto",
-    detector: Annotated[
-        str,
-        typer.Option(
-            help="Who finds the subject: qwen2.5-vl, or nobody; the embedded world has its own probe."
-        ),
-    ] = "",
+    embedder: FrameJudge = None,
+    detector: SubjectFinder = "",
     workers: Annotated[
         int | None,
         typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
@@ -40,21 +58,19 @@ def reproduce_command(
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result [default: results/TABLE].")] = None,
-    taken: Annotated[
-        Path | None,
-        typer.Option(
-            "--import", help="A results.jsonl.gz of batches: nothing is drawn, the table is made of it."
-        ),
-    ] = None,
+    taken: Import = None,
 ) -> None:
     """Draw, score and write down one table of the paper; the same command goes on with a stopped one."""
     folder = out or Path("results") / table
     if taken is not None:
+        _refuse_any({"--backbone": backbone, "--seconds": seconds, "--flow": flow, "--embedder": embedder,
+                     "--detector": detector, "--workers": workers, "--ray": ray, "--device": device,
+                     "--dtype": dtype})  # fmt: skip
         typer.echo(import_table(table, taken, folder, prompts, seeds, show_notice).page)
         return
     ask = Ask(
-        backbone=backbone,
-        prompts=prompts,
+        backbone=backbone or "embedded",
+        prompts=DEFAULT_PROMPTS if prompts is None else prompts,
         seeds=seeds,
         seconds=seconds,
         flow=flow or "classical",
@@ -66,7 +82,7 @@ def reproduce_command(
         ask,
         folder,
         workers=workers,
-        embedder=embedder,
+        embedder=embedder or "auto",
         detector=detector,
         ray=ray,
         tell=_Teller(),
@@ -75,15 +91,10 @@ def reproduce_command(
     typer.echo(done.page)
 
 
-def sweep_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of a sweep, as results/TABLE/work.")],
-) -> None:
-    """How a sweep stands: done, under way, given up and why, and the time left."""
-    inner = folder / "work"
-    status = sweep_status(inner if inner.is_dir() else folder)
-    typer.echo(status.line())
-    for key, error in status.errors.items():
-        typer.echo(f"{key}: {error}")
+def _refuse_any(given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if value:
+            raise refuse(name, value, "with --import nothing is drawn or judged", "leave it out")
 
 
 def report_command(

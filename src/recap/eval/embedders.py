@@ -140,10 +140,11 @@ EMBEDDERS: dict[str, Callable[[str, str], Embedder]] = {
 
 
 def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
-    """The embedder of that name; `path` is a folder or file of its weights, else the installed ones are taken."""
-    if name not in EMBEDDERS:
-        raise unknown_name("embedder", name, EMBEDDERS)
-    return EMBEDDERS[name](path, device)
+    """The embedder of that name; its weights are at `path`, or at PATH of NAME=PATH, or where they are installed."""
+    kind, _, named = name.partition("=")
+    if kind not in EMBEDDERS:
+        raise unknown_name("embedder", kind, EMBEDDERS)
+    return EMBEDDERS[kind](path or named, device)
 
 
 def best_installed(device: str = "cpu") -> Embedder:
@@ -206,7 +207,7 @@ def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
         )
     except (OSError, ValueError) as error:
         limit = "its weights are neither a folder nor in the hub's cache"
-        remedy = f"`hf download {source}` puts them there, or name a folder"
+        remedy = f"`hf download {source}` puts them there, or say {name}=FOLDER"
         raise refuse(f"embedder {name}", source, limit, remedy) from error
 
 

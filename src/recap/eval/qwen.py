@@ -84,21 +84,39 @@ def _first_corners(answer: str) -> list[float] | None:
     return numbers if len(numbers) == 4 and all(np.isfinite(numbers)) else None
 
 
-def _load(source: str, device: str) -> tuple[Any, Any]:
+def find_qwen(source: str = "") -> None:
+    """See that the model is on this machine, reading none of its weights."""
+    hub = _transformers()
+    source = source or MODEL
+    try:
+        hub.AutoConfig.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise _absent(source) from error
+
+
+def _absent(source: str) -> ValueError:
+    limit = "its weights are neither a folder nor in the hub's cache"
+    return refuse(
+        "detector qwen2.5-vl", source, limit, f"`hf download {source}`, or --detector qwen2.5-vl=FOLDER"
+    )
+
+
+def _transformers() -> Any:
     try:
         import transformers
     except ImportError as lacking:
         limit = "it needs transformers, which is not installed"
         raise refuse("detector", "qwen2.5-vl", limit, "pip install recap-forcing[wan]") from lacking
-    hub: Any = transformers
+    return transformers
+
+
+def _load(source: str, device: str) -> tuple[Any, Any]:
+    hub = _transformers()
     try:
         prepare = hub.AutoProcessor.from_pretrained(source, local_files_only=True)
         model = hub.Qwen2_5_VLForConditionalGeneration.from_pretrained(
             source, local_files_only=True, dtype="auto"
         )
     except (OSError, ValueError) as error:
-        limit = "its weights are neither a folder nor in the hub's cache"
-        raise refuse(
-            "detector qwen2.5-vl", source, limit, f"`hf download {source}`, or name a folder"
-        ) from error
+        raise _absent(source) from error
     return prepare, model.to(device).eval()

@@ -21,7 +21,7 @@ def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: s
     seeds = ask.seeds or recipe.seeds
     runs = ask.prompts * seeds * sum(row.available for row in recipe.rows)
     device = torch.cuda.get_device_name(ask.device) if ask.device.startswith("cuda") else _processor()
-    length = "as the recipe has it" if ask.seconds is None else f"{ask.seconds:g} s"
+    length = " and ".join(f"{seconds:g} s" for seconds in _lengths(recipe, ask))
     made_by = versions()
     words = "the embedded world's words" if ask.backbone_name == EMBEDDED else "sentences"
     return {
@@ -30,6 +30,11 @@ def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: s
         "frame embedder": embedder, "judged": pictures, "hardware": device, "dtype": ask.dtype,
         "recap": made_by["recap"], "torch": made_by["torch"], "commit": commit or _commit(),
     }  # fmt: skip
+
+
+def _lengths(recipe: Recipe, ask: Ask) -> list[float]:
+    scale = 1.0 if ask.seconds is None else ask.seconds / recipe.seconds
+    return sorted({scale * (row.seconds or recipe.seconds) for row in recipe.rows})
 
 
 def cores() -> int:

@@ -49,6 +49,8 @@ def claim_folder(out: Path, wanted: Mapping[str, Any], rows: Collection[str]) ->
         raise refuse("--out", str(out), "holds something that is no reproduction", "choose another folder")
     if record.is_file():
         found = read_json(record)
+        if not isinstance(found, dict) or not found.keys() >= set(GROWING):
+            raise refuse("file", str(record), "is no record of a reproduction", "choose another --out")
         for name, value in wanted.items():
             if name not in GROWING and found.get(name) != value:
                 limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
@@ -77,7 +79,7 @@ def _rows_of(table: Path) -> set[str]:
 def write_table(out: Path, done: Finished) -> None:
     """Everything that a claimed folder holds of a finished table."""
     recipe, about = done.recipe, done.about
-    cells = build_cells(recipe, done.lines)
+    cells = build_cells(recipe, done.lines, about["backbone"])
     record = read_json(out / RECORD) | {name: about[name] for name in GROWING}
     figures = figures_of(recipe, cells, done.lines)
     section = section_of(recipe, cells, figures, done.first, done.looks, done.left_out, done.video)
@@ -100,6 +102,7 @@ def write_table(out: Path, done: Finished) -> None:
             indent=1,
         ),
     }  # fmt: skip
+    (out / "table.json").unlink(missing_ok=True)  # a smaller one: it must not stand beside what is larger
     if section.sheet:
         write_whole(out / SHEET, section.sheet)
     else:

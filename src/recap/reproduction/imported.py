@@ -36,7 +36,7 @@ def import_table(
     table: str,
     file: Path,
     out: Path,
-    prompts: int,
+    prompts: int | None = None,
     seeds: int | None = None,
     notice: Callable[[str], None] = print,
 ) -> Reproduction:
@@ -53,7 +53,12 @@ def import_table(
 
 
 def _finish(
-    recipe: Recipe, lines: Lines, file: Path, prompts: int, seeds: int | None, notice: Callable[[str], None]
+    recipe: Recipe,
+    lines: Lines,
+    file: Path,
+    prompts: int | None,
+    seeds: int | None,
+    notice: Callable[[str], None],
 ) -> tuple[Finished, dict[str, Any]]:
     """The table, and what its folder is begun with."""
     table = recipe.name
@@ -61,7 +66,7 @@ def _finish(
     asked, embedder = abouts[-1]["ask"], abouts[-1]["embedder"]
     most_seeds = max(each["ask"]["seeds"] or recipe.seeds for each in abouts)
     many = {
-        "prompts": min(prompts, max(each["ask"]["prompts"] for each in abouts)),
+        "prompts": max(each["ask"]["prompts"] for each in abouts) if prompts is None else prompts,
         "seeds": most_seeds if seeds is None else seeds,
     }
     # Planned for here: what drew the runs may not be in this machine.
@@ -180,7 +185,7 @@ def _check_complete(
     rows = dict.fromkeys(row for row, _, _ in missing if row in why)
     if rows:
         limit += f"; given up: {', '.join(f'{row} ({why[row]})' for row in rows)}"
-    raise refuse(FIELD, str(file), limit, "draw them with --resume, or ask for fewer --seeds")
+    raise refuse(FIELD, str(file), limit, "draw them with --resume, or ask for fewer --prompts or --seeds")
 
 
 def _looks(lines: Lines, planned: Sequence[Planned], results: Mapping[Place, Found]) -> dict[str, Look]:

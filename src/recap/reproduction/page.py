@@ -146,7 +146,8 @@ def _timelines(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
 
 
 def measured_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Measured]:
-    head = ["", "here", "n", f"{recipe.ours} − row", f"{recipe.ours} wins", "p", "paper"]
+    ours = recipe.ours_said
+    head = ["", "here", "n", f"{ours} − row", f"{ours} higher", "p", "paper"]
     return [
         Measured(
             measure,

@@ -16,6 +16,7 @@ from recap.reproduction.page import measured_of
 from recap.reproduction.table import Cell, remarks
 from recap.show.results_page import Results, Section, build_results_page
 
+THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
 NEEDED = {"table", "title", "about", "left_out", "cells", "figures", "sheet_said"}
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
@@ -27,7 +28,9 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
         limit = "holds no finished table"
         raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
     tables = [_read(path) for path in finished]
-    above = _above(markdown, {table["table"] for table in tables}) if markdown is not None else ""
+    above = (
+        _above(markdown, {table["table"]: table["about"] for table in tables}) if markdown is not None else ""
+    )
     order = list(TABLES)
     pairs = sorted(
         zip(tables, finished, strict=True),
@@ -47,16 +50,20 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A table whose every part can be shown."""
     table = read_json(path)
-    if not isinstance(table, dict) or not table.keys() >= NEEDED or table["table"] not in TABLES:
-        limit = "is no table as this version writes it"
-        raise refuse(
-            "results", str(path), limit, "recap reproduce TABLE, as before, writes it anew from its runs"
-        )
-    return table
+    try:
+        for values in table["cells"]:
+            _cell(values)
+        if table["table"] in TABLES and table.keys() >= NEEDED and (path.parent / "table.md").is_file():
+            return dict(table)
+    except (AttributeError, KeyError, TypeError):
+        pass
+    remedy = "recap reproduce TABLE, asked or imported as before, writes its folder anew"
+    raise refuse("results", str(path), "is no whole table as this version writes it", remedy)
 
 
-def _above(markdown: Path, tables: set[str]) -> str:
+def _above(markdown: Path, tables: dict[str, dict[str, Any]]) -> str:
     """What somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
     if not markdown.exists():
         return "# Results\n\n"
@@ -69,12 +76,13 @@ def _above(markdown: Path, tables: set[str]) -> str:
         raise refuse(
             "--markdown", str(markdown), limit, f"choose another name, or put this line into it: {MARK}"
         )
-    lost = set(re.findall(r"^`recap reproduce (\S+)`", below, re.MULTILINE)) - tables
-    if lost:
-        limit = f"it holds tables that these results do not: {', '.join(sorted(lost))}"
-        raise refuse(
-            "--markdown", str(markdown), limit, "bring theirs into the folder, or choose another name"
-        )
+    for name, prompts, seeds in re.findall(THERE, below, re.MULTILINE):
+        found = tables.get(name, {"prompts": 0, "seeds": 0})
+        if name not in tables or found["prompts"] < int(prompts or 0) or found["seeds"] < int(seeds or 0):
+            limit = f"it holds a larger result of {name} than {found['prompts']} prompts and {found['seeds']} seeds"
+            raise refuse(
+                "--markdown", str(markdown), limit, "bring it into the folder, or choose another name"
+            )
     return text
 
 
@@ -110,5 +118,6 @@ def _cell(values: dict[str, Any]) -> Cell:
         return Estimate(**known)
 
     value = estimate(values["value"])
-    assert value is not None, "a cell has a value"
+    if value is None:
+        raise TypeError("a cell has a value")
     return Cell(**{**values, "value": value, "against": estimate(values["against"])})

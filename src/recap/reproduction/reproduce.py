@@ -6,22 +6,26 @@ Beside the files of a table (see `folder`), the folder holds `work/` with the sw
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recap.errors import refuse, unknown_name
+from recap.errors import refuse
 from recap.eval.embedders import build_embedder
-from recap.recipes.tables import Ask, find_recipe, plan_runs
+from recap.recipes.scripts import EMBEDDED
+from recap.recipes.tables import Ask, Planned, Recipe, find_recipe, plan_runs
 from recap.reproduction.about import about_this, cores
 from recap.reproduction.folder import Finished, claim_folder, write_table
 from recap.reproduction.job import job_of
-from recap.reproduction.page import first_looks
+from recap.reproduction.looks import Look
+from recap.reproduction.page import Video, first_looks
+from recap.reproduction.preflight import check_detector, find_undrawable
 from recap.reproduction.table import Line
 from recap.run import versions
 from recap.sweep.on_ray import run_on_ray
 from recap.sweep.pool import Tell, in_silence, run_sweep
 
+ABOUT_SUBJECTS = {"identity", "retention", "reappearance"}
 WORK = "recap.reproduction.job:draw_and_score"
 
 
@@ -55,17 +59,14 @@ def reproduce(
     recipe = find_recipe(table)
     ask = dataclasses.replace(ask, seeds=ask.seeds or recipe.seeds)
     embedder = resolve_embedder(embedder, ask.device, notice)
-    if detector not in ("", "qwen2.5-vl"):
-        raise unknown_name("--detector", detector, ["qwen2.5-vl"])
-    planned = list(plan_runs(recipe, ask))
-    left_out = tuple(row.name for row in recipe.rows if not row.available)
-    for name in left_out:
-        notice(f"{table}: the row {name!r} is left out, as this version has no such memory or admission rule")
+    planned, left_out = _plan(recipe, ask, detector, bool(ray), notice)
     alone = ask.device != "cpu" or recipe.name == "time"
     if workers is None:
         workers = 1 if alone else cores()
-    if recipe.name == "time" and workers != 1:
-        raise refuse("--workers", workers, "times of runs beside each other mean nothing", "take 1")
+    if recipe.name == "time" and (workers != 1 or ray):
+        field, value = ("--ray", ray) if ray else ("--workers", workers)
+        limit = "times of runs beside each other, or on other machines, mean nothing"
+        raise refuse(field, value, limit, "leave it out: one worker here")
     claim_folder(out, _wanted(table, ask, embedder, detector), {each.row.name for each in planned})
     jobs = [job_of(each, recipe, embedder, detector) for each in planned]
     folder = out / "work"
@@ -77,11 +78,45 @@ def reproduce(
         Line(job.row, job.prompt, job.seed, result["scores"])
         for job, result in zip(jobs, results, strict=True)
     ]
-    looks, video = first_looks(planned, [folder / "jobs" / job.key for job in jobs])
-    about = about_this(recipe, ask, embedder, "pictures read back from H.264 files")
+    looks, video = _look(planned, [folder / "jobs" / job.key for job in jobs], notice)
+    about = about_this(recipe, ask, embedder, "pictures read back from H.264 files") | {"runs": len(jobs)}
     keys = [job.key for job in jobs]
     write_table(out, Finished(recipe, lines, keys, about, planned[0], looks, left_out, video))
     return Reproduction(out, len(jobs), left_out)
+
+
+def _plan(
+    recipe: Recipe, ask: Ask, detector: str, elsewhere: bool, notice: Callable[[str], None]
+) -> tuple[list[Planned], tuple[str, ...]]:
+    """What is to be drawn, and the rows that cannot be; weights on the machines of a cluster are not known here."""
+    why = {
+        row.name: "this version has no such memory or admission rule"
+        for row in recipe.rows
+        if not row.available
+    }
+    planned = list(plan_runs(recipe, ask))
+    if not elsewhere:
+        check_detector(detector)
+        why |= find_undrawable(planned)
+    for name, reason in why.items():
+        notice(f"{recipe.name}: the row {name!r} is left out: {reason}")
+    planned = [each for each in planned if each.row.name not in why]
+    if not planned:
+        raise refuse("table", recipe.name, "none of its rows can be drawn here", next(iter(why.values())))
+    if not detector and ask.backbone_name != EMBEDDED and ABOUT_SUBJECTS & set(recipe.measures):
+        notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
+    return planned, tuple(row.name for row in recipe.rows if row.name in why)
+
+
+def _look(
+    planned: Sequence[Planned], folders: Sequence[Path], notice: Callable[[str], None]
+) -> tuple[dict[str, Look], Video]:
+    """At the first runs, for the page. The scores are there, so a lost or damaged video costs its pictures alone."""
+    try:
+        return first_looks(planned, folders)
+    except ValueError as error:
+        notice(f"the page shows no pictures: {error}")
+        return {}, Video()
 
 
 def resolve_embedder(embedder: str, device: str, notice: Callable[[str], None]) -> str:

@@ -27,6 +27,8 @@ from recap.flow import ClassicalFlow
 from recap.video import Clip
 
 LENGTHS_S = (5, 10, 20, 30, 45, 60)
+SHORT_BY_S = 1.0
+"""A video of a length may lack so much of it: whole blocks are drawn, so up to half a block and the first frame's."""
 FULL_WINDOW = 3  # blocks after which every part of the window is there
 
 
@@ -97,15 +99,15 @@ def _probe() -> Witness:
 
 
 @cache
-def _qwen(device: str) -> QwenDetector:
-    return QwenDetector(device=device)
+def _qwen(source: str, device: str) -> QwenDetector:
+    return QwenDetector(source, device)
 
 
 def _subject_witness(config: RunConfig, embedder: Embedder, detector: str) -> Witness | None:
     """Who looks for the subject alone: the embedded world has its probe, others need a detector."""
     if config.backbone.name == "embedded":
         return _probe()
-    return CropWitness(_qwen(config.device), embedder) if detector else None
+    return CropWitness(_qwen(detector.partition("=")[2], config.device), embedder) if detector else None
 
 
 def pictures_per_frame(trace: Sequence[Mapping[str, Any]], num_pictures: int) -> int:
@@ -168,11 +170,13 @@ def _dynamics(seen: Seen) -> list[Score]:
 
 
 def _length(seen: Seen) -> list[Score]:
+    """Of the lengths that the video has. Its clips do not tell: the last may overlap, for a rest of any size."""
     clips = seen.dynamic_degree.details["clips"]
+    lasts_s = seen.num_pictures / seen.clip.fps
     return [
-        Score(f"dynamic_degree_{s}s", float(np.mean(clips[: max(1, s // CLIP_S)])), "dis", s // CLIP_S)
+        Score(f"dynamic_degree_{s}s", float(np.mean(clips[: s // CLIP_S])), "dis", s // CLIP_S)
         for s in LENGTHS_S
-        if s // CLIP_S <= len(clips)
+        if lasts_s >= s - SHORT_BY_S
     ]
 
 

@@ -22,6 +22,7 @@ from recap.eval.scores import (
     paired_interval,
     wilcoxon,
 )
+from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Recipe, Row
 
 PAPER_COLUMNS = {
@@ -44,6 +45,13 @@ ROW_COLUMN = {
     "main": "method", "ablation": "row", "identity": "config", "retention": "method", "motion": "config",
 }  # fmt: skip
 
+
+PAPER_BASE = "Self-Forcing"
+PAPER_BACKBONES = {
+    "infinite-forcing": "Infinite-Forcing", "longlive": "LongLive", "helios-distilled": "Helios",
+    "helios-mid": "Helios", "helios-base": "Helios",
+}  # fmt: skip
+"""Whose lines of the paper's main table stand beside a backbone's; beside all others, Self-Forcing's."""
 
 SAID_OF_ALL = (
     f"Intervals are 95 %, whole prompts drawn anew, none with fewer than {FEWEST_CLUSTERS} prompts. The paper's "
@@ -80,7 +88,7 @@ class Line:
     scores: Mapping[str, Any]
 
 
-def build_cells(recipe: Recipe, lines: Sequence[Line]) -> list[Cell]:
+def build_cells(recipe: Recipe, lines: Sequence[Line], backbone: str = EMBEDDED) -> list[Cell]:
     """Every row by every measure, in the recipe's order."""
     by_row: dict[str, dict[tuple[str, int], Line]] = {}
     for line in lines:
@@ -92,7 +100,8 @@ def build_cells(recipe: Recipe, lines: Sequence[Line]) -> list[Cell]:
         own = by_row[row.name]
         names = {name for line in own.values() for name in line.scores}
         for measure in sorted(names, key=_place):
-            cells.append(_cell(recipe, row, measure, own, by_row.get(recipe.ours, {})))
+            ours = {} if row.name == (beside := recipe.ours_beside(row)) else by_row.get(beside, {})
+            cells.append(_cell(row, measure, own, ours, _paper(recipe, row, measure, backbone)))
     return cells
 
 
@@ -103,11 +112,11 @@ def _place(measure: str) -> tuple[int, str]:
 
 
 def _cell(
-    recipe: Recipe,
     row: Row,
     measure: str,
     own: Mapping[tuple[str, int], Line],
     ours: Mapping[tuple[str, int], Line],
+    paper: float | None,
 ) -> Cell:
     scores = {at: Score(**line.scores[measure]) for at, line in own.items() if measure in line.scores}
     values = {at: score.value for at, score in scores.items()}
@@ -116,7 +125,7 @@ def _cell(
     theirs = {
         at: ours[at].scores[measure]["value"] for at in values if at in ours and measure in ours[at].scores
     }
-    if row.name != recipe.ours and theirs:
+    if theirs:
         # Rounded, lest two rows that are the same win and lose by the last bits.
         best = as_floats(list(theirs.values())).round(6).tolist()
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
@@ -131,11 +140,14 @@ def _cell(
         against,
         wins,
         p,
-        _paper(recipe, row, measure),
+        paper,
     )
 
 
-def _paper(recipe: Recipe, row: Row, measure: str) -> float | None:
+def _paper(recipe: Recipe, row: Row, measure: str, backbone: str) -> float | None:
+    if recipe.name == "time":
+        column = "ours_s" if row.paper == "ours" else "baseline_s"
+        return paper_value("speed", column, length_min=f"{row.value:g}") if measure == "seconds" else None
     if recipe.paper_table == "scalars":
         return paper_value("scalars", "oracle_overlap") if measure == "bank_overlap" else None
     if recipe.name == "lambda" and measure == "attention_sink" and row.value == 5:
@@ -143,7 +155,8 @@ def _paper(recipe: Recipe, row: Row, measure: str) -> float | None:
     if not row.paper or measure not in PAPER_COLUMNS or recipe.paper_table not in ROW_COLUMN:
         return None
     column, scale = PAPER_COLUMNS[measure]
-    wanted = {**recipe.paper_key, ROW_COLUMN[recipe.paper_table]: row.paper}
+    method = row.paper.replace(PAPER_BASE, PAPER_BACKBONES.get(backbone, PAPER_BASE), 1)
+    wanted = {**recipe.paper_key, ROW_COLUMN[recipe.paper_table]: method}
     found = paper_value(recipe.paper_table, column, **wanted)
     return None if found is None else found * scale
 
@@ -152,8 +165,8 @@ def as_csv(cells: Sequence[Cell]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["row", "measure", "backend", "mean", "low", "high", "n", "prompts", "ours_minus_this", "low", "high",
-         "ours_wins", "wilcoxon_p", "paper"]
+        ["row", "measure", "backend", "mean", "low", "high", "n", "prompts", "ours_minus_this", "difference_low",
+         "difference_high", "ours_higher", "wilcoxon_p", "paper"]
     )  # fmt: skip
     for cell in cells:
         against = cell.against[:3] if cell.against else (None, None, None)
@@ -180,7 +193,7 @@ def as_markdown(
         own = [cell for cell in cells if cell.measure == measure]
         lines += [f"**{measure}** (judged by: {own[0].backend})", ""]
         lines += [
-            f"| row | here | n | {recipe.ours} - row | {recipe.ours} wins | p | paper |",
+            f"| row | here | n | {recipe.ours_said} - row | {recipe.ours_said} higher | p | paper |",
             "|" + "---|" * 7,
         ]
         lines += [f"| {' | '.join(markdown_row(cell))} |" for cell in own]
@@ -197,7 +210,7 @@ def markdown_row(cell: Cell) -> list[str]:
         interval(cell.against) if cell.against else "",
         "" if cell.wins is None or math.isnan(cell.wins) else f"{100 * cell.wins:.0f} %",
         "" if cell.p is None or math.isnan(cell.p) else f"{cell.p:.2g}",
-        "" if cell.paper is None else f"{cell.paper:.3g}",
+        "" if cell.paper is None else _short(cell.paper),
     ]
 
 
@@ -205,8 +218,12 @@ def interval(estimate: Estimate) -> str:
     if math.isnan(estimate.mean):
         return "–"
     if math.isnan(estimate.low):
-        return f"{estimate.mean:.3g}"
-    return f"{estimate.mean:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+        return _short(estimate.mean)
+    return f"{_short(estimate.mean)} [{_short(estimate.low)}, {_short(estimate.high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def cell_dict(cell: Cell) -> dict[str, Any]:

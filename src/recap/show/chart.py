@@ -83,7 +83,13 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
     for index, line in enumerate(lines):
         colour = colour_of(index)
         for run in _runs(line):
-            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in run))
+            places = [place(*point) for point in run]
+            if len(places) == 1:
+                parts.append(
+                    f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="3.5" fill="{colour}"/>'
+                )
+                continue
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
         for x, (under, over) in zip(line.x, line.spans, strict=False):
             if under == under:

@@ -86,7 +86,8 @@ class WanConfig:
             open_decoder = full().open_decoder
         return WanBackbone(model, encode, open_decoder, lambda pixels: full().encode(pixels))
 
-    def _files(self) -> WanFiles:
+    def find_files(self) -> WanFiles:
+        """The installed files; asked for before a long sweep too, so it reads none of them."""
         return find_weights(self.row.name)
 
     def _weights(self) -> tuple[Path, bool | None, Path | None]:
@@ -97,7 +98,7 @@ class WanConfig:
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
             lora = Path(self.lora).expanduser() if self.lora else None
             return chosen, SETS[self.row.name].ema if published else None, lora
-        files = self._files()
+        files = self.find_files()
         return files.checkpoint, files.ema, Path(self.lora).expanduser() if self.lora else files.lora
 
     def _text(
@@ -111,8 +112,8 @@ class WanConfig:
             return lambda prompt: embeds
         given = bool(self.text_encoder and self.tokenizer)
         text = CachedText(
-            Path(self.text_encoder).expanduser() if given else self._files().text_encoder,
-            Path(self.tokenizer).expanduser() if given else self._files().tokenizer,
+            Path(self.text_encoder).expanduser() if given else self.find_files().text_encoder,
+            Path(self.tokenizer).expanduser() if given else self.find_files().tokenizer,
             weights_folder() / "text",
             text_len=spec.text_len,
             text_dim=spec.text_dim,
@@ -123,11 +124,11 @@ class WanConfig:
         return text
 
     def _vae(self, device: str, dtype: torch.dtype) -> WanVae:
-        path = Path(self.autoencoder).expanduser() if self.autoencoder else self._files().autoencoder
+        path = Path(self.autoencoder).expanduser() if self.autoencoder else self.find_files().autoencoder
         return load_wan_vae(path, device, dtype)
 
     def _tiny(self, device: str, dtype: torch.dtype) -> Taehv:
-        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self._files().tiny_decoder
+        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self.find_files().tiny_decoder
         if path is None:
             limit = "the tiny decoder is not installed"
             remedy = "put taew2_1.safetensors into the weights folder, or name it as backbone.tiny_decoder"
