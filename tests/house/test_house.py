@@ -107,6 +107,10 @@ OPTIONS = {
     "report": {"--markdown", "--help"},
     "vbench": {"--help"},
     "vbench setup": {"--folder", "--dry-run", "--help"},
+    "vbench draw": {
+        "--suite", "--out", "--prompts", "--backbone", "--memory", "--set", "--flow", "--seconds", "--seeds", "--num",
+        "--workers", "--device", "--dtype", "--folder", "--help",
+    },
     "vbench run": {
         "--suite", "--dimension", "--prompts", "--static-filter", "--partial", "--device", "--out", "--folder",
         "--help",

@@ -1,16 +1,22 @@
-"""`recap vbench setup` and `recap vbench run`: VBench-Long in its own environment."""
+"""`recap vbench setup`, `draw` and `run`: a suite's videos, judged by VBench-Long in its own environment."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from recap.cli.console import show_notice
+from recap.cli.options import Backbone, Device, Dtype, Flow
+from recap.cli.settings import full_config
+from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
 from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.suites import SUITES
+from recap.reproduction.suite_videos import Drawn, Order, draw_suite
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +27,11 @@ app = typer.Typer(
 Folder = Annotated[
     Path | None, typer.Option(help="Where VBench's environment lies [default: vbench in $RECAP_HOME].")
 ]
+SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts they are of: {', '.join(SUITES)}.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="File of the prompts, a line each, where VBench has not got them.")
+]
+PAPERS_SECONDS = 60.0
 
 
 @app.command("setup")
@@ -38,16 +49,72 @@ def setup_command(
         typer.echo(set_up(place, show_notice).python)
 
 
+@app.command("draw")
+def draw_command(
+    suite: SuiteName,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the videos; all else of the work lies in VIDEOS-work beside it.")
+    ],
+    prompts: Prompts = None,
+    backbone: Backbone = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
+    ] = None,
+    flow: Flow = None,
+    seconds: Annotated[float, typer.Option(help="Length of a video; 60 is the paper's.")] = PAPERS_SECONDS,
+    seeds: Annotated[int | None, typer.Option(help="Videos of a prompt [default: the suite's 5].")] = None,
+    num: Annotated[int | None, typer.Option(help="Only the first so many prompts, for a trial.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    folder: Folder = None,
+) -> None:
+    """Draw a suite's videos under the names that `run` wants; the same command goes on with a stopped one."""
+    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    _check_settings(settings or [])
+    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **given}, settings or [])
+    order = Order(suite, template, prompts, num, seeds)
+    drawn = draw_suite(
+        order,
+        vbench_folder(folder),
+        out,
+        workers=workers,
+        tell=lambda status: show_notice(status.line()),
+        notice=show_notice,
+    )
+    show_notice(f"{drawn.num_videos} videos are there; next: {_next(drawn, suite, prompts, folder)}")
+    typer.echo(out)
+
+
+def _check_settings(settings: Sequence[str]) -> None:
+    for text in settings:
+        if text.partition("=")[0] in ("shots", "seeds", "opening"):
+            raise refuse("--set", text, "the suite decides that", "leave it out")
+
+
+def _next(drawn: Drawn, suite: str, prompts: Path | None, folder: Path | None) -> str:
+    words = ["recap", "vbench", "run", str(drawn.videos), "--suite", suite]
+    words += ["--prompts", str(prompts)] if prompts else []
+    words += ["--folder", str(folder)] if folder else []
+    words += [] if drawn.complete else ["--partial"]
+    return shlex.join(words)
+
+
 @app.command("run")
 def run_command(
     videos: Annotated[Path, typer.Argument(help="Folder of the videos, named <prompt>-<seed>.mp4.")],
-    suite: Annotated[str, typer.Option(help=f"Which prompts they are of: {', '.join(SUITES)}.")],
+    suite: SuiteName,
     dimension: Annotated[
         list[str] | None, typer.Option(help="What to measure; may be repeated [default: all of the suite].")
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="File of the prompts, a line each, where VBench has not got them.")
-    ] = None,
+    prompts: Prompts = None,
     static_filter: Annotated[
         bool,
         typer.Option("--static-filter", help="Flickering on still clips only, as VBench's own lists ask."),

@@ -111,9 +111,8 @@ def main() -> Recipe:
         Row("sink", SINK.memory, paper="Self-Forcing+Sink(l=1)"),
         Row("recap", RECAP.memory, paper="Self-Forcing+Ours"),
     )
-    note = (
-        "Of VBench's sixteen dimensions, the four that need no foreign weights; no Q, Sem or Total from them."
-    )
+    note = ("Of VBench's sixteen dimensions, the four that need no foreign weights; no Q, Sem or Total from them. "
+            "`recap vbench draw` and `run` give all, of VBench's own prompts.")  # fmt: skip
     return Recipe("main", "VBench-Long, main table", rows, DYNAMICS, paper_table="main", note=note)
 
 

@@ -32,13 +32,14 @@ def job_of(planned: Planned, recipe: Recipe, embedder: str, detector: str = "") 
 def draw_and_score(payload: dict[str, Any], folder: str) -> Result:
     """The work of a sweep: the scores of one run, by name."""
     data, place = payload["data"], Path(folder)
-    _draw(RunConfig.from_dict(data["config"]), place)
+    draw_run(RunConfig.from_dict(data["config"]), place)
     seconds = [line["seconds"] for line in read_lines(place / "timing.jsonl")]
     seen = Seen(data, open_clip(place / "video.mp4"), read_lines(place / "trace.jsonl"), seconds)
     return as_result(score(seen, data["measures"]), data["measures"])
 
 
-def _draw(config: RunConfig, folder: Path) -> None:
+def draw_run(config: RunConfig, folder: Path) -> None:
+    """Draw a run, or go on with one that was stopped."""
     if (folder / "run.json").is_file():
         resume(folder, notice=lambda _: None)
     else:

@@ -100,6 +100,10 @@ def test_moviegen_by_a_map_of_names(tmp_path):
     path.write_text(json.dumps({f"p/{number}": "x" for number in range(128)}))
     with pytest.raises(ValueError, match="cannot have a /"):
         load_entries(find_suite("moviegen128"), path, None)
+    for odd in ("", "é" * 125):  # 250 bytes, and 6 of "-4.mp4"
+        path.write_text(json.dumps({odd: "x", **{f"p{number}": "x" for number in range(127)}}))
+        with pytest.raises(ValueError, match="1 to 255 bytes"):
+            load_entries(find_suite("moviegen128"), path, None)
     path.write_text("[1]")
     with pytest.raises(ValueError, match="not an object"):
         load_entries(find_suite("moviegen128"), path, None)

@@ -24,6 +24,9 @@ SHORT_S, LONG_S = 2, 10
 LONG = ("human_action", "temporal_style", "overall_consistency")
 """Dimensions that VBench-Long judges on clips of 10 s; the others have 2 s."""
 
+MOST_BYTES = 255
+"""Of a file's name, on all common file systems."""
+
 LABELLED = ("object_class", "multiple_objects", "color", "spatial_relationship", "scene", "appearance_style")
 """Dimensions that need a label of VBench's metadata, and so its own prompts."""
 
@@ -70,6 +73,11 @@ class Entry:
     dimensions: tuple[str, ...]
     labels: dict[str, Any] = field(default_factory=dict)
     listed: tuple[str, ...] = ()  # the dimensions in which VBench's own list has it
+
+
+def video_name(stem: str, seed: int) -> str:
+    """What the file of a prompt's seed is called, for those who draw as for those who judge."""
+    return f"{stem}-{seed}.mp4"
 
 
 def find_suite(name: str) -> Suite:
@@ -166,7 +174,7 @@ def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], 
     """As `find_videos`; without stems, those of any prompts."""
     if not folder.is_dir():
         raise refuse("videos", str(folder), "no such folder", "name the folder of <prompt>-<seed>.mp4 files")
-    example = f"{min(stems, default='<prompt>')}-0.mp4"
+    example = video_name(min(stems, default="<prompt>"), 0)
     found = {}
     for path in sorted(folder.glob("*.mp4")):
         parts = re.fullmatch(r"(.+)-(\d+)", path.stem, flags=re.DOTALL)
@@ -189,7 +197,7 @@ def missing_videos(
     there = set(found)
     stems = dict.fromkeys(entry.stem for entry in entries if dimension in entry.dimensions)
     return [
-        f"{stem}-{seed}.mp4" for stem in stems for seed in range(suite.seeds) if (stem, seed) not in there
+        video_name(stem, seed) for stem in stems for seed in range(suite.seeds) if (stem, seed) not in there
     ]
 
 
@@ -263,7 +271,7 @@ def _from_file(suite: Suite, path: Path) -> list[Entry]:
 
 
 def _fits(text: str, suite: Suite) -> bool:
-    return "/" not in text and len(f"{text}-{suite.seeds - 1}.mp4".encode()) <= 255
+    return "/" not in text and len(video_name(text, suite.seeds - 1).encode()) <= MOST_BYTES
 
 
 def _lines(path: Path) -> list[str]:
@@ -284,5 +292,8 @@ def _counted(suite: Suite, entries: list[Entry], source: Path) -> list[Entry]:
     for entry in entries:
         if "/" in entry.stem:
             limit = "its files cannot have a / in their name"
+            raise refuse("prompt", entry.stem, limit, "name it otherwise in a JSON of {name: prompt}")
+        if not entry.stem or not _fits(entry.stem, suite):
+            limit = f"file names have 1 to {MOST_BYTES} bytes with seed and suffix"
             raise refuse("prompt", entry.stem, limit, "name it otherwise in a JSON of {name: prompt}")
     return entries
