@@ -291,6 +291,25 @@ def test_times_are_compared_at_one_length_and_beside_the_papers():
     assert "| recap - row | recap higher |" in written and "| 1435 |" in written
 
 
+def test_rows_of_motion_say_how_their_videos_are_spread():
+    flows = {"none": [1, 1, 1, 1, 3], "sink": [1, 1, 1, 1, 1], "recap": [2, 2, 2, 2, 2.5]}
+    lines = [
+        Line(row, f"p{prompt}", 0, {"total_flow": {"name": "total_flow", "value": float(value), "backend": "dis",
+                                                  "n": 1, "details": {}}})
+        for row, values in flows.items() for prompt, value in enumerate(values)
+    ]  # fmt: skip
+    cells = {(cell.row, cell.measure): cell for cell in build_cells(find_recipe("motion"), lines)}
+    assert [cells[row, "drift_tail"].value.mean for row in flows] == [0.2, 0, 0]
+    assert [cells[row, "drift_tail_of_baseline"].value.mean for row in flows] == [0.2, 0, 0.2]
+    tail = cells["none", "drift_tail"]
+    assert tail.value.low == 0 < tail.value.high <= 1 and tail.paper == pytest.approx(37 / 128)
+    assert cells["recap", "total_flow_sd"].paper == 1.9 and cells["sink", "total_flow_sd"].paper is None
+    assert (
+        cells["none", "total_flow_sd"].value.mean == pytest.approx(0.8)
+        and not cells["none", "drift_tail"].against
+    )
+
+
 def test_a_csv_tells_its_columns_apart(results):
     with (results / "reappearance" / "table.csv").open() as file:
         head = next(csv.reader(file))

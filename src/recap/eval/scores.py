@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +72,26 @@ def cluster_interval(
     drawn = dice.multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
     low, high = np.quantile((drawn @ sums) / (drawn @ counts), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(float(x.mean()), float(low), float(high), len(x), len(names))
+
+
+def cluster_statistic(
+    statistic: Callable[[Floats], float],
+    values: Sequence[float],
+    clusters: Sequence[object],
+    *,
+    draws: int = 2000,
+) -> Estimate:
+    """As `cluster_interval`, of anything that is said of all values at once; what it rests on is drawn anew too."""
+    x, labels = np.array(values, np.float64), np.array([str(label) for label in clusters])
+    groups = [x[labels == name] for name in np.unique(labels)]
+    whole = float(statistic(x))
+    if len(groups) < FEWEST_CLUSTERS:
+        return Estimate(whole, math.nan, math.nan, len(x), len(groups))
+    dice = np.random.default_rng(0)
+    picks = dice.integers(0, len(groups), (draws, len(groups)))
+    drawn = [statistic(np.concatenate([groups[i] for i in pick])) for pick in picks]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(whole, float(low), float(high), len(x), len(groups))
 
 
 def paired_interval(

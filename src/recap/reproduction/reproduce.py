@@ -105,6 +105,8 @@ def _plan(
         raise refuse("table", recipe.name, "none of its rows can be drawn here", next(iter(why.values())))
     if not detector and ask.backbone_name != EMBEDDED and ABOUT_SUBJECTS & set(recipe.measures):
         notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
+    if detector and ask.backbone_name == EMBEDDED:
+        notice("--detector is not asked: the embedded world has its own probe")
     return planned, tuple(row.name for row in recipe.rows if row.name in why)
 
 

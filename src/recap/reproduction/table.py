@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recap.eval.metrics.motion import spreads
 from recap.eval.paper_numbers import paper_value
 from recap.eval.scores import (
     FEWEST_CLUSTERS,
@@ -17,13 +18,14 @@ from recap.eval.scores import (
     Score,
     as_floats,
     cluster_interval,
+    cluster_statistic,
     count_wins,
     one_backend,
     paired_interval,
     wilcoxon,
 )
 from recap.recipes.scripts import EMBEDDED
-from recap.recipes.tables import Recipe, Row
+from recap.recipes.tables import NONE, Recipe, Row
 
 PAPER_COLUMNS = {
     "identity_frame": ("frame_sim", 1.0), "identity_subject": ("crop_sim", 1.0),
@@ -32,6 +34,7 @@ PAPER_COLUMNS = {
     "temporal_flickering": ("TF", 0.01), "dynamic_degree": ("DD", 0.01), "subject_consistency": ("SC", 0.01),
     "background_consistency": ("BC", 0.01), "camera_flow": ("camera_flow", 1.0), "object_flow": ("object_flow", 1.0),
     "object_fraction": ("object_fraction", 1.0), "total_flow": ("total_flow", 1.0),
+    "drift_tail": ("drift_tail", 1 / 128), "total_flow_sd": ("total_flow_sd", 1.0),
 }  # fmt: skip
 """Measure -> the paper's column for it, and what makes it 0..1."""
 
@@ -52,6 +55,8 @@ PAPER_BACKBONES = {
     "helios-mid": "Helios", "helios-base": "Helios",
 }  # fmt: skip
 """Whose lines of the paper's main table stand beside a backbone's; beside all others, Self-Forcing's."""
+
+FLOW = "total_flow"
 
 SAID_OF_ALL = (
     f"Intervals are 95 %, whole prompts drawn anew, none with fewer than {FEWEST_CLUSTERS} prompts. The paper's "
@@ -102,6 +107,30 @@ def build_cells(recipe: Recipe, lines: Sequence[Line], backbone: str = EMBEDDED)
         for measure in sorted(names, key=_place):
             ours = {} if row.name == (beside := recipe.ours_beside(row)) else by_row.get(beside, {})
             cells.append(_cell(row, measure, own, ours, _paper(recipe, row, measure, backbone)))
+    return cells + _of_whole_rows(recipe, by_row, backbone)
+
+
+def _of_whole_rows(
+    recipe: Recipe, by_row: Mapping[str, Mapping[tuple[str, int], Line]], backbone: str
+) -> list[Cell]:
+    """How the flows of a row's videos are spread, which no video has by itself."""
+    flows = {
+        row: {at: Score(**line.scores[FLOW]) for at, line in own.items() if FLOW in line.scores}
+        for row, own in by_row.items()
+    }
+    values = {
+        row: [score.value for score in own.values() if score.value is not None] for row, own in flows.items()
+    }
+    base = next((row.name for row in recipe.rows if row.paper == NONE.paper and values.get(row.name)), "")
+    cells = []
+    for row in recipe.rows:
+        if not values.get(row.name):
+            continue
+        prompts = [prompt for (prompt, _), score in flows[row.name].items() if score.value is not None]
+        for measure, spread in spreads(values[base] if base else values[row.name]).items():
+            told = cluster_statistic(spread, values[row.name], prompts)
+            judge, paper = one_backend(flows[row.name].values()), _paper(recipe, row, measure, backbone)
+            cells.append(Cell(row.name, measure, judge, told, None, None, None, paper))
     return cells
 
 

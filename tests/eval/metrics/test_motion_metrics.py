@@ -8,7 +8,7 @@ from made_clips import SIZE, one_mover, shifting, still, write
 
 from recap.eval.metrics.dynamic_degree import clip_moves, dynamic_degree
 from recap.eval.metrics.flickering import clip_flickering, temporal_flickering
-from recap.eval.metrics.motion import motion, split_flow
+from recap.eval.metrics.motion import motion, split_flow, spreads
 from recap.flow import ClassicalFlow
 from recap.video import open_clip
 
@@ -88,3 +88,12 @@ def test_motion_of_pictures(flow):
     assert found["object_flow"] == pytest.approx(6 * 40 * 40 / (SIZE[0] * SIZE[1]), rel=0.5)
     with pytest.raises(ValueError, match="at least 2"):
         motion(still(1), flow, "dis")
+
+
+def test_how_the_flows_of_many_videos_are_spread():
+    told = {
+        name: spread(np.array([2.0, 4.0, 2.0, 10.0])) for name, spread in spreads([1.0, 1.0, 1.0]).items()
+    }
+    assert told["drift_tail"] == 1 / 4  # 10 is above twice their median of 3
+    assert told["drift_tail_of_baseline"] == 2 / 4  # 4 and 10 are above twice 1
+    assert told["total_flow_sd"] == pytest.approx(np.std([2, 4, 2, 10]))
