@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from recap.backbones.wan.family import SelfForcingConfig
 from recap.cli.main import app
 from recap.recipes.tables import Ask
 from recap.reproduction.reproduce import reproduce
@@ -34,6 +35,7 @@ def never(*_, **__):
         ("untrained", {"detector": "qwen2.5-vl"}, r"qwen2.5-vl.*hf download"),
         ("untrained", {"detector": "qwen2.5-vl=/nowhere"}, r"is '/nowhere'"),
         ("untrained", {"detector": "yolo"}, r"--detector is 'yolo'"),
+        ("untrained", {"workers": 0}, r"--workers is 0: must be 1 or more"),
         ("untrained", {"embedder": "dinov2=/nowhere"}, r"is '/nowhere'.*dinov2=FOLDER"),
     ],
 )
@@ -73,3 +75,12 @@ def test_an_import_takes_no_options_that_it_would_ignore(tmp_path):
         done = CliRunner().invoke(app, ["reproduce", "bank", "--import", str(tmp_path), *option])
         assert done.exit_code != 0
         assert "with --import nothing is drawn" in str(done.exception or "") + done.output
+
+
+def test_parts_that_are_named_by_path_need_not_be_installed():
+    named = {"checkpoint": "a.pt", "prompt_embeds": "b.safetensors", "autoencoder": "c.pth"}
+    SelfForcingConfig(**named).check_files()
+    SelfForcingConfig(**named | {"prompt_embeds": "", "text_encoder": "d", "tokenizer": "e"}).check_files()
+    for lacking in named:
+        with pytest.raises(ValueError, match="`recap weights self-forcing` fetches"):
+            SelfForcingConfig(**named | {lacking: ""}).check_files()

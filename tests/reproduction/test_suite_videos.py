@@ -166,7 +166,13 @@ def test_what_cannot_be_drawn_is_refused_before_a_folder_is_made(lines, tmp_path
     ):
         with pytest.raises(ValueError, match=told):
             draw(order(lines, **asked), tmp_path / "videos")
+    with pytest.raises(ValueError, match="--workers is 0"):
+        draw_suite(order(lines), tmp_path, tmp_path / "videos", workers=0)
     assert not list(tmp_path.glob("videos*"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="it is a file"):
+        draw(order(lines), tmp_path / "file")
+    assert not (tmp_path / "file-work").exists()
 
 
 def test_a_work_folder_of_somebody_else_is_refused(lines, tmp_path):
@@ -221,7 +227,7 @@ def test_killed_in_the_midst_it_ends_as_undisturbed(lines, tmp_path, drawn):
     command = [sys.executable, "-m", "recap", "vbench", "draw", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 60
-    while not list(work_folder(out).glob("jobs/*/work/*.mp4")):
+    while len(list(work_folder(out).glob("jobs/*/run.json"))) < 2:  # one is drawn, another begun
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)

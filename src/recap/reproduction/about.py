@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from recap.errors import refuse
 from recap.fast.threads import QUOTA, fair_threads
 from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Ask, Recipe
@@ -40,6 +41,13 @@ def _lengths(recipe: Recipe, ask: Ask) -> list[float]:
 def cores() -> int:
     """Processors that this process may use: fewer than there are, in many containers."""
     return fair_threads(os.cpu_count() or 1, {}, QUOTA)
+
+
+def choose_workers(asked: int | None, *, alone: bool) -> int:
+    """As many as asked for, else one per processor, or one where a GPU or a clock is not to be shared."""
+    if asked is not None and asked < 1:
+        raise refuse("--workers", asked, "must be 1 or more", "1 does the jobs one by one")
+    return asked or (1 if alone else cores())
 
 
 def _processor() -> str:

@@ -30,9 +30,9 @@ def check_detector(detector: str) -> None:
 
 def find_undrawable(planned: Sequence[Planned]) -> dict[str, str]:
     """Rows whose own parts lack weights, and why; what all rows need and is not here is refused."""
-    find_files = getattr(planned[0].config.backbone.settings, "find_files", None)
-    if find_files is not None:
-        find_files()
+    check_files = getattr(planned[0].config.backbone.settings, "check_files", None)
+    if check_files is not None:
+        check_files()
     configs = {each.row.name: each.config for each in planned if each.config.memory.name == KEEPS_A_BANK}
     if any(_needs_flow(config) for config in configs.values()):
         build_flow(planned[0].config.flow, device="cpu", notice=lambda _: None)

@@ -14,7 +14,7 @@ from recap.errors import refuse
 from recap.eval.embedders import build_embedder
 from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Ask, Planned, Recipe, find_recipe, plan_runs
-from recap.reproduction.about import about_this, cores
+from recap.reproduction.about import about_this, choose_workers
 from recap.reproduction.folder import Finished, claim_folder, write_table
 from recap.reproduction.job import job_of
 from recap.reproduction.looks import Look
@@ -61,8 +61,7 @@ def reproduce(
     embedder = resolve_embedder(embedder, ask.device, notice)
     planned, left_out = _plan(recipe, ask, detector, bool(ray), notice)
     alone = ask.device != "cpu" or recipe.name == "time"
-    if workers is None:
-        workers = 1 if alone else cores()
+    workers = choose_workers(workers, alone=alone)
     if recipe.name == "time" and (workers != 1 or ray):
         field, value = ("--ray", ray) if ray else ("--workers", workers)
         limit = "times of runs beside each other, or on other machines, mean nothing"

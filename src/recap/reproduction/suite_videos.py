@@ -24,7 +24,7 @@ from recap.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, w
 from recap.flow import build_flow, resolve_flow
 from recap.recipes.scripts import EMBEDDED, Script
 from recap.recipes.tables import Planned, Row
-from recap.reproduction.about import cores
+from recap.reproduction.about import choose_workers
 from recap.reproduction.folder import RECORD
 from recap.reproduction.job import draw_run
 from recap.reproduction.preflight import KEEPS_A_BANK, find_undrawable
@@ -82,10 +82,13 @@ def draw_suite(
     _check_drawable(template, texts)
     if order.template.flow == "auto" and template.memory.name == KEEPS_A_BANK:
         build_flow("auto", notice=notice)  # which says what the workers would say in silence
+    workers = choose_workers(workers, alone=template.device != "cpu")
     jobs = _jobs(template, texts, seeds)
     videos, work = out.expanduser().resolve(), work_folder(out)
     wanted = _wanted(suite, entries, template)
     numbers = {"prompts": len(texts), "seeds": seeds}
+    if videos.exists() and not videos.is_dir():
+        raise refuse("--out", str(videos), "it is a file, and videos are a folder", "choose another --out")
     _check_record(out, work, wanted, numbers)
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(work, "--out", "another process is drawing these videos", "wait for it, or end it first"):
@@ -93,8 +96,6 @@ def draw_suite(
         _check_videos(videos, suite, entries)
         shelf.check()
         write_whole(work / RECORD, json.dumps({**wanted, **numbers}, indent=2).encode())
-        if workers is None:
-            workers = 1 if template.device != "cpu" else cores()
         run_sweep(list(jobs.values()), WORK, work, workers=workers, tell=shelf.fill)
     complete = len(texts) == len({entry.stem for entry in entries}) and seeds == suite.seeds
     return Drawn(out, len(jobs), complete)
@@ -104,9 +105,8 @@ def draw_video(payload: dict[str, Any], folder: str) -> Result:
     """The work of a sweep: one video, and the digest by which it is known again."""
     place = Path(folder)
     draw_run(RunConfig.from_dict(payload["data"]["config"]), place)
-    (place / "latents.safetensors").unlink(
-        missing_ok=True
-    )  # those of a suite's minutes are tens of gigabytes
+    # Those of a suite's minutes are tens of gigabytes.
+    (place / "latents.safetensors").unlink(missing_ok=True)
     return {"video": "video.mp4", "sha256": _sha256(place / "video.mp4")}
 
 
@@ -168,8 +168,6 @@ def _is_known(text: str) -> bool:
 
 def _check_videos(videos: Path, suite: Suite, entries: Sequence[Entry]) -> None:
     """What VBench would refuse afterwards is refused before the hours of drawing."""
-    if videos.exists() and not videos.is_dir():
-        raise refuse("--out", str(videos), "it is a file, and videos are a folder", "choose another --out")
     if videos.is_dir():
         remove_strays(videos)
         if any(videos.glob("*.mp4")):

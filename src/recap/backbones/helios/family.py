@@ -86,7 +86,7 @@ class HeliosConfig:
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
     ) -> HeliosBackbone:
-        spec, folder = self.spec, self.find_files()
+        spec, folder = self.spec, self.check_files()
         diffusers = extra("diffusers")
         parameters = sum(p.numel() for p in empty_transformer(folder / "transformer").parameters())
         plan = plan_memory(spec, parameters, dtype)
@@ -112,8 +112,8 @@ class HeliosConfig:
             device=device,
         )
 
-    def find_files(self) -> Path:
-        """The folder, whole; asked for before a long sweep too, so it reads nothing large."""
+    def check_files(self) -> Path:
+        """The folder, if it is whole; asked for before a long sweep too, so it reads nothing large."""
         text = not self.prompt_embeds
         if not self.folder:
             return find_helios_weights(self.row.name, text=text)

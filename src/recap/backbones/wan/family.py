@@ -86,8 +86,14 @@ class WanConfig:
             open_decoder = full().open_decoder
         return WanBackbone(model, encode, open_decoder, lambda pixels: full().encode(pixels))
 
-    def find_files(self) -> WanFiles:
-        """The installed files; asked for before a long sweep too, so it reads none of them."""
+    def check_files(self) -> None:
+        """Refuse, before a long sweep begins, if a part that no path names is not installed; reads none of them."""
+        text = self.prompt_embeds or (self.text_encoder and self.tokenizer)
+        decoder = self.tiny_decoder if self.decoder == "tiny" else self.autoencoder
+        if not (self.checkpoint and text and decoder):
+            self._files()
+
+    def _files(self) -> WanFiles:
         return find_weights(self.row.name)
 
     def _weights(self) -> tuple[Path, bool | None, Path | None]:
@@ -98,7 +104,7 @@ class WanConfig:
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
             lora = Path(self.lora).expanduser() if self.lora else None
             return chosen, SETS[self.row.name].ema if published else None, lora
-        files = self.find_files()
+        files = self._files()
         return files.checkpoint, files.ema, Path(self.lora).expanduser() if self.lora else files.lora
 
     def _text(
@@ -112,8 +118,8 @@ class WanConfig:
             return lambda prompt: embeds
         given = bool(self.text_encoder and self.tokenizer)
         text = CachedText(
-            Path(self.text_encoder).expanduser() if given else self.find_files().text_encoder,
-            Path(self.tokenizer).expanduser() if given else self.find_files().tokenizer,
+            Path(self.text_encoder).expanduser() if given else self._files().text_encoder,
+            Path(self.tokenizer).expanduser() if given else self._files().tokenizer,
             weights_folder() / "text",
             text_len=spec.text_len,
             text_dim=spec.text_dim,
@@ -124,11 +130,11 @@ class WanConfig:
         return text
 
     def _vae(self, device: str, dtype: torch.dtype) -> WanVae:
-        path = Path(self.autoencoder).expanduser() if self.autoencoder else self.find_files().autoencoder
+        path = Path(self.autoencoder).expanduser() if self.autoencoder else self._files().autoencoder
         return load_wan_vae(path, device, dtype)
 
     def _tiny(self, device: str, dtype: torch.dtype) -> Taehv:
-        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self.find_files().tiny_decoder
+        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self._files().tiny_decoder
         if path is None:
             limit = "the tiny decoder is not installed"
             remedy = "put taew2_1.safetensors into the weights folder, or name it as backbone.tiny_decoder"
