@@ -26,6 +26,10 @@ class Role(StrEnum):
     CURRENT = "current"
 
 
+NO_TOKEN = -1e4
+"""A token bias that leaves nothing of a token: finite, so that a segment of nothing else has a mass, of zero."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Keys and values a query may attend to: the one thing attention understands."""
@@ -35,6 +39,9 @@ class Segment:
     values: Tensor  # B N H D
     positions: Tensor  # B N 3, or 1 N 3 for all rows: (t, h, w) phases to rotate the keys by when read
     log_bias: float = 0.0  # ln(lambda) for a reinforced sink
+    token_bias: Tensor | None = (
+        None  # B N, fp32, added to the logits of each token; NO_TOKEN where a slot is empty
+    )
 
 
 @dataclass(frozen=True, slots=True)

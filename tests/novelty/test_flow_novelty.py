@@ -18,7 +18,7 @@ from recap.scenes.scene import make_actor, make_scene_of
 from recap.types import Block, Candidates
 
 
-def watch(scene, downscale=1):
+def watch(scene, downscale=1, **settings):
     """Stream a rendered scene through novelty with its exact flow; fired pixels and token scores of the clip.
 
     At full resolution every pixel has one owner, so that the laws below can be stated pixel by pixel.
@@ -26,7 +26,7 @@ def watch(scene, downscale=1):
     seen = render(scene)
     rows, columns = seen.pictures.shape[-2:]
     flows = [seen.forward, seen.backward] if downscale == 1 else [half(seen.forward), half(seen.backward)]
-    config = FlowNoveltyConfig(flow_downscale=downscale)
+    config = FlowNoveltyConfig(flow_downscale=downscale, **settings)
     novelty = FlowNovelty(config, ExactFlow(*(f[None] for f in flows)), (rows // 16, columns // 16), 16, 4)
     fired, raw, score = [], [], []
     for block in blocks_of(seen.pictures):
@@ -79,7 +79,8 @@ def naive_novelty(pictures, forward, backward, config):
                     or photometric > config.photometric_threshold
                     or not within
                 )
-                ground = bilinear(claimed, u, v) if within else 0.0
+                holds = cycle <= config.cycle_threshold_px or config.claims == "carried"
+                ground = bilinear(claimed, u, v) if within and holds else 0.0
                 if flagged and ground < 0.5:
                     fired[t, y, x] = cycle + config.photometric_weight * photometric
                     ground = 1.0
@@ -88,10 +89,11 @@ def naive_novelty(pictures, forward, backward, config):
     return fired
 
 
+@pytest.mark.parametrize("claims", ["traced", "carried"])
 @pytest.mark.parametrize("seed", range(3))
-def test_batched_equals_the_definition_pixel_by_pixel(seed):
+def test_batched_equals_the_definition_pixel_by_pixel(seed, claims):
     torch.manual_seed(seed)
-    config = FlowNoveltyConfig(flow_downscale=1, photometric_threshold=0.45)
+    config = FlowNoveltyConfig(flow_downscale=1, photometric_threshold=0.45, claims=claims, borders="literal")
     rows, columns, count = 1, 2, 21
     pictures = torch.rand(2, count, 3, 16 * rows, 16 * columns)
     forward, backward = torch.randn(2, 2, count - 1, 2, 16 * rows, 16 * columns) * 1.5
@@ -196,8 +198,88 @@ def test_what_comes_back_fires_again(name):
     absent = (area <= 0.02 * area.max()).nonzero().flatten()
     assert area[0] > 0.5 * area.max() and len(absent) and area[int(absent[-1]) :].max() > 0.9 * area.max()
     hits = ((fired > 0) & where).flatten(1).sum(dim=1)
-    assert hits[: int(absent[0])].sum() < 0.05 * area.max()
+    # On its hard edge, which mixes it with the background, a correspondence may break at any time.
+    assert hits[: int(absent[0])].max() < 0.03 * area.max()
     assert hits[int(absent[-1]) :].sum() > 0.9 * area.max()
+
+
+# --- where a claim ends --------------------------------------------------------------------------------------
+
+
+def stills(*changes, size=(32, 48), each=12):
+    """Pictures T 3 Y X of resting shots, one grey after the other, and the pair of pictures at each change.
+
+    `changes` are (grey, mask): what a shot shows where the mask is True; elsewhere it goes on with the last.
+    """
+    shown, pictures = torch.zeros(3, *size), []
+    for grey, mask in changes:
+        shown = torch.where(mask, grey, shown)
+        pictures += [shown] * each
+    return torch.stack(pictures), [each * number - 1 for number in range(1, len(changes))]
+
+
+def flows_broken_at(pairs, count, size, where=slice(None)):
+    """Flow of resting pictures whose cycle is off by ten pixels at some pairs, in some columns."""
+    forward, backward = torch.zeros(2, 1, count - 1, 2, *size)
+    for pair in pairs:
+        forward[0, pair, 0, :, where] = 10.0
+    return ExactFlow(forward, backward)
+
+
+def fired_by(pictures, flow, claims):
+    rows, columns = pictures.shape[-2] // 16, pictures.shape[-1] // 16
+    novelty = FlowNovelty(FlowNoveltyConfig(flow_downscale=1, claims=claims), flow, (rows, columns), 16, 4)
+    return torch.cat([novelty.notice(part[None]).fired[0] for part in blocks_of(pictures)]) > 0
+
+
+@pytest.mark.parametrize(("claims", "share"), [("traced", 1.0), ("carried", 0.0)])
+def test_every_change_of_scene_fires_also_the_second_the_third_and_the_way_back(claims, share):
+    """The paper: a correspondence that is broken lets what follows register as a new appearance event."""
+    size, everywhere = (32, 48), torch.ones(32, 48, dtype=torch.bool)
+    pictures, cuts = stills(*((grey, everywhere) for grey in (0.2, 0.6, 0.9, 0.4, 0.2)))
+    fired = fired_by(pictures[:57], flows_broken_at(cuts, len(pictures), size), claims)
+    assert fired[cuts[0] + 1].all(), "the first cut always fires"
+    for cut in cuts[1:]:
+        assert fired[cut + 1].float().mean() == share
+    between = [t for t in range(57) if t - 1 not in cuts]
+    assert not fired[between].any()
+
+
+@pytest.mark.parametrize(("claims", "share"), [("traced", 1.0), ("carried", 0.0)])
+def test_a_late_subject_that_turns_shows_a_new_side(claims, share):
+    """It comes in at picture 12 and shows another side at picture 24, where nothing corresponds."""
+    size, subject = (32, 48), torch.zeros(32, 48, dtype=torch.bool)
+    subject[:, 16:32] = True
+    pictures, turns = stills((0.2, ~subject), (0.6, subject), (0.9, subject))
+    flow = flows_broken_at(turns, len(pictures), size, slice(16, 32))
+    fired = fired_by(pictures[:33], flow, claims)
+    assert fired[12][subject].all(), "its entrance"
+    assert fired[24][subject].float().mean() == share, "its other side"
+    assert not fired[:, ~subject].any()
+
+
+def test_a_flicker_of_traceable_content_fires_once():
+    """The cycle holds and only the colour jumps, twice: the second time the content is claimed."""
+    subject = torch.zeros(32, 48, dtype=torch.bool)
+    subject[:, 16:32] = True
+    pictures, _ = stills((0.2, ~subject), (0.6, subject), (0.9, subject))
+    fired = fired_by(pictures[:33], flows_broken_at((), len(pictures), (32, 48)), "traced")
+    assert fired[12][subject].all() and not fired[24].any()
+
+
+def test_who_entered_and_hid_behind_a_screen_fires_on_its_return():
+    """Unlike `hiding`, where the disc is there from the start: this one was claimed when it came in."""
+    columns = torch.cat([torch.linspace(-24, 80, 34), torch.full((12,), 80.0), torch.linspace(80, 20, 23)])
+    path = torch.stack([columns, torch.full((LENGTH,), 48.0)], dim=1)
+    rest = torch.tensor([80.0, 48.0]).expand(LENGTH, 2)
+    actors = (make_actor("disc", 18.0, path, hue=0.02, depth=2), make_actor("square", 26.0, rest, hue=0.5))
+    seen, fired, _, _ = watch(make_scene_of(SIZE, torch.zeros(LENGTH, 2), actors))
+    where = shown(seen, 1)
+    area = where.flatten(1).sum(dim=1)
+    assert area[34:46].max() == 0 and area[-1] > 900
+    hits = ((fired > 0) & where).flatten(1).sum(dim=1)
+    assert hits[:30].sum() > 0.7 * area.max(), "its entrance"
+    assert hits[46:].sum() > 0.9 * area[-1], "its return"
 
 
 def fill_bank(scores, capacity):
@@ -346,6 +428,8 @@ def test_pictures_with_nan_or_infinity_are_refused_and_change_nothing(value):
         {"scale_floor": 0.0},
         {"percentile": 101.0},
         {"flow_downscale": 3},
+        {"claims": "lost"},
+        {"borders": ""},
     ],
 )
 def test_settings_out_of_range_are_refused(change):

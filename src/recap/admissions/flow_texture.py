@@ -34,7 +34,7 @@ from recap.admissions.fleeting import (
 from recap.contracts import Flow, FlowEstimator, State
 from recap.errors import refuse
 from recap.flow.warp import pixel_grid
-from recap.novelty.flow_novelty import FlowNovelty, FlowNoveltyConfig
+from recap.novelty.flow_novelty import Evidence, FlowNovelty, FlowNoveltyConfig
 from recap.types import BackboneSpec
 
 LAG = 2
@@ -100,11 +100,10 @@ class FlowTexture(FlowNovelty):
         self._shown: Tensor | None = None  # B colours: what has fired in restless places
         self._waiting: Tensor | None = None  # B LAG places+1 colours: both, of blocks that do not count yet
 
-    def _sift(
-        self, stream: Tensor, flow: Flow, novelty: Tensor, flagged: Tensor, at: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """Pass over what is fleeting or familiar in restless places; there, how much is strange is the score."""
         cfg = self.texture
+        novelty, flagged, traced, at = evidence
         lost = vanishing(
             stream,
             flow,
@@ -118,12 +117,13 @@ class FlowTexture(FlowNovelty):
         crowd = crowding(strange, 2 * (self._side // 2) + 1)
         counts = strange & (crowd >= cfg.speck_share)
         self._take_in(slots, counts & restless)
-        # The flow of a drop is not that of what it hides: a claim must not leave with it.
+        # The flow of a drop is not that of what it hides: a claim must neither leave nor end with it.
         here = pixel_grid((at.shape[-2], at.shape[-1]), at)
         passed = restless & flagged & ~counts
-        return (
+        return Evidence(
             torch.where(restless, 1 + crowd, novelty),  # about what the block's own scale makes of others
             torch.where(restless, counts, flagged),
+            traced | passed,
             torch.where(passed[:, :, None], here, at),
         )
 

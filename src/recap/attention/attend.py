@@ -29,6 +29,7 @@ class Readable(NamedTuple):
     keys: Tensor  # B N H D
     values: Tensor  # B N H D
     log_bias: float
+    token_bias: Tensor | None = None  # B N
 
 
 class Attended(NamedTuple):
@@ -46,7 +47,7 @@ def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True)
     """
     groups = _grouped(segments, by_role)
     q = query.transpose(1, 2)
-    parts = [fused_kernel(q, g.keys.transpose(1, 2), g.values.transpose(1, 2)) for g in groups]
+    parts = [read_group(q, g.keys.transpose(1, 2), g.values.transpose(1, 2), g.token_bias) for g in groups]
     if len(parts) == 1:
         alone = {} if groups[0].role is None else {groups[0].role: query.new_ones(query.shape[0])}
         return Attended(parts[0][0].transpose(1, 2), alone)
@@ -75,10 +76,12 @@ def _merge(outputs: list[Tensor], weights: Tensor) -> Tensor:
 
 def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
     """Join segments that share bias and perhaps role, drop empty ones (kernels do not take zero keys)."""
-    groups: dict[tuple[Role | None, float], list[Readable]] = {}
+    groups: dict[tuple[Role | None, float, bool], list[Readable]] = {}
     for segment in segments:
         if segment.keys.shape[1]:
-            groups.setdefault((segment.role if by_role else None, segment.log_bias), []).append(segment)
+            own = segment.token_bias is not None
+            key = (segment.role if by_role or own else None, segment.log_bias, own)
+            groups.setdefault(key, []).append(segment)
     if not groups:
         raise ValueError("segments hold 0 keys: attention needs at least 1; pass the block's own segment")
     return [
@@ -87,9 +90,20 @@ def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
             group[0].keys if len(group) == 1 else torch.cat([g.keys for g in group], dim=1),
             group[0].values if len(group) == 1 else torch.cat([g.values for g in group], dim=1),
             bias,
+            torch.cat([g.token_bias for g in group if g.token_bias is not None], dim=1) if own else None,
         )
-        for (_, bias), group in groups.items()
+        for (_, bias, own), group in groups.items()
     ]
+
+
+def read_group(q: Tensor, k: Tensor, v: Tensor, token_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention B H N D and its log-sum-exp B H N over the keys of one group; token_bias B N."""
+    if token_bias is None:
+        return fused_kernel(q, k, v)
+    # The fused kernels differ in which biases they take; a biased group is a small one, and not the default.
+    logits = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 + token_bias[:, None, None]
+    mass = logits.logsumexp(dim=-1)
+    return (logits - mass.unsqueeze(-1)).exp().to(v.dtype) @ v, mass
 
 
 def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ class BlockContext:
 
     def _fresh(self, segment: Segment) -> Readable:
         turned = self._turned(segment.keys, segment.positions)
-        return Readable(segment.role, turned, segment.values, segment.log_bias)
+        return Readable(segment.role, turned, segment.values, segment.log_bias, segment.token_bias)
 
     def _once(self, segment: Segment, device: torch.device) -> Readable:
         if segment.keys.device != device:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.attention.attend import fused_kernel
+from recap.attention.attend import read_group
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import Block
 from recap.backbones.wan.model import CausalWan, Conditioning
@@ -148,9 +148,11 @@ class Kernels:
             return wide
         return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
-    def read(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries B N H D over keys and values B N H D -> B H N D and log-sum-exp B H N."""
-        return fused_kernel(*(x.transpose(1, 2) for x in (query, keys, values)))
+    def read(
+        self, query: Tensor, keys: Tensor, values: Tensor, token_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries B N H D over keys and values B N H D -> B H N D and log-sum-exp B H N; token_bias B N."""
+        return read_group(*(x.transpose(1, 2) for x in (query, keys, values)), token_bias)
 
 
 class Group(NamedTuple):
@@ -158,11 +160,13 @@ class Group(NamedTuple):
 
     role: Role | None
     log_bias: float
+    token_bias: bool = False  # whether each token has one of its own
 
 
 def group_of(segment: Segment, *, by_role: bool) -> Group:
     """On a GPU every kernel costs, so that keys without a bias are read at once and their roles not told apart."""
-    return Group(segment.role if by_role or segment.log_bias else None, segment.log_bias)
+    own = segment.token_bias is not None
+    return Group(segment.role if by_role or segment.log_bias or own else None, segment.log_bias, own)
 
 
 class Window:
@@ -191,6 +195,10 @@ class Window:
             ]
             for _ in range(2)
         )
+        self.token_bias = [
+            torch.zeros(rows, size, device=model.device) if group.token_bias else None
+            for group, size in sizes.items()
+        ]
         wide = torch.promote_types(model.dtype, torch.float32)
         self.turn = Rotation(
             *(
@@ -213,6 +221,7 @@ class Window:
         kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
         if not kept[0]:
             return
+        self._fill_biases(kept[0])
         # All layers commonly share positions, so that few tables are made.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
@@ -225,6 +234,18 @@ class Window:
         if self._copying is None or self._copying[0] != places:
             self._copying = (places, Graphed(lambda *turns: self._copy(kept, order, turns, kernels)))
         self._copying[1](*(part for turn in turns for part in turn))
+
+    def _fill_biases(self, kept: Sequence[Segment]) -> None:
+        """The same in all layers: which slots of a bank are empty does not depend on the layer."""
+        starts = dict.fromkeys(self.groups, 0)
+        for segment in kept:
+            if segment.token_bias is not None:
+                group = group_of(segment, by_role=self._by_role)
+                store = self.token_bias[self.groups.index(group)]
+                assert store is not None
+                stop = starts[group] + segment.keys.shape[1]
+                store[:, starts[group] : stop].copy_(segment.token_bias, non_blocking=True)
+                starts[group] = stop
 
     def _copy(
         self, kept: list[list[Segment]], order: list[list[int]], turns: tuple[Tensor, ...], kernels: Kernels
@@ -309,7 +330,8 @@ class FastWan:
         if made is not None:
             made.append(Made(query, keys, own[1]))
         parts = [
-            kernels.read(turned, k[index], v[index]) for k, v in zip(window.keys, window.values, strict=True)
+            kernels.read(turned, k[index], v[index], bias)
+            for k, v, bias in zip(window.keys, window.values, window.token_bias, strict=True)
         ]
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)

@@ -15,19 +15,22 @@ from torch import Tensor
 from recap.contracts import State
 from recap.errors import refuse
 from recap.memory.store import Store
-from recap.types import Candidates
+from recap.types import NO_TOKEN, Candidates
 
 Retain = Callable[[Candidates, int], Tensor]
 
 
 class NoveltyBank:
-    def __init__(self, capacity: int, num_layers: int, *, on_host: bool = False):
+    def __init__(
+        self, capacity: int, num_layers: int, *, on_host: bool = False, zero_scores_fill: bool = True
+    ):
         if capacity < 0:
             raise refuse("capacity", capacity, "must be 0 or more tokens", "0 switches the bank off")
         self.capacity = capacity
         self.count = (
             0  # slots in use; equal in all rows, since every block offers all rows equally many tokens
         )
+        self._zero_scores_fill = zero_scores_fill
         self._store = Store(num_layers, capacity, on_host=on_host)
         self._source: Tensor | None = None  # B K 3
         self._score: Tensor | None = None  # B K
@@ -47,6 +50,17 @@ class NoveltyBank:
         """Source and frozen score of every slot in use."""
         assert self._source is not None and self._score is not None, "read before the first admission"
         return Candidates(self._source[:, : self.count], self._score[:, : self.count])
+
+    @property
+    def token_bias(self) -> Tensor | None:
+        """B count: NO_TOKEN for slots that are empty, None where a zero score counts as something.
+
+        Rows fill at their own pace and shapes are the same for all, so a slot that nothing has earned is there
+        and is not seen.
+        """
+        if self._zero_scores_fill:
+            return None
+        return torch.where(self.held.score > 0, 0.0, NO_TOKEN)
 
     def admit(
         self, offered: Candidates, keys: Tensor, values: Tensor, retain: Retain
@@ -75,12 +89,15 @@ class NoveltyBank:
             offered.source.gather(1, newcomer[..., None].expand(-1, -1, 3)), offered.score.gather(1, newcomer)
         )
         occupied = torch.arange(self.capacity, device=free.device) < self.count
-        leaving = _marked(Candidates(self._source, self._score), free & occupied)
+        left, entered = free & occupied, free
+        if not self._zero_scores_fill:
+            left, entered = left & (self._score > 0), entered & (entering.score > 0)
+        leaving = _marked(Candidates(self._source, self._score), left)
         self._overwrite(free, newcomer, keys, values)
         self._source = torch.where(free[..., None], entering.source, self._source)
         self._score = torch.where(free, entering.score, self._score)
         self.count = slots
-        return _marked(entering, free), leaving
+        return _marked(entering, entered), leaving
 
     def _allocate(self, offered: Candidates, keys: Tensor) -> None:
         self._store.allocate(keys)

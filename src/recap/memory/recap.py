@@ -45,8 +45,9 @@ class RecapMemory:
         if self._bank.count:
             source = self._bank.held.source.to(torch.float64)
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
+            bias = self._bank.token_bias
             self._remembered = [
-                Segment(Role.BANK, keys, values, positions)
+                Segment(Role.BANK, keys, values, positions, token_bias=bias)
                 for keys, values in zip(self._bank.keys, self._bank.values, strict=True)
             ]
         return phases
@@ -132,6 +133,7 @@ class RecapConfig:
     sink_frames: int = 1
     reinforcement: float = 5.0
     capacity_frames: float = 1.0
+    zero_scores_fill: bool = True  # until the bank is full, also by tokens that showed nothing new
     bank_on_host: bool = (
         False  # the bank lies in the CPU's memory and comes over layer by layer, at every step
     )
@@ -153,4 +155,7 @@ class RecapConfig:
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
-        return RecapMemory(window, NoveltyBank(capacity, spec.layers, on_host=self.bank_on_host), admission())
+        bank = NoveltyBank(
+            capacity, spec.layers, on_host=self.bank_on_host, zero_scores_fill=self.zero_scores_fill
+        )
+        return RecapMemory(window, bank, admission())

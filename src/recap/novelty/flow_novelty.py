@@ -5,12 +5,15 @@ For a pixel u of picture t with backtrace u' = u + F(t -> t-1)(u):
     e_pho = mean over RGB of |x_t(u) - x_{t-1}(u')|  colours 0..1
 u is *flagged* when e_cyc > tau_cyc, e_pho > tau_pho or u' lies outside, and then nu = e_cyc + alpha e_pho.
 It *fires* if flagged and u' does not land on claimed ground; fired pixels are claimed, and the claimed map
-travels with the flow, so content that stays traceable fires once. A token scores the maximum over its pictures
-and pixels, divided by max(90th percentile of the block's positive scores, 1), and keeps that score for good.
+travels with the flow where the cycle holds, so content that stays traceable fires once, and whatever shows
+behind a broken correspondence may fire: a new side of a subject, the next scene. A token scores the maximum
+over its pictures and pixels, divided by max(90th percentile of the block's positive scores, 1), and keeps that
+score for good.
 
 Where the paper is silent:
 - Outside the picture there is no flow and no colour: both read as 0. Otherwise a smooth pan, whose flow is the
   same on both sides of the border, would score what it reveals near 0.
+- What the camera has shown before and brings back into the picture is not new (`borders`, see surroundings.py).
 - The claimed map holds 0..1 and is sampled bilinearly; at least one half is claimed ground. A map of bits
   moved by whole pixels would stand still under motion of less than half a pixel per picture.
 - Picture 0 fires nothing and claims nothing: the sink owns it.
@@ -19,7 +22,7 @@ Where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +32,11 @@ from recap.contracts import Flow, FlowEstimator, State
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.novelty.retention import retain_top
+from recap.novelty.surroundings import CUT_SHARE, Surroundings
 from recap.types import BackboneSpec, Block, Candidates
+
+CLAIMS = ("traced", "carried")
+BORDERS = ("seen", "edge", "literal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,10 @@ class FlowNoveltyConfig:
     flow_downscale: int = 2
     percentile: float = 90.0
     scale_floor: float = 1.0
+    claims: Literal["traced", "carried"] = (
+        "traced"  # a claim travels where the cycle holds, or along any flow
+    )
+    borders: Literal["seen", "edge", "literal"] = "seen"
 
     def __post_init__(self) -> None:
         for name in ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor"):
@@ -59,6 +70,10 @@ class FlowNoveltyConfig:
             raise refuse("percentile", self.percentile, "must lie in 0..100", "the paper's is 90")
         if self.flow_downscale not in (1, 2, 4):
             raise refuse("flow_downscale", self.flow_downscale, "must be 1, 2 or 4", "2 is half resolution")
+        for name, known in (("claims", CLAIMS), ("borders", BORDERS)):
+            if getattr(self, name) not in known:
+                limit = f"must be one of {', '.join(known)}"
+                raise refuse(name, getattr(self, name), limit, f"{known[0]} is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowNovelty:
         return FlowNovelty(
@@ -80,6 +95,15 @@ class Noticed:
     score: Tensor  # B F rows columns: s(p) over the block's scale
 
 
+class Evidence(NamedTuple):
+    """What the pixels of a block's pictures say before claims are looked at, B P y x each."""
+
+    novelty: Tensor  # nu, 0 where a pixel is not flagged
+    flagged: Tensor  # bool
+    traced: Tensor  # bool: what was claimed at `whence` is still claimed here
+    whence: Tensor  # B P 2 y x: the place in the picture before
+
+
 class FlowNovelty:
     def __init__(
         self,
@@ -99,6 +123,7 @@ class FlowNovelty:
         self._decodes_alone = decodes_alone  # then the first frame of every call is one picture
         self._last: Tensor | None = None  # B 3 y x: the previous block's last picture, at the flow's size
         self._claimed: Tensor | None = None  # B y x, 0..1
+        self._surroundings = Surroundings()
 
     def propose(self, block: Block, pixels: Tensor) -> Candidates:
         """Every token of the block, frame by frame, row-major."""
@@ -134,42 +159,49 @@ class FlowNovelty:
 
     def _fire(self, stream: Tensor) -> Tensor:
         """nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
-        batch, pairs = stream.shape[0], stream.shape[1] - 1
         flow = self._flow(stream)
-        forward, backward = flow.forward.flatten(0, 1), flow.backward.flatten(0, 1)
-        before, now = stream[:, :-1].flatten(0, 1), stream[:, 1:].flatten(0, 1)
+        forward, backward = flow
+        before, now = stream[:, :-1], stream[:, 1:]
         at = backtrace(backward)
         size = (now.shape[-2], now.shape[-1])
-        within, grid = inside(at, size), reading_grid(at, size)
-        found = sample_at(torch.cat([forward, before], dim=1), grid) * within[:, None]
-        cycle = torch.linalg.vector_norm(backward + found[:, :2], dim=1)
-        photometric = (now - found[:, 2:]).abs().mean(dim=1)
+        within = inside(at, size)
+        found = sample_at(torch.cat([forward, before], dim=2), reading_grid(at, size)) * within[:, :, None]
         cfg = self.config
-        flagged = (cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold) | ~within
-        novelty = (cycle + cfg.photometric_weight * photometric) * flagged
-        novelty, flagged, at = (each.unflatten(0, (batch, pairs)) for each in (novelty, flagged, at))
-        novelty, flagged, whence = self._sift(stream, flow, novelty, flagged, at)
-        if whence is not at:
-            grid = reading_grid(whence.flatten(0, 1), size)
-        return self._claim(
-            novelty, flagged, grid.unflatten(0, (batch, pairs)), within.unflatten(0, (batch, pairs))
-        )
+        cycle = torch.linalg.vector_norm(backward + found[:, :, :2], dim=2)
+        photometric = (now - found[:, :, 2:]).abs().mean(dim=2)
+        enters = ~within
+        if cfg.borders == "seen":
+            cut = (within & (cycle > cfg.cycle_threshold_px)).flatten(2).float().mean(dim=-1) > CUT_SHARE
+            step = backward.flatten(3).median(dim=-1).values
+            enters = self._surroundings.unseen(stream, at, step, cut, cfg.photometric_threshold)
+            cycle = torch.where(enters, torch.linalg.vector_norm(backward, dim=2), cycle)
+            photometric = torch.where(enters, now.mean(dim=2), photometric)
+        holds = within & ~enters & (cycle <= cfg.cycle_threshold_px)
+        broken = within & ((cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold))
+        flagged = enters | broken
+        novelty = cycle + cfg.photometric_weight * photometric
+        if cfg.borders == "edge":
+            edge = (now - sample_at(before, reading_grid(at, size))).abs().mean(dim=2)
+            flagged &= within | (edge > cfg.photometric_threshold)
+            novelty = torch.where(within, novelty, cfg.cycle_threshold_px + cfg.photometric_weight * edge)
+        traced = holds if cfg.claims == "traced" else within
+        return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
 
-    def _sift(
-        self, stream: Tensor, flow: Flow, novelty: Tensor, flagged: Tensor, at: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """nu B P y x, which pixels are flagged, and whence claims travel, B P 2 y x; a pickier rule differs here."""
-        return novelty, flagged, at
+    def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
+        """A pickier rule differs here."""
+        return evidence
 
-    def _claim(self, novelty: Tensor, flagged: Tensor, grid: Tensor, within: Tensor) -> Tensor:
+    def _claim(self, evidence: Evidence) -> Tensor:
         """Carry the claimed map through the pictures; only here does one picture depend on the last.
 
         So only what must be done picture by picture is: on a GPU every operation in this loop is a launch.
         """
+        novelty, flagged, traced, whence = evidence
+        grid = reading_grid(whence, (novelty.shape[-2], novelty.shape[-1]))
         claimed = torch.zeros_like(novelty[:, 0]) if self._claimed is None else self._claimed
         fired = []
         for picture in range(novelty.shape[1]):
-            carried = sample_at(claimed[:, None], grid[:, picture])[:, 0] * within[:, picture]
+            carried = sample_at(claimed[:, None], grid[:, picture])[:, 0] * traced[:, picture]
             fires = flagged[:, picture] & (carried < 0.5)
             claimed = torch.where(fires, 1.0, carried)
             fired.append(fires)
@@ -212,7 +244,8 @@ class FlowNovelty:
     def state(self) -> State:
         if self._last is None or self._claimed is None:
             return {}
-        return {"last": self._last.clone(), "claimed": self._claimed.clone()}
+        return {"last": self._last.clone(), "claimed": self._claimed.clone(), **self._surroundings.state()}
 
     def load_state(self, state: State) -> None:
         self._last, self._claimed = state.get("last"), state.get("claimed")
+        self._surroundings.load_state(state)

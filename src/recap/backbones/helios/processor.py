@@ -87,7 +87,7 @@ class Reading:
             return known[1]
         keys, values = (part.to(like.device, like.dtype) for part in (segment.keys, segment.values))
         table = rotary_table(self._rope, segment.positions.to(like.device))
-        made = Readable(segment.role, _rotate(keys, table), values, segment.log_bias)
+        made = Readable(segment.role, _rotate(keys, table), values, segment.log_bias, segment.token_bias)
         if segment.keys.device == like.device:
             self._turned[id(segment)] = (segment, made)
         return made
