@@ -52,6 +52,19 @@ def test_told_frames_are_remembered_as_if_they_had_been_drawn(backbone, config):
     )
 
 
+def test_where_nothing_is_new_a_bank_without_zero_scores_is_a_sink(backbone):
+    """Until something fires it holds nothing, and what it holds nothing of is not attended to."""
+    shots = [Shot("a red boat", 6.0)]
+    empty = draw(backbone, RecapConfig(zero_scores_fill=False), shots)
+    sink = draw(backbone, SinkConfig(reinforcement=5.0), shots)
+    filled = draw(backbone, RecapConfig(), shots)
+    if any(made.memory.fired.sum() for made in empty):
+        pytest.fail("the flow is still and yet something fired: choose other pictures")
+    torch.testing.assert_close(latents(empty), latents(sink), atol=1e-5, rtol=1e-4)
+    assert (latents(filled) - latents(sink)).abs().max() > 1e-3
+    assert all((made.memory.admitted.score == -1).all() for made in empty)
+
+
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 8])
 def test_given_frames_need_not_fill_blocks(backbone, frames):
     spec = backbone.spec

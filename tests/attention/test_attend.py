@@ -12,7 +12,7 @@ from one_softmax import reference
 
 from recap.attention.attend import Readable, attend
 from recap.attention.rope import bands, frequencies, rotate, rotation
-from recap.types import Role
+from recap.types import NO_TOKEN, Role
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ROLES = [Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT]
@@ -142,3 +142,30 @@ def test_scores_depend_on_phase_differences_only(shift, start):
         return torch.einsum("bqhd,bkhd->bhqk", rotate(query, turn), rotate(keys, turn))
 
     torch.testing.assert_close(scores(moved), scores(positions), rtol=1e-9, atol=1e-9)
+
+
+# --- a bias for each token ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_role", [True, False])
+def test_tokens_that_are_none_are_not_seen_and_one_counted_thrice_counts_thrice(device, by_role):
+    """Row 0 has an empty slot and a token of weight three, row 1 nothing but empty slots."""
+    segments = random_segments([4, 3, 5, 7], dtype=torch.float32, device=device, bias=math.log(5))
+    query = torch.randn(2, 7, 3, 12, device=device)
+    bank = segments[1]
+    bias = torch.tensor([[NO_TOKEN, math.log(3), 0.0], [NO_TOKEN] * 3], device=device)
+    got = attend(query, [segments[0], bank._replace(token_bias=bias), *segments[2:]], by_role=by_role)
+    for row, kept in enumerate(([1, 1, 1, 2], [])):
+        rows = [
+            Readable(s.role, s.keys[row : row + 1], s.values[row : row + 1], s.log_bias) for s in segments
+        ]
+        rows[1] = Readable(Role.BANK, rows[1].keys[:, kept], rows[1].values[:, kept], 0.0)
+        want = reference(query[row : row + 1].double(), [_doubled(each) for each in rows])
+        torch.testing.assert_close(got.output[row].double(), want.output[0], rtol=1e-4, atol=1e-5)
+        share = want.shares.get(Role.BANK, torch.zeros(1))
+        torch.testing.assert_close(got.shares[Role.BANK][row].double().cpu(), share[0].double().cpu())
+
+
+def _doubled(segment):
+    return segment._replace(keys=segment.keys.double(), values=segment.values.double())

@@ -22,6 +22,7 @@ MEMORIES = {
     "reinforced": SinkConfig(reinforcement=5.0),
     "recap": RecapConfig(),
     "recap, lambda 1": RecapConfig(reinforcement=1.0),
+    "recap, no zero scores": RecapConfig(zero_scores_fill=False),
 }
 
 
@@ -63,6 +64,7 @@ def test_one_backbone_serves_one_rollout_after_another(plain: WanBackbone) -> No
     fast = FastWanBackbone(plain)
     first = draw(fast, "recap")
     draw(fast, "none", rows=2)
+    draw(fast, "recap, no zero scores")  # windows of the same size, read otherwise
     again = draw(fast, "recap")
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.latents, other.latents)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recap.memory.bank import NoveltyBank
 from recap.novelty.retention import retain_top
-from recap.types import Candidates
+from recap.types import NO_TOKEN, Candidates
 
 LAYERS, BATCH, ROWS, COLUMNS = 3, 2, 2, 3
 
@@ -122,3 +122,23 @@ def test_state_of_another_size_is_refused():
     bank.admit(*next(stream([torch.rand(BATCH, 18)], 1)), retain_top)
     with pytest.raises(ValueError, match="resume with the settings"):
         NoveltyBank(5, LAYERS).load_state(bank.state())
+
+
+@settings(max_examples=60, deadline=None)
+@given(scores=streams, capacity=st.sampled_from([0, 1, 5, 18, 19, 40]), seed=st.integers(0, 2**31))
+def test_a_bank_without_zero_scores_holds_the_best_of_what_was_new(scores, capacity, seed):
+    """Its other slots are there and are not seen: what shows is the top-K of positive scores, row by row."""
+    torch.manual_seed(seed)
+    bank, naive = NoveltyBank(capacity, LAYERS, zero_scores_fill=False), NaiveBank(capacity)
+    shown = [set() for _ in range(BATCH)]
+    for candidates, keys, values in stream(scores, len(scores)):
+        admitted, evicted = bank.admit(candidates, keys, values, retain_top)
+        naive.offer(candidates, keys, values)
+        for row in range(BATCH):
+            best = {entry[1] for entry in naive.best(row) if entry[0] < 0}
+            there = bank.token_bias[row] == 0
+            assert {tuple(s) for s in bank.held.source[row][there].tolist()} == best
+            assert (bank.token_bias[row][~there] == NO_TOKEN).all()
+            for change, places in ((shown[row].difference_update, evicted), (shown[row].update, admitted)):
+                change({tuple(s) for s in places.source[row][places.score[row] >= 0].tolist()})
+            assert shown[row] == best, "the trace tells the same"

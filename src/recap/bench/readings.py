@@ -117,7 +117,8 @@ class Scan:
         fires = flagged & (carried < 0.5)
         claimed = torch.where(fires, 1.0, carried)
         self._claimed = (claimed >= 0.5).float() if read.hard else claimed
-        return (cycle + cfg.photometric_weight * photometric) * fires
+        novelty: Tensor = (cycle + cfg.photometric_weight * photometric) * fires
+        return novelty
 
 
 class Scored:
@@ -200,8 +201,8 @@ def compare(ours: Scored, other: Scored) -> dict[str, float]:
 def spearman(a: NDArray[Any], b: NDArray[Any]) -> float:
     if len(a) < 2:
         return float("nan")
-    ranks = [np.argsort(np.argsort(each)) for each in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(each)) for each in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def sheet(scored: Scored, pictures: Tensor, fps: float, most: int = 400) -> NDArray[np.uint8]:

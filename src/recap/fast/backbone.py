@@ -17,11 +17,14 @@ from recap.fast.dit import FastWan, Made, Window
 from recap.fast.graphs import Graphed
 from recap.types import BackboneSpec, Role, Segment, Tokens
 
-Layout = tuple[tuple[Role, int, float], ...]
+Layout = tuple[tuple[Role, int, float, bool], ...]
 
 
 def _layout(kept: list[Segment]) -> Layout:
-    return tuple((segment.role, segment.keys.shape[1], segment.log_bias) for segment in kept)
+    return tuple(
+        (segment.role, segment.keys.shape[1], segment.log_bias, segment.token_bias is not None)
+        for segment in kept
+    )
 
 
 class Drawer:

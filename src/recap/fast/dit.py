@@ -152,7 +152,8 @@ class Kernels:
         self, query: Tensor, keys: Tensor, values: Tensor, token_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Queries B N H D over keys and values B N H D -> B H N D and log-sum-exp B H N; token_bias B N."""
-        return read_group(*(x.transpose(1, 2) for x in (query, keys, values)), token_bias)
+        q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
+        return read_group(q, k, v, token_bias)
 
 
 class Group(NamedTuple):

@@ -39,7 +39,7 @@ class Surroundings:
     def unseen(self, stream: Tensor, at: Tensor, step: Tensor, cut: Tensor, tolerance: float) -> Tensor:
         """Which pixels enter the picture for the first time: B P y x, bool.
 
-        stream B P+1 3 y x; at B P 2 y x, every pixel's place in the picture before; step B P 2, the camera's; cut B P.
+        stream B P+1 3 y x; at B P 2 y x, each pixel's place in the picture before; step B P 2, the camera's; cut B P.
         """
         size = (stream.shape[-2], stream.shape[-1])
         across, down = _margins(size)
