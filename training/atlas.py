@@ -19,7 +19,7 @@ from recap.errors import refuse
 GLYPHS: dict[str, str] = {
     "fox": "🦊", "cat": "🐈", "dog": "🐕", "rabbit": "🐇", "penguin": "🐧", "duck": "🦆", "turtle": "🐢",
     "elephant": "🐘", "sheep": "🐑", "dinosaur": "🦕", "snail": "🐌", "frog": "🐸", "robot": "🤖", "bear": "🧸",
-    "car": "🚗", "bus": "🚌", "tractor": "🚜", "boat": "⛵", "fish": "🐠", "whale": "🐳", "bird": "🐦",
+    "car": "🚗", "bus": "🚌", "tractor": "🚜", "boat": "⛵", "fish": "🐠", "whale": "🐋", "bird": "🐦",
     "owl": "🦉", "balloon": "🎈", "ghost": "👻",
 }  # fmt: skip
 SIDE = 96  # pixels of one sprite; the largest actor is drawn smaller than this

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
-from recap.backbones.tiny.backbone import WordTable
+from recap.backbones.tiny.backbone import WordTable, has_slots
 from recap.backbones.tiny.probe import Probe
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, null_token_ids, prompt_text
 from recap.backbones.wan.backbone import WanBackbone
@@ -140,7 +140,7 @@ def load_models(
 
 
 def _load_drawer(folder: Path, device: str, dtype: torch.dtype) -> tuple[CausalWan, WordTable]:
-    model, text = CausalWan(EMBEDDED), WordTable()
+    model, text = CausalWan(EMBEDDED), WordTable(slots=has_slots(folder / "text.safetensors"))
     model.load_state_dict(load_weights(folder / "dit.safetensors"))
     text.load_state_dict(load_weights(folder / "text.safetensors"))
     return model.to(device, dtype).requires_grad_(False), text.to(device).requires_grad_(False)

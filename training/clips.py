@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recap.backbones.tiny.vocabulary import EMPTY, PAD
 from training.atlas import load_atlas
 from training.world import World as SpriteWorld
 
 TOKEN_PIXELS = 16
 PICTURES_PER_FRAME = 4
+EMPTY_OPENINGS = 0.3  # weight of one that shows nobody beside one that shows somebody: it teaches least
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,21 @@ class LatentPool:
 
     def again(self, num_clips: int) -> LatentClips:
         """Some of the clips that are held, at random; renders nothing."""
+        return self._rows(torch.randint(self._held, (num_clips,), device=self._clips.words.device))
+
+    def openings(self, num_clips: int) -> LatentClips:
+        """The same for the sake of their openings: half of them name two actors or more, few name none."""
+        first, second = (self._clips.words[: self._held, 0, place] for place in (2, 3))
+        # The smallest weight is for pools that hold none of the kind wanted.
+        crowded = (second != PAD).float().clamp(min=1e-6)
+        fewer = torch.where(first == EMPTY, EMPTY_OPENINGS, 1.0).masked_fill(second != PAD, 1e-6)
+        half = num_clips // 2
+        parts = ((crowded, half), (fewer, num_clips - half))
+        rows = [weights.multinomial(num, replacement=True) for weights, num in parts if num]
+        return self._rows(torch.cat(rows)[torch.randperm(num_clips, device=first.device)])
+
+    def _rows(self, rows: Tensor) -> LatentClips:
         held = self._clips
-        rows = torch.randint(self._held, (num_clips,), device=held.words.device)
         return LatentClips(
             held.latents[rows].float(), held.words[rows], held.novelty[rows], held.actors[rows]
         )

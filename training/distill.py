@@ -2,11 +2,11 @@
 
     python -m training.distill --minutes 9 --teacher DIR --autoencoder FILE --out DIR [--resume DIR]
 
-A generator rolls out videos with the memories it will have at inference. Where its blocks, noised again,
-look different to the teacher and to a second model that is kept trained on the generator's own videos (the
-fake score), the difference of their clean estimates says which way the generator should move. The generator
-sees its rollout as past; teacher and fake see it in some rows and in others the opening alone, so that slow
-drift is corrected too. A rollout goes on from draw to draw up to a minute of video.
+A generator rolls out videos with the plain windows it will have at inference, and with all of a short past.
+Where its blocks, noised again, look different to the teacher and to a second model that is kept trained on the
+generator's own videos (the fake score), the difference of their clean estimates says which way the generator
+should move. The generator sees its rollout as past; teacher and fake see it in some rows and in others the
+opening alone, so that slow drift is corrected too. A rollout goes on from draw to draw up to a minute of video.
 
 Writes what train_dit writes, and fake-1.safetensors ... so that a run can resume.
 """
@@ -32,7 +32,7 @@ from training.optimisers import Clock, RunningMean
 from training.records import Record, load_weights, save_weights
 from training.rollouts import LongRollout, Rollout, judged_layouts, rollout_layouts
 from training.sampling import write_samples
-from training.teacher_forcing import ClipBatch, Layout, make_turns, predict_flow
+from training.teacher_forcing import DENSE_FRAMES, ClipBatch, Layout, make_turns, predict_flow
 from training.train_autoencoder import plain_settings
 from training.train_dit import TextAndFlow, add_noise, compile_blocks, draw_sigma, load_model, save_model
 
@@ -68,6 +68,7 @@ class Options:
     warmup_s: float = 8.0
     reserve_s: float = 12.0
     sample_blocks: int = 27
+    bank_rows: bool = False  # banks in half of the rollouts, for comparison: as in train_dit
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -75,6 +76,10 @@ class Options:
         for field in ("steady", "alone"):
             if not 0 <= (share := getattr(self, field)) <= 1:
                 raise refuse(f"--{field}", share, "must be 0 to 1", "0.5 is usual")
+        if not 2 <= self.blocks <= (most := DENSE_FRAMES // EMBEDDED.frames_per_block):
+            raise refuse(
+                "blocks", self.blocks, f"must be 2 to {most}, whose past one pass sees", f"{most} is usual"
+            )
         if not 0 < self.opening_weight < math.inf:
             raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 
@@ -105,7 +110,7 @@ class Trainer:
         ]
         self.turns = make_turns(spec, device)
         frame_tokens = spec.grid[0] * spec.grid[1]
-        self.layouts = rollout_layouts(options.batch, frame_tokens)
+        self.layouts = rollout_layouts(options.batch, frame_tokens, bank_rows=options.bank_rows)
         self.judged = judged_layouts(self.layouts, options.alone)
         later = [options.later_guidance] * (options.blocks - 1)
         self.strength = torch.tensor([options.guidance, *later], device=device)[:, None, None, None, None]
@@ -153,7 +158,9 @@ class Trainer:
         for index, layout in enumerate(self.layouts):
             live = self.rollouts[index] or self._begin(layout)
             drawn = live.go_on(o.blocks)
-            ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > o.longest
+            # One pass must see all that a dense window does, so such a rollout is as long as what is compared.
+            longest = o.blocks if layout.dense else o.longest
+            ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > longest
             self.rollouts[index] = None if ends else live
             order = torch.arange(layout.rows * o.uses, device=self.device).unflatten(0, (o.uses, -1))
             shares.append([drawn.rows(rows) for rows in order])
@@ -305,6 +312,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int)
     parser.add_argument("--generator-rate", type=float)
     parser.add_argument("--fake-rate", type=float)
+    parser.add_argument("--bank-rows", action="store_true")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     options = replace(Options(*(given[n] for n in ("minutes", "teacher", "autoencoder", "out"))), **given)

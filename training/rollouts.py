@@ -16,7 +16,7 @@ from recap.contracts import Admission, MemoryPolicy, State
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.types import Block, Candidates
-from training.teacher_forcing import Layout
+from training.teacher_forcing import DENSE_FRAMES, Layout
 
 
 class Rollout(NamedTuple):
@@ -57,15 +57,26 @@ class GivenScores:
         """Nothing to load."""
 
 
-def rollout_layouts(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
-    """How rows of a rollout remember: a third each with a bank and with a sink, the rest cut or sinkless."""
-    cut, bare = max(1, batch // 6), max(1, batch // 6)
-    banked = (batch - cut - bare + 1) // 2
+def rollout_layouts(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:
+    """How rows of a rollout remember: most with a sink, the others without, after cuts, and all of their past.
+
+    With `bank_rows` half of them have a bank, as in the first edition, to measure what training with one adds.
+    """
+    if bank_rows:
+        cut, bare = max(1, batch // 6), max(1, batch // 6)
+        banked = (batch - cut - bare + 1) // 2
+        return (
+            Layout(banked, bank=frame_tokens),
+            Layout(batch - cut - bare - banked),
+            Layout(bare, sink=False),
+            Layout(cut, cut=True, bank=frame_tokens),
+        )
+    part = max(1, batch // 5)
     return (
-        Layout(banked, bank=frame_tokens),
-        Layout(batch - cut - bare - banked),
-        Layout(bare, sink=False),
-        Layout(cut, cut=True, bank=frame_tokens),
+        Layout(batch - 3 * part),
+        Layout(part, sink=False),
+        Layout(part, cut=True),
+        Layout(part, dense=True),
     )
 
 
@@ -75,6 +86,8 @@ def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
     def admission() -> Admission:
         return GivenScores(spec, score)
 
+    if layout.dense:
+        spec = replace(spec, window_frames=DENSE_FRAMES)
     sizes = spec.backbone_spec()
     if not layout.sink:
         return NoMemoryConfig().build(sizes, admission)

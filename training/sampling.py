@@ -23,12 +23,12 @@ from training.records import Record, load_weights, write_sheet
 PROMPTS = (
     "a fox on a beach by day",
     "a bus in a city at night",
-    "a penguin and a whale in the snow by day",
-    "a ghost in a forest at night",
-    "a car in a desert in the evening",
-    "an elephant and a balloon in a meadow by day",
-    "a turtle and a fish under the sea by day",
-    "a robot in the mountains in the evening",
+    "a whale under the sea by day",
+    "an elephant in the mountains in the evening",
+    "a fox and a bus on a beach by day",
+    "a bus and a fox on a beach by day",  # the other way round
+    "a dog and a penguin in the snow in the evening",
+    "a boat and a turtle under the sea at night",
 )
 NUM_COLUMNS = 9
 MANY_STEPS = 16

@@ -18,7 +18,8 @@ from training.dice import Dice
 LUMA = (0.299, 0.587, 0.114)
 MEAN_LUMA = 0.62
 PATTERNS = ("plain", "stripes", "patches", "halves")
-PATTERN_SHARES = (0.7, 0.1, 0.1, 0.1)
+PATTERN_SHARES = (0.82, 0.06, 0.06, 0.06)  # few: a pattern hides the kind as well as camouflage does
+CONTRAST = 1.3  # of light and dark, by which eyes, wheels and windows are known
 _TO_YIQ = torch.tensor(((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)))
 _TO_RGB = torch.linalg.inv(_TO_YIQ)
 
@@ -47,10 +48,10 @@ def roll_looks(dice: Dice, num_actors: int, hue: Tensor | None = None) -> Looks:
     return Looks(
         hue_turn=dice.uniform(0, 2 * math.pi, num_actors),
         tint=tint,
-        tint_share=dice.uniform(0.74, 0.94, num_actors),
+        tint_share=dice.uniform(0.7, 0.9, num_actors),
         second=second,
         pattern=dice.choice(PATTERN_SHARES, num_actors),
-        pattern_pitch=dice.uniform(2.0, 3.6, num_actors),
+        pattern_pitch=dice.uniform(1.4, 2.4, num_actors),
         pattern_angle=dice.uniform(0, math.pi, num_actors),
         pattern_phase=dice.uniform(0, 2 * math.pi, num_actors),
     )
@@ -66,9 +67,10 @@ def recolour(sprites: Tensor, looks: Looks, light: Tensor) -> tuple[Tensor, Tens
     # Kinds drawn dark would swallow any tint: bend light and dark so that every instance is equally bright.
     mean_luma = (luma * alpha).sum((-2, -1), keepdim=True) / alpha.sum((-2, -1), keepdim=True).clamp(min=1e-3)
     luma = luma.clamp(min=1e-3) ** (math.log(MEAN_LUMA) / mean_luma.clamp(0.1, 0.9).log())
+    luma = (MEAN_LUMA + CONTRAST * (luma - MEAN_LUMA)).clamp(0, 1)
     share = looks.tint_share[..., None, None, None]
     colour = colour + share * (_shade(looks.tint, luma) - colour)
-    mask = 0.85 * _pattern_mask(looks, sprites)
+    mask = 0.7 * _pattern_mask(looks, sprites)
     colour = colour + mask * (_shade(looks.second, luma) - colour)
     drawn = (colour.clamp(0, 1) * light[:, None, :, None, None]) * alpha
     mean = drawn.sum((-2, -1)) / alpha.sum((-2, -1)).clamp(min=1e-3)

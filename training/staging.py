@@ -21,12 +21,20 @@ from training.script import FAR, MAX_VISITS, Script, Timetable, timetable
 HEIGHT, WIDTH = 128, 208
 STAGE_HEIGHT, STAGE_WIDTH = 140, 512
 FLOATERS = ("fish", "whale", "bird", "owl", "balloon", "ghost")
+ROLLERS = ("car", "bus", "tractor", "boat", "robot", "snail")  # too heavy to hop
+# Wide, flat or thin kinds fill little of their square, and a blob of few tokens could be anything.
+SCALES = {
+    "whale": 1.3, "boat": 1.3, "dinosaur": 1.3, "bus": 1.22, "elephant": 1.22, "car": 1.22, "fish": 1.15,
+    "tractor": 1.15, "cat": 1.15, "rabbit": 1.15, "duck": 1.15, "turtle": 1.15, "bird": 1.15, "balloon": 1.15,
+    "dog": 1.1, "snail": 1.1,
+}  # fmt: skip
 
 STAY, ENTER, LEAVE, RETURN, ANCHORED, HIDE = range(6)
-BEHAVIOUR_SHARES = (0.50, 0.13, 0.03, 0.27, 0.07)  # HIDE is dealt out where there is something to hide behind
-ACTOR_COUNT_SHARES = (0.06, 0.40, 0.34, 0.20)
+# A third each stays, comes late, and leaves; most of those come back. HIDE is dealt out with what is in front.
+BEHAVIOUR_SHARES = (0.24, 0.37, 0.10, 0.26, 0.03)
+ACTOR_COUNT_SHARES = (0.12, 0.40, 0.40, 0.08)
 CAMERA_SHARES = (0.65, 0.10, 0.25)
-FRONT_SHARE = 0.28  # clips with something large in front
+FRONT_SHARE = 0.2  # of clips with one or two actors: something large in front, which all of them hide behind
 TURN_PICTURES = 3  # odd, so that a turning sprite is never without width
 
 
@@ -48,6 +56,7 @@ class Staging:
     scene: Tensor  # B
     time: Tensor  # B
     kinds: Tensor  # B K, -1 where nobody is cast
+    order: Tensor  # B K, the places of the cast's homes counted from the left; captions name them so
     horizon: Tensor  # B, row of the panorama
     camera: Tensor  # B T 2
     paths: Paths
@@ -68,17 +77,22 @@ def roll_staging(dice: Dice, num_pictures: int, scripts: list[Script] | None = N
     count = dice.choice(ACTOR_COUNT_SHARES)
     cast = dice.distinct(MAX_ACTORS, len(ACTORS))
     kinds = torch.where(torch.arange(MAX_ACTORS, device=dice.device) < count[:, None], cast, -1)
-    front = dice.flag(FRONT_SHARE)
+    front = dice.flag(FRONT_SHARE) & (count > 0) & (count < 3)
     camera_kind = dice.choice(CAMERA_SHARES)
+    order = torch.where(kinds >= 0, dice.uniform(0, 1, MAX_ACTORS), 2.0).argsort(1).argsort(1)
     if plan is not None:
         scene, time, kinds, front, camera_kind = plan.scene, plan.time, plan.kinds, plan.front, plan.camera
+        # As listed, like the actors of a prompt.
+        order = torch.arange(MAX_ACTORS, device=dice.device).expand_as(kinds)
     horizon = dice.uniform(58, 76)
     camera = _camera(dice, time_axis, camera_kind, front)
-    front_x = dice.uniform(70, WIDTH - 70)
-    front_size = dice.uniform(82, 92)
+    # Beside it there must be room for whoever is about to hide: on one side, or in the middle on both.
+    away = dice.uniform(-1, 1) * torch.where((kinds >= 0).sum(1) > 1, 4.0, 36.0)
+    front_x = WIDTH / 2 + away
+    front_size = dice.uniform(70, 78)
     front_place = camera[:, 0] + torch.stack((front_x, 124 - front_size / 2), dim=-1)
-    paths = _paths(dice, time_axis, kinds, camera, camera_kind, horizon, front, front_x, plan)
-    return Staging(scene, time, kinds, horizon, camera, paths, front, front_place, front_size)
+    paths = _paths(dice, time_axis, kinds, order, camera, camera_kind, horizon, front, front_x, plan)
+    return Staging(scene, time, kinds, order, horizon, camera, paths, front, front_place, front_size)
 
 
 def _camera(dice: Dice, time_axis: Tensor, kind: Tensor, front: Tensor) -> Tensor:
@@ -89,7 +103,7 @@ def _camera(dice: Dice, time_axis: Tensor, kind: Tensor, front: Tensor) -> Tenso
     # A triangle wave: the pan turns back at the panorama's ends.
     pan = room_x - ((begin + speed * time_axis) % (2 * room_x) - room_x).abs()
     sway = dice.uniform(30, 120, 1)
-    sway = torch.where(front[:, None], sway / 6, sway)  # what stands in front stays in the picture
+    sway = torch.where(front[:, None], sway / 15, sway)  # what stands in front stays in the picture
     period, phase = dice.uniform(72, 150, 1), dice.uniform(0, 1, 1)
     middle = sway + begin / room_x * (room_x - 2 * sway)
     # A triangle wave again: a camera that rests at its turning points, as a sine does, looks like one at rest, and
@@ -108,6 +122,7 @@ def _paths(
     dice: Dice,
     time_axis: Tensor,
     kinds: Tensor,
+    order: Tensor,
     camera: Tensor,
     camera_kind: Tensor,
     horizon: Tensor,
@@ -117,20 +132,22 @@ def _paths(
 ) -> Paths:
     """Draw everybody's way through the clip."""
     behaviour = dice.choice(BEHAVIOUR_SHARES, MAX_ACTORS)
-    # To be left behind takes a camera that comes back.
-    behaviour = torch.where((behaviour == ANCHORED) & (camera_kind != 2)[:, None], STAY, behaviour)
-    # Two hide at most, one on either side of what is in front; a third would come out on top of another.
-    hides = front[:, None] & dice.flag(0.6, MAX_ACTORS) & (torch.arange(MAX_ACTORS, device=dice.device) < 2)
-    behaviour = torch.where(hides, HIDE, behaviour)
+    # To be left behind takes a camera that comes back, and nobody else, whose place it might cross.
+    alone = (kinds >= 0).sum(1) == 1
+    behaviour = torch.where((behaviour == ANCHORED) & ~((camera_kind == 2) & alone)[:, None], STAY, behaviour)
+    # All or none: whoever does not hide around it could be met behind it at first sight.
+    behaviour = torch.where(front[:, None], HIDE, behaviour)
     size = _sizes(dice, kinds, behaviour, plan)
     if plan is not None:
         behaviour = torch.full_like(behaviour, STAY)
-    x = _visit(dice, time_axis, kinds, behaviour, size, plan)
+    x = _visit(dice, time_axis, kinds, order, behaviour, size, plan)
     drift = camera[:, :1, 0] - camera[:, :, 0]  # B T, how the panorama has moved in the picture
     x = torch.where((behaviour == ANCHORED)[..., None], x + drift[:, None], x)
     y, size_now, tilt = _animate(dice, time_axis, kinds, size, camera, horizon)
+    # Left of it whose home is left; one alone where there is more room.
+    left = torch.where(alone[:, None], (front_x > WIDTH / 2)[:, None], order == 0)[..., None]
     x, y = _hide(
-        dice, time_axis, behaviour, x, y, (front_x[:, None] + drift)[:, None], 108 - size[..., None] / 2
+        dice, time_axis, behaviour, left, x, y, (front_x[:, None] + drift)[:, None], 112 - size[..., None] / 2
     )
     x = torch.where((kinds >= 0)[..., None], x, -FAR)
     facing = _facing(dice, x, camera[:, :, 0])
@@ -140,26 +157,33 @@ def _paths(
 def _sizes(dice: Dice, kinds: Tensor, behaviour: Tensor, plan: Timetable | None) -> Tensor:
     """B K: a crowd is drawn smaller than one alone, and who hides must fit behind what is in front."""
     crowd = (kinds >= 0).sum(1, keepdim=True).clamp(1, MAX_ACTORS)
-    largest = torch.tensor((80.0, 80.0, 72.0, 64.0), device=kinds.device)[crowd]
-    size = 50 + (largest - 50) * dice.uniform(0, 1, MAX_ACTORS)
-    size = torch.where(behaviour == HIDE, size.clamp(max=54), size)
+    largest = torch.tensor((76.0, 76.0, 66.0, 56.0), device=kinds.device)[crowd]
+    scale = torch.tensor([SCALES.get(actor, 1.0) for actor in (*ACTORS, "")], device=kinds.device)[kinds]
+    size = (50 + (largest - 50) * dice.uniform(0, 1, MAX_ACTORS)) * scale
+    size = torch.where(behaviour == HIDE, size.clamp(max=56), size)
     return size if plan is None else torch.where(plan.size.isnan(), size, plan.size)
 
 
 def _visit(
-    dice: Dice, time_axis: Tensor, kinds: Tensor, behaviour: Tensor, size: Tensor, plan: Timetable | None
+    dice: Dice,
+    time_axis: Tensor,
+    kinds: Tensor,
+    order: Tensor,
+    behaviour: Tensor,
+    size: Tensor,
+    plan: Timetable | None,
 ) -> Tensor:
     """B K T: columns of actors that walk in, pace about a home, and walk out, some of them more than once."""
     visits = (MAX_ACTORS, MAX_VISITS)
     # The picture is shared out evenly among the cast, so that actors meet but seldom cover each other.
-    cast = kinds >= 0
-    share = torch.where(cast, dice.uniform(0, 1, MAX_ACTORS), 2.0).argsort(1).argsort(1)[..., None]
-    crowd = cast.sum(1).clamp(min=1)[:, None, None]
-    home = 34 + (WIDTH - 68) * (share + dice.uniform(0.15, 0.85, *visits)) / crowd
+    crowd = (kinds >= 0).sum(1).clamp(min=1)[:, None, None]
+    home = 30 + (WIDTH - 60) * (order[..., None] + dice.uniform(0.3, 0.7, *visits)) / crowd
     edge = 0.62 * size[..., None]
     near_left = home < WIDTH / 2
-    left_in = torch.where(dice.flag(0.75, *visits), near_left, ~near_left)
-    left_out = torch.where(dice.flag(0.75, *visits), near_left, ~near_left)
+    # The far side only where nobody else would be walked over.
+    near = torch.where(crowd == 1, 0.75, 1.0)
+    left_in = torch.where(dice.flag(near, *visits), near_left, ~near_left)
+    left_out = torch.where(dice.flag(near, *visits), near_left, ~near_left)
     outside_in = torch.where(left_in, -edge, WIDTH - 1 + edge)
     outside_out = torch.where(left_out, -edge, WIDTH - 1 + edge)
     walk_in = (home - outside_in).abs() / dice.uniform(4.0, 6.5, *visits)
@@ -179,12 +203,18 @@ def _visit(
     )
     up = _ease(((time_axis - start) / walk_in).clamp(0, 1))
     down = 1 - _ease(1 - ((time_axis - leave) / walk_out).clamp(0, 1))
-    pace = 44 * dice.uniform(0, 1, MAX_ACTORS, 1) ** 2
-    pacing = pace * torch.sin(
-        2 * math.pi * time_axis / dice.uniform(56, 120, MAX_ACTORS, 1) + dice.uniform(0, 6.3, MAX_ACTORS, 1)
-    )
-    x = home + pacing * up * (1 - down)
+    x = home + _pacing(dice, time_axis, home, crowd) * up * (1 - down)
     return x + (outside_in - home) * (1 - up) + (outside_out - home) * down
+
+
+def _pacing(dice: Dice, time_axis: Tensor, home: Tensor, crowd: Tensor) -> Tensor:
+    """B K T: to and fro about a home, at 2 to 5 pixels a picture where that leaves the others their places."""
+    each = (MAX_ACTORS, 1)
+    period, fastest = dice.uniform(36, 68, *each), dice.uniform(2.0, 5.0, *each)
+    room = torch.minimum(home - 24, WIDTH - 24 - home).clamp(max=50)
+    room = torch.where(crowd == 1, room, torch.where(crowd == 2, 20.0, 9.0))
+    reach = torch.minimum(fastest * period / (2 * math.pi), room)
+    return reach * torch.sin(2 * math.pi * time_axis / period + dice.uniform(0, 6.3, *each))
 
 
 def _hours(dice: Dice, behaviour: Tensor, walk_in: Tensor, walk_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,47 +244,51 @@ def _ease(share: Tensor) -> Tensor:
 def _animate(
     dice: Dice, time_axis: Tensor, kinds: Tensor, size: Tensor, camera: Tensor, horizon: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, sizes and tilts, B K T: feet on the ground with a bob, or afloat with a slow rise and fall."""
+    """Rows, sizes and tilts, B K T: feet on the ground that hop or roll, or afloat with a rise and fall."""
     each = (MAX_ACTORS, 1)
-    floats = torch.tensor([actor in FLOATERS for actor in (*ACTORS, "")], device=kinds.device)[kinds][
-        ..., None
-    ]
+    floats, rolls = (
+        torch.tensor([actor in some for actor in (*ACTORS, "")], device=kinds.device)[kinds][..., None]
+        for some in (FLOATERS, ROLLERS)
+    )
     phase = dice.uniform(0, 2 * math.pi, *each)
-    beat = torch.sin(math.pi * time_axis / dice.uniform(7, 12, *each) + phase)
-    swell = torch.sin(2 * math.pi * time_axis / dice.uniform(36, 80, *each) + phase)
+    beat = torch.sin(math.pi * time_axis / dice.uniform(8, 13, *each) + phase)
+    swell = torch.sin(2 * math.pi * time_axis / dice.uniform(28, 56, *each) + phase)
     # Slots are drawn from first to last, so feet are sorted: who is nearer stands lower and covers the rest.
     ground = (
         horizon[:, None] + 26 + (STAGE_HEIGHT - 12 - horizon[:, None] - 26) * dice.uniform(0, 1, MAX_ACTORS)
     )
-    feet = (
-        ground.sort(dim=1).values[..., None]
-        - dice.uniform(0.5, 3.5, *each) * beat.abs()
-        - size[..., None] * 0.5
-    )
-    afloat = horizon[:, None, None] - 16 + dice.uniform(-14, 30, *each) + dice.uniform(2, 7, *each) * swell
+    hop = dice.uniform(3.0, 9.0, *each) * torch.where(rolls, 0.3, 1.0)
+    rise = dice.uniform(4, 11, *each)
+    # Nobody's head is cut off at the top of the picture, wherever the camera looks.
+    highest = 0.5 * size[..., None] + 12
+    feet = (ground.sort(dim=1).values - size * 0.5)[..., None]
+    feet = torch.maximum(feet, highest + hop) - hop * beat.abs()
+    afloat = horizon[:, None, None] - 16 + dice.uniform(-14, 30, *each)
+    afloat = torch.maximum(afloat, highest + rise) + rise * swell
     y = torch.where(floats, afloat, feet) - camera[:, None, :, 1]
     size_now = size[..., None] * (1 + dice.uniform(0, 0.06, *each) * swell)
-    tilt = dice.uniform(0.01, 0.09, *each) * torch.where(floats, swell, beat)
+    tilt = dice.uniform(0.03, 0.12, *each) * torch.where(floats, swell, beat)
     return y, size_now, tilt
 
 
 def _hide(
-    dice: Dice, time_axis: Tensor, behaviour: Tensor, x: Tensor, y: Tensor, front_x: Tensor, front_y: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Send those who hide behind what is in front, again and again, to come out on either side of it."""
+    dice: Dice, time_axis: Tensor, behaviour: Tensor, left: Tensor, x: Tensor, y: Tensor, front_x: Tensor,
+    front_y: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Send those who hide behind what is in front, again and again; the opening shows them beside it."""
     each = (MAX_ACTORS, 1)
-    begin, walk, hidden = dice.uniform(3, 13, *each), dice.uniform(10, 14, *each), dice.uniform(16, 30, *each)
-    period = dice.uniform(96, 150, *each)
-    lap = time_axis % period
+    begin, walk, hidden = (
+        dice.uniform(10, 24, *each),
+        dice.uniform(10, 14, *each),
+        dice.uniform(12, 24, *each),
+    )
+    lap = time_axis % dice.uniform(96, 150, *each)
     inward = _ease(((lap - begin) / walk).clamp(0, 1))
     outward = _ease(((lap - begin - walk - hidden) / walk).clamp(0, 1))
     share = inward - outward
-    swap = ((time_axis / period).floor() + (lap > begin + walk + hidden / 2)) % 2 == 1
-    swap &= dice.flag(0.5, 1, 1)
-    # Neighbouring slots hide from either side, so that they seldom come out on top of each other.
-    odd = torch.arange(MAX_ACTORS, device=x.device)[:, None] % 2 == 1
-    side = torch.where(dice.flag(0.5, 1, 1) ^ odd ^ swap, -1.0, 1.0)
-    beside = (front_x + side * dice.uniform(66, 84, *each)).clamp(26, WIDTH - 26)
+    pacing = 6 * (1 - torch.cos(2 * math.pi * time_axis / dice.uniform(24, 40, *each)))
+    beside = dice.uniform(64, 70, *each) + pacing
+    beside = (front_x + torch.where(left, -beside, beside)).clamp(24, WIDTH - 24)
     hides = (behaviour == HIDE)[..., None]
     hiding_x = beside + (front_x - beside) * share
     return torch.where(hides, hiding_x, x), torch.where(hides, y + (front_y - y) * share, y)

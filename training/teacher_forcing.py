@@ -10,14 +10,17 @@ inference and lays the same windows out:
     no sink              [ prior 0-2 | own 3-5 ]
     cut                  [ sink 0 | bank 0 | own 3-5 ]
     long                 [ sink 0 | prior 1-m | own behind it ],  m up to LONG_PRIOR
+    dense                [ all frames before, 0, 1, 2 ... | own behind them ]
 
-Sink, prior and bank are keys of the clean stream. The bank is that of `recap.memory`: the top tokens by
-frozen score of all frames before the block but the sink's, at temporal phase 0 with their own row and column.
+Sink, prior and bank are keys of the clean stream. The model is trained without any bank, as the public models
+are, so that a memory that adds one is put to a model which never saw it. A mixture with banks is there for
+comparison: the bank is that of `recap.memory`, the top tokens by frozen score of all frames before the block
+but the sink's, at temporal phase 0 with their own row and column.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,6 +33,7 @@ from recap.backbones.wan.spec import NUM_TRAIN_STEPS, WanSpec
 from recap.types import Role, Segment, frame_positions
 
 LONG_PRIOR = 8
+DENSE_FRAMES = 21  # a whole clip: the phases that dense windows count up to
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +45,40 @@ class Layout:
     cut: bool = False  # no prior, at any block
     bank: int = 0  # tokens
     long: bool = False
+    dense: bool = False  # the sink is the first of all frames, and no other than the rest
 
     def __post_init__(self) -> None:
-        assert self.sink or not (self.cut or self.bank or self.long), "without a sink there is only the prior"
-        assert not (self.long and (self.cut or self.bank)), "long windows have a plain prior"
+        assert self.sink or not (self.cut or self.bank or self.long or self.dense), "no sink: only the prior"
+        assert not (self.long and self.dense), "a dense window is as long as there is past"
+        assert not ((self.long or self.dense) and (self.cut or self.bank)), "long windows have a plain prior"
 
 
-def spread_rows(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
-    """The mixture of layouts a batch is trained on: most rows as `recap` runs, some as each other way does."""
-    shares = [
+Shares = list[tuple[Layout, float]]
+
+
+def spread_rows(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:
+    """The mixture of layouts a batch is trained on; with a bank in half of its rows only if `bank_rows`."""
+    return _deal(batch, _bank_shares(frame_tokens) if bank_rows else _plain_shares())
+
+
+def _plain_shares() -> Shares:
+    """Dense context as public models are trained on, and windows as rollouts have them: whole frames throughout.
+
+    In dense rows whoever leaves and returns within a clip must be looked up in the past: all that a model is
+    taught of remembering.
+    """
+    return [
+        (Layout(0, dense=True), 0.40),
+        (Layout(0), 0.27),
+        (Layout(0, sink=False), 0.15),
+        (Layout(0, cut=True), 0.10),
+        (Layout(0, long=True), 0.08),
+    ]
+
+
+def _bank_shares(frame_tokens: int) -> Shares:
+    """The first edition's: half of the rows have a bank. Kept to measure what training with one would add."""
+    return [
         (Layout(0, bank=frame_tokens), 0.29),
         (Layout(0, bank=frame_tokens // 4), 0.08),
         (Layout(0), 0.21),
@@ -58,15 +87,14 @@ def spread_rows(batch: int, frame_tokens: int) -> tuple[Layout, ...]:
         (Layout(0, cut=True), 0.085),
         (Layout(0, long=True), 0.085),
     ]
+
+
+def _deal(batch: int, shares: Shares) -> tuple[Layout, ...]:
     counts = [int(share * batch) for _, share in shares]
     owed = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i][1] * batch)
     for index in owed[: batch - sum(counts)]:
         counts[index] += 1
-    return tuple(
-        Layout(count, kind.sink, kind.cut, kind.bank, kind.long)
-        for count, (kind, _) in zip(counts, shares, strict=True)
-        if count
-    )
+    return tuple(replace(kind, rows=count) for count, (kind, _) in zip(counts, shares, strict=True) if count)
 
 
 def bank_tokens(score: Tensor, num_blocks: int, block_tokens: int, sink_tokens: int, capacity: int) -> Tensor:
@@ -96,7 +124,7 @@ class Turns(NamedTuple):
 
 
 def make_turns(spec: WanSpec, device: torch.device | str) -> Turns:
-    phases = torch.arange(1 + LONG_PRIOR + spec.frames_per_block, device=device)
+    phases = torch.arange(max(DENSE_FRAMES, 1 + LONG_PRIOR + spec.frames_per_block), device=device)
     return Turns(spec.head_dim, spec.grid, rotation(frame_positions(phases, spec.grid), spec.head_dim))
 
 
@@ -145,7 +173,7 @@ class ClipContext:
         for layout, bank in zip(self._layouts, self._banks, strict=True):
             part = slice(start, start + layout.rows)
             start += layout.rows
-            read = self._long if layout.long else self._short
+            read = self._long if layout.long or layout.dense else self._short
             later.append(read(layout, bank, q[part], k[part], v[part]))
         rest = torch.cat(later)  # B 2 blocks-1 N H D
         output = torch.cat([opening[:, :1], rest[:, 0], opening[:, 1:2], rest[:, 1], opening[:, 2:]], dim=1)
@@ -190,7 +218,9 @@ class ClipContext:
         sink = rotate(keys[:, :size], self._turns.frames(0, 1))
         outputs = []
         for block in range(1, blocks):
-            prior = min(block * per - 1, LONG_PRIOR)
+            prior = block * per - 1
+            if layout.long:
+                prior = min(prior, LONG_PRIOR)
             past = slice((block * per - prior) * size, block * per * size)
             turn = self._turns.frames(1 + prior, per)
             before = torch.cat([sink, rotate(keys[:, past], self._turns.frames(1, prior))], dim=1)

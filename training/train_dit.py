@@ -61,6 +61,7 @@ class Options:
     warmup_s: float = 8.0
     reserve_s: float = 12.0
     sample_blocks: int = 14
+    bank_rows: bool = False  # banks in half of the rows, for comparison: it teaches what a memory is to show
     compile: bool = True
 
 
@@ -187,7 +188,9 @@ class Trainer:
         ]
         self.null_words = torch.tensor(null_token_ids(), device=device)
         self.turns: Turns = make_turns(spec, device)
-        self.layouts: tuple[Layout, ...] = spread_rows(options.batch, spec.grid[0] * spec.grid[1])
+        self.layouts: tuple[Layout, ...] = spread_rows(
+            options.batch, spec.grid[0] * spec.grid[1], bank_rows=options.bank_rows
+        )
         first = int(torch.randint(UNSEEN_SEED // 2, ()).item()) if options.resume else 0
         self.pool = LatentPool(
             world, encode, capacity=options.pool, fresh=options.batch, every=options.fresh_every, seed=first
@@ -222,7 +225,7 @@ class Trainer:
     def step(self) -> Tensor:
         """One update; returns the loss per entry, on the device: blocks in order, then openings."""
         clips = self.pool.draw(self.options.batch)
-        openings = self.pool.again(self.options.batch * self.options.extra)
+        openings = self.pool.openings(self.options.batch * self.options.extra)
         per_entry = self.loss(clips, openings, weighted=True)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -332,6 +335,7 @@ def main() -> None:
     parser.add_argument("--actor-weight", type=float)
     parser.add_argument("--floor", type=float)
     parser.add_argument("--sample-blocks", type=int)
+    parser.add_argument("--bank-rows", action="store_true")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     options = replace(Options(given["minutes"], given["autoencoder"], given["out"]), **given)

@@ -26,7 +26,6 @@ from recap.backbones.tiny.vocabulary import (
     MAX_ACTORS,
     PAD,
     TEXT_LENGTH,
-    WORDS,
     prompt_from_ids,
     prompt_text,
     token_ids,
@@ -207,18 +206,20 @@ class World:
     def _tokens(
         self, staging: Staging, visibility: Tensor, first: int, scripts: list[Script] | None
     ) -> Tensor:
-        """B blocks TEXT_LENGTH: the captions of blocks by whom they show, or what its script says."""
+        """B blocks TEXT_LENGTH: captions by whom blocks show, left to right, or what the script says."""
         names = named_in_blocks(visibility, first)
         num_blocks = names.shape[-1]
-        named = torch.where(names, staging.kinds[..., None] + FIRST_ACTOR, len(WORDS)).transpose(1, 2)
-        actors = named.sort(dim=-1).values
-        actors = torch.where(actors == len(WORDS), PAD, actors)
+        named = torch.where(names, staging.kinds[..., None] + FIRST_ACTOR, PAD)
+        # From left to right, those who are not named last.
+        named = named.gather(1, staging.order.argsort(1)[..., None].expand_as(named)).transpose(1, 2)
+        actors = named.gather(2, (named == PAD).int().argsort(dim=2, stable=True))
         actors[..., 0] = torch.where(actors[..., 0] == PAD, EMPTY, actors[..., 0])
         place = torch.stack((staging.scene + FIRST_SCENE, staging.time + FIRST_TIME), dim=-1)
         tokens = torch.cat((place[:, None].expand(-1, num_blocks, -1), actors), dim=-1)
         for row, script in enumerate(scripts or ()):
             for picture, text in script.prompts or ():
-                tokens[row, int(block_of(torch.tensor(picture))) :] = torch.tensor(token_ids(text))
+                ids = torch.tensor(token_ids(text, as_named=True))
+                tokens[row, int(block_of(torch.tensor(picture))) :] = ids
         assert tokens.shape[-1] == TEXT_LENGTH
         return tokens
 

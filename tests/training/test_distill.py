@@ -11,6 +11,7 @@ from test_train_dit import SMALL, small_world
 from training.distill import Options, Trainer, _mean
 from training.records import load_weights
 from training.rollouts import judged_layouts, rollout_layouts
+from training.teacher_forcing import Layout
 from training.train_dit import TextAndFlow, save_model
 
 
@@ -101,23 +102,32 @@ def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_pas
 ) -> None:
     trainer = trainer_of(teacher, tmp_path, ending=0.0)
     first, drawn = trainer.draw()[1], trainer.draw()[1]
-    assert torch.equal(first.clean[:, 0], drawn.clean[:, 0]), "the same rollout goes on"
-    assert not torch.equal(first.clean[:, 1], drawn.clean[:, 1])
-    assert drawn.counts.tolist() == [[1.0, 0.0, 1.0]] * len(drawn.counts)
+    dense = torch.tensor([layout.dense for layout in trainer.layouts for _ in range(layout.rows)])
+    on = drawn.rows(~dense)
+    assert torch.equal(first.rows(~dense).clean[:, 0], on.clean[:, 0]), "the same rollout goes on"
+    assert not torch.equal(first.rows(~dense).clean[:, 1], on.clean[:, 1])
+    assert on.counts.tolist() == [[1.0, 0.0, 1.0]] * len(on.counts)
+    assert dense.any() and drawn.rows(dense).counts.all(), "one with all of its past begins again"
+    assert not torch.equal(first.rows(dense).clean[:, 0], drawn.rows(dense).clean[:, 0])
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
     flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn, trainer.layouts)
     off = (drawn.inputs[:, :, -1] - sigma[..., None, None, None, None] * flow - drawn.clean).abs()
     by_row = off.flatten(2).amax(dim=2)
-    banked = torch.tensor([bool(layout.bank) for layout in trainer.layouts for _ in range(layout.rows)])
-    # Blocks after it read it, so a little of its error reaches them; a bank of the whole holds other tokens.
-    opening, pastless, last = by_row[~banked].unbind(1)
+    # Blocks after it read it, so a little of its error reaches them.
+    opening, pastless, last = by_row[~dense].unbind(1)
     assert (opening < 1e-4).all() and (last < 0.3 * pastless.max()).all()
+    assert (by_row[dense] < 1e-4).all()
 
 
 @pytest.mark.parametrize("batch", [4, 6, 16])
-def test_rollouts_cover_every_memory(batch: int) -> None:
+def test_rollouts_have_windows_of_whole_frames_unless_asked_for_banks(batch: int) -> None:
     layouts = rollout_layouts(batch, 6)
-    assert sum(layout.rows for layout in layouts) == batch and len(layouts) == 4
+    assert sum(layout.rows for layout in layouts) == batch
+    assert {replace(layout, rows=1) for layout in layouts} == {
+        Layout(1), Layout(1, sink=False), Layout(1, cut=True), Layout(1, dense=True),
+    }  # fmt: skip
+    banked = rollout_layouts(batch, 6, bank_rows=True)
+    assert sum(layout.rows for layout in banked) == batch and any(layout.bank for layout in banked)
 
 
 def test_a_rollout_ends_at_its_longest(teacher: Path, tmp_path: Path) -> None:
@@ -130,7 +140,8 @@ def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
     layouts = rollout_layouts(16, 6)
     judged = judged_layouts(layouts, 0.5)
     assert sum(layout.rows for layout in judged) == 16
-    alone = sum(layout.rows for layout in judged if layout.cut and not layout.bank)
+    alone = sum(layout.rows for layout in judged if layout.cut)
+    alone -= sum(layout.rows for layout in layouts if layout.cut)
     assert alone == sum(layout.rows // 2 for layout in layouts if layout.sink and not layout.cut)
     assert [layout for layout in judged if not layout.sink] == [x for x in layouts if not x.sink]
 
@@ -149,10 +160,11 @@ def test_the_opening_counts_for_more(teacher: Path, tmp_path: Path) -> None:
         {"alone": -0.1},
         {"opening_weight": 0.0},
         {"opening_weight": math.inf},
+        {"blocks": 8},
     ],
 )
 def test_settings_out_of_bounds_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
         Options(1.0, Path("teacher"), Path("autoencoder"), Path("out"), **wrong)
 
 

@@ -17,7 +17,15 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.retention import retain_top
 from recap.types import Block, Candidates
-from training.teacher_forcing import ClipBatch, Layout, bank_tokens, make_turns, predict_flow, spread_rows
+from training.teacher_forcing import (
+    DENSE_FRAMES,
+    ClipBatch,
+    Layout,
+    bank_tokens,
+    make_turns,
+    predict_flow,
+    spread_rows,
+)
 
 SPEC = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=64, freq_dim=16, text_dim=8, latent_size=(4, 6))
 FRAME = SPEC.grid[0] * SPEC.grid[1]
@@ -48,26 +56,26 @@ def model() -> CausalWan:
     return made.eval().requires_grad_(False)
 
 
-def clip_batch(rows: int, extra: int = 1) -> ClipBatch:
+def clip_batch(rows: int, extra: int = 1, blocks: int = BLOCKS) -> ClipBatch:
     generator = torch.Generator().manual_seed(1)
     frame = (SPEC.frames_per_block, SPEC.in_channels, *SPEC.latent_size)
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     return ClipBatch(
-        clean=draw(rows, BLOCKS, *frame),
-        noisy=draw(rows, BLOCKS, *frame),
-        sigma=torch.rand(rows, BLOCKS, generator=generator),
+        clean=draw(rows, blocks, *frame),
+        noisy=draw(rows, blocks, *frame),
+        sigma=torch.rand(rows, blocks, generator=generator),
         extra=draw(rows, extra, *frame),
         extra_sigma=torch.rand(rows, extra, generator=generator),
-        text=draw(rows, BLOCKS, SPEC.text_len, SPEC.text_dim),
+        text=draw(rows, blocks, SPEC.text_len, SPEC.text_dim),
         extra_text=draw(rows, extra, SPEC.text_len, SPEC.text_dim),
-        score=torch.rand(rows, BLOCKS * SPEC.frames_per_block * FRAME, generator=generator),
+        score=torch.rand(rows, blocks * SPEC.frames_per_block * FRAME, generator=generator),
     )
 
 
 def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: bool) -> Tensor:
     """The flow of every noisy block of row 0, block by block as the rollout does it."""
     flows = []
-    for index in range(BLOCKS):
+    for index in range(batch.noisy.shape[1]):
         block = Block(index, index * SPEC.frames_per_block, SPEC.frames_per_block, ("",))
         if cut:
             policy.clear_prior()
@@ -110,8 +118,22 @@ def test_long_windows_equal_stepping_in_a_longer_window(model: CausalWan) -> Non
     torch.testing.assert_close(made[:, :BLOCKS], stepped, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig()])
+def test_dense_windows_equal_stepping_in_a_window_of_the_whole_clip(model: CausalWan, config) -> None:
+    """Of 21 frames nothing leaves such a window, and its first frame is where a sink would be."""
+    blocks = DENSE_FRAMES // SPEC.frames_per_block
+    batch = clip_batch(1, blocks=blocks)
+    whole = replace(SPEC, window_frames=DENSE_FRAMES).backbone_spec()
+    stepped = step_through(model, batch, config.build(whole, lambda: GivenScores(batch.score)), cut=False)
+    made = predict_flow(model, batch, (Layout(1, dense=True),), make_turns(SPEC, "cpu"))
+    assert made.shape[1] == blocks + 1
+    torch.testing.assert_close(made[:, :blocks], stepped, atol=1e-4, rtol=1e-4)
+    short = predict_flow(model, batch, (Layout(1, long=True),), make_turns(SPEC, "cpu"))
+    assert not torch.allclose(short[:, blocks - 1], stepped[:, -1], atol=1e-4), "the far past is read"
+
+
 def test_rows_of_a_mixed_batch_do_not_mix(model: CausalWan) -> None:
-    layouts = (*(layout for layout, _ in LAYOUTS), Layout(1, long=True))
+    layouts = (*(layout for layout, _ in LAYOUTS), Layout(1, long=True), Layout(1, dense=True))
     batch = clip_batch(len(layouts), extra=2)
     turns = make_turns(SPEC, "cpu")
     together = predict_flow(model, batch, layouts, turns)
@@ -146,12 +168,17 @@ def test_banks_hold_the_best_of_the_past_and_never_the_sink() -> None:
 
 
 @pytest.mark.parametrize("batch", [12, 16, 24, 32])
-def test_every_row_has_a_layout(batch: int) -> None:
+def test_every_row_is_dense_or_a_plain_window_and_none_has_a_bank(batch: int) -> None:
     layouts = spread_rows(batch, FRAME)
     assert sum(layout.rows for layout in layouts) == batch
-    assert {layout.long for layout in layouts} == {True, False}
-    assert {(layout.cut, bool(layout.bank)) for layout in layouts} >= {
-        (True, True),
-        (False, True),
-        (False, False),
-    }
+    assert not any(layout.bank for layout in layouts)
+    dense = sum(layout.rows for layout in layouts if layout.dense)
+    assert 0.35 <= dense / batch <= 0.45
+    windows = {replace(layout, rows=1) for layout in layouts if not layout.dense}
+    assert windows == {Layout(1), Layout(1, sink=False), Layout(1, cut=True), Layout(1, long=True)}
+
+
+def test_rows_with_a_bank_are_only_for_whoever_asks() -> None:
+    layouts = spread_rows(24, FRAME, bank_rows=True)
+    assert sum(layout.rows for layout in layouts) == 24
+    assert sum(layout.rows for layout in layouts if layout.bank) == 12

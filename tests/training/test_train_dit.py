@@ -9,11 +9,21 @@ import torch
 from fake_world import SquaresWorld
 from torch import Tensor
 
+from recap.backbones.tiny.vocabulary import token_ids
 from recap.backbones.wan.spec import EMBEDDED
 from training.clips import Clips, LatentPool
 from training.optimisers import Muon, RunningMean, orthogonal
 from training.records import load_weights, save_weights
-from training.train_dit import Options, Trainer, actor_weights, bank_scores, draw_sigma, load_model
+from training.train_dit import (
+    Options,
+    TextAndFlow,
+    Trainer,
+    actor_weights,
+    bank_scores,
+    draw_sigma,
+    load_model,
+    save_model,
+)
 
 SMALL = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=96, freq_dim=16, text_dim=8, latent_size=(4, 6))
 
@@ -110,3 +120,32 @@ def test_orthogonal_updates_and_running_means() -> None:
     torch.testing.assert_close(layer.weight.detach(), before.lerp(after, 1 - 2 / 11))
     mean.swap()
     assert torch.equal(layer.weight, after)
+
+
+def test_half_of_the_extra_openings_name_two_actors() -> None:
+    fox, bus = (token_ids(text) for text in ("a fox on a beach", "a bus on a beach"))
+    both, none = token_ids("a bus and a fox on a beach", as_named=True), token_ids("an empty beach")
+
+    def one_in_six(count: int, seed: int) -> Clips:
+        clips = small_world(count, seed)
+        captions = torch.tensor([both, fox, bus, none, fox, bus] * (count // 6))
+        return replace(clips, words=captions[:, None].expand(-1, clips.words.shape[1], -1))
+
+    pool = LatentPool(one_in_six, fold, capacity=12, fresh=12, every=1, seed=0)
+    drawn = pool.openings(800).words[:, 0].tolist()
+    assert sum(words == both for words in drawn) == 400
+    assert sum(words == none for words in drawn) < 0.35 * sum(words in (fox, bus) for words in drawn) / 2
+
+
+def test_a_run_leaves_few_enough_files_of_the_size_that_is_brought_back(tmp_path: Path) -> None:
+    save_model(TextAndFlow(EMBEDDED), tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["dit-1.safetensors", "dit-2.safetensors", "text.safetensors"]
+    assert max(file.stat().st_size for file in files) < 16 * 2**20
+
+
+@pytest.mark.parametrize("bank_rows", [False, True])
+def test_a_bank_is_trained_with_only_where_asked_for(tmp_path: Path, bank_rows: bool) -> None:
+    trainer = Trainer(options(tmp_path, 600, bank_rows=bank_rows), small_world, fold, "cpu", SMALL)
+    assert any(layout.bank for layout in trainer.layouts) is bank_rows
+    assert trainer.step().isfinite().all()

@@ -8,7 +8,10 @@ import torch.nn.functional as F
 
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS, TEXT_LENGTH, parse_prompt, token_ids
 from recap.flow.warp import backtrace, inside, sample
+from training.dice import Dice
 from training.script import ActorScript, Script
+from training.sprites import roll_looks
+from training.staging import roll_staging
 from training.world import NAMED_SHARE, World, block_of, block_pictures, named_in_blocks
 
 SIZE = (128, 208)
@@ -70,7 +73,70 @@ def test_captions_name_who_stays(clips):
                 shares = clips.visibility[row, :, :9].amax(-1)
             there = {ACTORS[int(k)] for k, v in zip(clips.kinds[row], shares, strict=True) if v > NAMED_SHARE}
             assert set(parse_prompt(caption).actors) == there
-            assert token_ids(caption) == clips.tokens[row, block].tolist()
+            assert token_ids(caption, as_named=True) == clips.tokens[row, block].tolist()
+
+
+def test_captions_name_actors_from_left_to_right(world):
+    clips = world.sample(3, range(40), span=(0, 9))
+    middle = clips.boxes[..., 0] + clips.boxes[..., 2]
+    compared = 0
+    for row in range(40):
+        asked = [ACTORS.index(actor) for actor in parse_prompt(clips.captions(row)[0]).actors]
+        slots = [clips.kinds[row].tolist().index(kind) for kind in asked]
+        places = middle[row, slots, 4]
+        assert places.tolist() == sorted(places.tolist())
+        compared += len(slots) > 1 and asked != sorted(asked)
+    assert compared >= 3, "some of them in another order than the vocabulary's"
+
+
+def test_a_script_lists_actors_from_left_to_right(world):
+    cast = tuple(ActorScript(kind) for kind in ("ghost", "bus", "fox"))
+    clips = world.film([Script("meadow", actors=cast[:2]), Script("meadow", actors=cast)], 4, num_pictures=9)
+    assert clips.captions(0) == ["a ghost and a bus in a meadow by day"]
+    assert clips.captions(1) == ["a ghost, a bus and a fox in a meadow by day"]
+    for row, count in ((0, 2), (1, 3)):
+        places = clips.boxes[row, :count, 0, 0]
+        assert (places.diff() > 0).all()
+
+
+def test_the_cast_comes_and_goes():
+    """Shares of clips by number of actors, and of actors by what they do."""
+    staging = roll_staging(Dice(5, range(1500)), 81)
+    count = (staging.kinds >= 0).sum(1)
+    shares = torch.bincount(count, minlength=4) / len(count)
+    torch.testing.assert_close(shares, torch.tensor([0.12, 0.40, 0.40, 0.08]), atol=0.04, rtol=0)
+    cast = staging.kinds >= 0
+    seen = (staging.paths.x > 0) & (staging.paths.x < SIZE[1]) & cast[..., None]
+    opens, stays = seen[..., :9].any(-1), seen.all(-1)
+    for share in (stays, ~opens, opens & ~stays):
+        assert 0.25 < share[cast].float().mean() < 0.42
+    assert 0.2 < (~opens.any(1)).float().mean() < 0.4, "clips that begin empty"
+
+
+def test_nobody_stands_still():
+    staging = roll_staging(Dice(6, range(300)), 81)
+    x, y = staging.paths.x, staging.paths.y
+    seen = (x > 0) & (x < SIZE[1]) & (staging.kinds >= 0)[..., None]
+    both = seen[..., 1:] & seen[..., :-1]
+    step = (x.diff() ** 2 + y.diff() ** 2).sqrt() * both
+    mean = (step.sum(-1) / both.sum(-1))[both.sum(-1) > 12]
+    assert mean.min() > 0.4 and step.sum() / both.sum() > 2.2  # pixels a picture
+
+
+def test_what_stands_in_front_hides_nobody_at_first_sight(world):
+    """Of openings that show somebody nearly all show everybody who is wholly inside the picture."""
+    dice = Dice(9, range(100))
+    roll_looks(dice, MAX_ACTORS)
+    staging = roll_staging(dice, 81)
+    assert 8 < staging.front.sum() < 30
+    crowd = (staging.kinds >= 0).sum(1)[staging.front]
+    assert ((crowd == 1) | (crowd == 2)).all()
+    clips = world.sample(9, range(100), span=(0, 9))
+    assert torch.equal(clips.kinds, staging.kinds)
+    x, half = staging.paths.x[..., :9], 0.35 * staging.paths.size[..., :9]
+    inside = (x > half) & (x < SIZE[1] - half) & (staging.kinds >= 0)[..., None]
+    hidden = ((clips.visibility < 0.5) & inside).any(2).any(1)
+    assert hidden.sum() <= 0.03 * inside.any(2).any(1).sum()
 
 
 def test_who_walks_out_does_it_unnamed():

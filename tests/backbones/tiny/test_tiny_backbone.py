@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.backbone import WordTable, build_embedded
 from recap.backbones.tiny.probe import Probe, save_probe
-from recap.backbones.tiny.vocabulary import TEXT_LENGTH
+from recap.backbones.tiny.vocabulary import TEXT_LENGTH, token_ids
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED
@@ -49,6 +49,26 @@ def test_a_block_from_stored_weights(folder: Path) -> None:
     assert block.pixels.shape == (1, 9, 3, 128, 208) and block.pixels.isfinite().all()
     with pytest.raises(ValueError, match="unicorn"):
         backbone.condition(("a unicorn on a beach",))
+
+
+def test_words_with_slots_tell_who_is_named_first_and_words_without_do_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    one, other = "a fox and a bus on a beach", "a bus and a fox on a beach"
+    table = build_embedded(folder=folder)._encode
+    first, second = table(one), table(other)
+    assert not torch.equal(first, second)
+    stored = load_file(folder / "text.safetensors")
+    slots = stored.pop("slots").float()
+    named = stored["words.weight"].float()[token_ids(other, as_named=True)]
+    assert torch.equal(second[0], named + slots)
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "text.safetensors").unlink()
+    save_file(stored, tmp_path / "text.safetensors")
+    table = build_embedded(folder=tmp_path)._encode
+    assert torch.equal(table(one), table(other))
+    assert torch.equal(table(other)[0], stored["words.weight"].float()[token_ids(one)])
 
 
 def test_faults_are_listed_by_name_and_file(folder: Path, tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def test_ids_have_one_length_and_one_order():
     assert ids == token_ids(Prompt(("fox", "bus"), "beach", "night"))
     assert len(ids) == TEXT_LENGTH and [WORDS[i] for i in ids] == ["beach", "night", "fox", "bus", "<pad>"]
     assert token_ids("an empty beach")[2:] == [EMPTY, PAD, PAD]
+    named = token_ids("a bus and a fox on a beach at night", as_named=True)
+    assert [WORDS[i] for i in named] == ["beach", "night", "bus", "fox", "<pad>"]
+    assert prompt_from_ids(named).actors == ("bus", "fox")
     assert len(null_token_ids()) == TEXT_LENGTH
     assert len(WORDS) == len(set(WORDS)) and WORDS[PAD] == "<pad>"
 

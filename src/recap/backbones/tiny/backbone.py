@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
-from recap.backbones.tiny.vocabulary import WORDS, token_ids
+from recap.backbones.tiny.vocabulary import TEXT_LENGTH, WORDS, token_ids
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
@@ -23,22 +23,37 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 class WordTable(nn.Module):
-    """One learnt vector per word of the vocabulary: all the text encoder there is."""
+    """One learnt vector per word of the vocabulary, and one per place in the prompt: all the text encoder there is.
 
-    def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS)) -> None:
+    Without the places (`slots`) two actors are a set, and the model must choose anew in every block who is where.
+    Weights of the first edition have none.
+    """
+
+    def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS), *, slots: bool = True) -> None:
         super().__init__()
         self.words = nn.Embedding(num_words, spec.text_dim)
+        self.slots = nn.Parameter(0.5 * torch.randn(TEXT_LENGTH, spec.text_dim)) if slots else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids (...) L -> (...) L text_dim."""
         embedded: Tensor = self.words(ids)
-        return embedded
+        return embedded if self.slots is None else embedded + self.slots
 
     @torch.no_grad()
     def encode(self, prompt: str) -> Tensor:
         """1 L text_dim of a prompt; words outside the vocabulary are refused with suggestions."""
-        embedded: Tensor = self(torch.tensor([token_ids(prompt)], device=self.words.weight.device))
+        ids = token_ids(prompt, as_named=self.slots is not None)
+        embedded: Tensor = self(torch.tensor([ids], device=self.words.weight.device))
         return embedded
+
+
+def has_slots(file: Path) -> bool:
+    """Whether stored words have slots; a file that cannot be read has none, and loading it says what is wrong."""
+    try:
+        with safe_open(file, "pt") as stored:
+            return "slots" in stored.keys()  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError):
+        return False
 
 
 def build_embedded(
@@ -46,7 +61,8 @@ def build_embedded(
 ) -> WanBackbone:
     """Load the weights of a folder; the package's own by default."""
     with torch.device("meta"):  # nothing is drawn that would be overwritten at once
-        model, autoencoder, text = CausalWan(EMBEDDED), Autoencoder(), WordTable()
+        model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
+        text = WordTable(slots=has_slots(folder / "text.safetensors"))
     load_strictly(model, folder / "dit.safetensors")
     load_strictly(autoencoder, folder / "autoencoder.safetensors")
     load_strictly(text, folder / "text.safetensors")

@@ -3,8 +3,8 @@
     "a fox and a bus on a beach at night"        "an empty beach at night"
 
 A prompt names up to three actors of different kinds, one scene, and a time (day, where none is named). Its
-token ids are one word each in a fixed order: scene, time, then the actors in the order of the vocabulary, so
-that two ways of saying the same thing are the same to the model.
+token ids are one word each: scene, time, then the actors. To weights whose words have slots the order in which
+actors are named says who stands left of whom; older weights read them in the order of the vocabulary.
 """
 
 from __future__ import annotations
@@ -141,11 +141,13 @@ def prompt_text(prompt: Prompt) -> str:
     return f"{listed} {_PLACE[prompt.scene]} {_WHEN[prompt.time]}"
 
 
-def token_ids(prompt: Prompt | str) -> list[int]:
-    """Ids of a prompt's words, TEXT_LENGTH of them, padded with PAD."""
+def token_ids(prompt: Prompt | str, *, as_named: bool = False) -> list[int]:
+    """Ids of a prompt's words, TEXT_LENGTH of them, padded with PAD; actors sorted, or in the order named."""
     if isinstance(prompt, str):
         prompt = parse_prompt(prompt)
-    actors = sorted(FIRST_ACTOR + ACTORS.index(actor) for actor in prompt.actors) or [EMPTY]
+    actors = [FIRST_ACTOR + ACTORS.index(actor) for actor in prompt.actors] or [EMPTY]
+    if not as_named:
+        actors.sort()
     ids = [FIRST_SCENE + SCENES.index(prompt.scene), FIRST_TIME + TIMES.index(prompt.time), *actors]
     return ids + [PAD] * (TEXT_LENGTH - len(ids))
 
@@ -156,7 +158,7 @@ def null_token_ids() -> list[int]:
 
 
 def prompt_from_ids(ids: list[int]) -> Prompt:
-    """The prompt that `token_ids` made these of, its actors in the order of the vocabulary."""
+    """The prompt that `token_ids` made these of, its actors in the order of the ids."""
     words = [WORDS[index] for index in ids if index not in (PAD, EMPTY)]
     if len(words) < 2 or words[0] not in SCENES or words[1] not in TIMES:
         raise refuse("ids", ids, "not scene, time, actors", "pass what token_ids returned")
