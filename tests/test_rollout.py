@@ -77,6 +77,10 @@ def test_given_frames_need_not_fill_blocks(backbone, frames):
     assert torch.equal(latents(made)[:, :frames], told)
     pictures = sum(each.pixels.shape[1] for each in made)
     assert pictures == spec.num_pictures(blocks[-1].end_frame)
+    shown = 0
+    for each in made:
+        assert each.first_pictures[0] == shown and len(each.first_pictures) == each.block.num_frames
+        shown += each.pixels.shape[1]
     # The sink is the first given frame, and windows are full once there is enough to fill them.
     full = made[-1].memory.tokens
     assert full[Role.SINK] == spec.frame_tokens and full[Role.PRIOR] == 2 * spec.frame_tokens

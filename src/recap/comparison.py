@@ -139,8 +139,7 @@ def _given_frames(config: RunConfig, spec: BackboneSpec) -> int:
     """Frames of the pictures that all runs go on from."""
     if not config.opening:
         return 0
-    pictures = read_opening(config.opening, spec, notice=lambda _: None).shape[1]
-    return 1 + (pictures - 1) // spec.pictures_per_frame
+    return spec.num_frames(read_opening(config.opening, spec, notice=lambda _: None).shape[1])
 
 
 def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
@@ -307,7 +306,7 @@ def _look(run: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callab
     new = {place: score for place, score in (held or {}).items() if score > 0}
     wanted: dict[int, list[Place]] = {}
     for place in new:
-        wanted.setdefault(place[0] * spec.pictures_per_frame, []).append(place)
+        wanted.setdefault(spec.last_picture(place[0]), []).append(place)
     clip, side, scenes = open_clip(run / "video.mp4"), spec.token_pixels, list(_scenes(plan, spec))
     contrasts: list[float] = []
     cut: dict[Place, Picture] = {}
@@ -334,7 +333,7 @@ def _patches(held: Held, cut: Mapping[Place, Picture], spec: BackboneSpec) -> Pa
     frames, rows, columns = np.array(places, np.int64).reshape(-1, 3).T
     return Patches(
         pixels=np.array([cut[place] for place in places], np.uint8).reshape(-1, side, side, 3),
-        seconds=frames * spec.pictures_per_frame / spec.pictures_per_second,
+        seconds=np.array([spec.last_picture(int(f)) for f in frames]) / spec.pictures_per_second,
         frames=frames,
         rows=rows,
         columns=columns,

@@ -153,7 +153,8 @@ def _draw(
     if ready is not None:
         ready()
     memory = policy.commit(block, pixels)
-    return GeneratedBlock(block, latents, pixels, memory, shares, by_stage)
+    starts = backbone.spec.first_pictures(block.first_frame, block.num_frames)
+    return GeneratedBlock(block, latents, pixels, memory, shares, by_stage, starts)
 
 
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:

@@ -6,6 +6,7 @@ A trace holds no times: the same run gives the same bytes, resumed or not. Times
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def block_record(made: GeneratedBlock, *, offered: bool = False) -> dict[str, An
     record: dict[str, Any] = {
         "block": made.block.index,
         "first_frame": made.block.first_frame,
+        "first_pictures": list(made.first_pictures),
         "prompts": list(made.block.prompts),
         "clears_prior": made.block.clears_prior,
         "attended_tokens": {role.value: count for role, count in memory.tokens.items()},
@@ -54,6 +56,17 @@ def _entries(candidates: Candidates) -> list[list[list[float]]]:
         [[*place, score] for place, score in zip(places, scores, strict=True) if score >= 0]
         for places, scores in zip(candidates.source.tolist(), candidates.score.tolist(), strict=True)
     ]
+
+
+def picture_of_frame(trace: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """The index in the video of the first picture of every frame; backbones differ in how many a frame has."""
+    found: dict[int, int] = {}
+    for line in trace:
+        if not line.get("first_pictures"):
+            limit = "does not tell which pictures its frames are, as an older version wrote it"
+            raise refuse("trace", f"block {line.get('block')}", limit, "draw the run again")
+        found |= {line["first_frame"] + i: picture for i, picture in enumerate(line["first_pictures"])}
+    return found
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -92,6 +92,21 @@ class BackboneSpec:
         whole = streams * (1 + (self.frames_per_block - 1) * self.pictures_per_frame)
         return whole if rest == 0 else whole + 1 + (rest - 1) * self.pictures_per_frame
 
+    def num_frames(self, pictures: int) -> int:
+        """Frames that lie whole in the first `pictures` pictures of a video; undoes `num_pictures`."""
+        block = self.num_pictures(self.frames_per_block)
+        streams, rest = divmod(pictures, block) if self.decodes_alone else (0, pictures)
+        whole = streams * self.frames_per_block
+        return whole if rest == 0 else whole + 1 + (rest - 1) // self.pictures_per_frame
+
+    def first_pictures(self, first_frame: int, num_frames: int) -> tuple[int, ...]:
+        """Index in the video of the first picture of each of these frames."""
+        return tuple(self.num_pictures(frame) for frame in range(first_frame, first_frame + num_frames))
+
+    def last_picture(self, frame: int) -> int:
+        """Index in the video of the last picture of a frame."""
+        return self.num_pictures(frame + 1) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -174,3 +189,4 @@ class GeneratedBlock:
     memory: MemoryTrace
     shares: dict[Role, Tensor]  # role -> B: share of attention mass, mean over steps, layers, heads, queries
     stage_shares: dict[int, dict[Role, Tensor]] = field(default_factory=dict)  # by stage of a pyramid
+    first_pictures: tuple[int, ...] = ()  # index in the video of the first picture of each frame

@@ -56,6 +56,7 @@ def test_as_released_is_unpatched_bit_for_bit(kind, memory, lora):
     assert torch.equal(latents, remembered) and torch.equal(video, remembered_video)
     same_caches(bare, held)
     assert attached.checkout == kind and len(attached.trace) == 6
+    assert [line["first_pictures"] for line in attached.trace[:2]] == [[0, 1, 5], [9, 13, 17]]
     absolute = kind in ("self-forcing", "longlive-1.0")
     assert attached.spec.phases == ("absolute" if absolute else "window")
     assert attached.spec.window_frames == KINDS[kind][3]

@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "backbones" / "helios"))
 
+from diffusers import HeliosPipeline, HeliosPyramidPipeline
 from helios_fakes import CHUNKS, FRAMES, ROWS, call, make_pipeline
 
 from recap import attach
@@ -167,6 +168,23 @@ def test_an_image_is_a_sink_from_the_start(stock):
     assert not torch.equal(plain, drawn)
     assert "sink" in attached.trace[0]["attention_share"]
     assert attached.trace[0]["first_frame"] == 1
+    # The image is frame 0 and none of the video's pictures.
+    assert [line["first_pictures"][:2] for line in attached.trace] == [[0, 1], [33, 34]]
+
+
+def test_a_pipeline_of_the_authors_own_goes_by_the_name_of_its_class(stock):
+    """Their repository has one class of this name for the pyramid too, and it is not diffusers'."""
+    pipeline = make_pipeline("distilled")
+    kind = type(pipeline)
+    pipeline.__class__ = type("HeliosPipeline", kind.__bases__, dict(vars(kind)))
+    assert not isinstance(pipeline, HeliosPyramidPipeline | HeliosPipeline)
+    with attach(pipeline, "none") as attached:
+        assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
+    with attach(pipeline, "recap", flow="classical"):
+        drawn = call(pipeline, "distilled")
+    assert len(attached.trace) == CHUNKS
+    assert torch.equal(drawn[:, :FRAMES], stock["distilled"][:, :FRAMES])
+    assert not torch.equal(drawn[:, FRAMES:], stock["distilled"][:, FRAMES:])
 
 
 def test_what_a_callback_changes_is_what_is_remembered():

@@ -80,7 +80,14 @@ class FlowTextureConfig(FlowNoveltyConfig):
             raise refuse("colour_levels", self.colour_levels, limit, "14 is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowTexture:
-        return FlowTexture(self, flow, spec.grid, spec.token_pixels, spec.pictures_per_frame)
+        return FlowTexture(
+            self,
+            flow,
+            spec.grid,
+            spec.token_pixels,
+            spec.pictures_per_frame,
+            decodes_alone=spec.decodes_alone,
+        )
 
 
 class FlowTexture(FlowNovelty):
@@ -91,8 +98,10 @@ class FlowTexture(FlowNovelty):
         grid: tuple[int, int],
         token_pixels: int,
         pictures_per_frame: int,
+        *,
+        decodes_alone: bool = False,
     ):
-        super().__init__(config, flow, grid, token_pixels, pictures_per_frame)
+        super().__init__(config, flow, grid, token_pixels, pictures_per_frame, decodes_alone=decodes_alone)
         self.texture = config
         self._side = token_pixels // config.flow_downscale
         self._restless: Tensor | None = None  # B rows columns: how restless each place has been for long

@@ -215,8 +215,8 @@ class HeliosSession:
     @torch.no_grad()
     def _finish(self, chunk: Chunk, z: Tensor, pictures: Tensor) -> None:
         """A chunk is decoded: score it, read it once more, keep what is new."""
-        memory = self.attached.memory
-        assert memory is not None
+        memory, spec = self.attached.memory, self.attached.spec
+        assert memory is not None and spec is not None
         self._chunk = None
         shares, by_stage = chunk.context.shares(), chunk.context.stage_shares()
         latents = self._latents(z)
@@ -227,7 +227,9 @@ class HeliosSession:
             self._settle(chunk, latents)
         trace = memory.commit(chunk.block, pixels)
         self.reading.forget()
-        made = GeneratedBlock(chunk.block, latents, pixels, trace, shares, by_stage)
+        # An opening that was given is a frame, but the pipeline hands out no pictures of it: these count chunks.
+        starts = spec.first_pictures(self._finished * spec.frames_per_block, spec.frames_per_block)
+        made = GeneratedBlock(chunk.block, latents, pixels, trace, shares, by_stage, starts)
         self.attached.trace.append({"video": self._videos - 1, **block_record(made)})
         self._finished += 1
 

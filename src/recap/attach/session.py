@@ -214,12 +214,14 @@ class Session:
         return self._table
 
     def _finish(self, latents: Tensor) -> None:
-        assert self._block is not None and self.attached.memory is not None
+        block, spec = self._block, self.attached.spec
+        assert block is not None and spec is not None and self.attached.memory is not None
         pixels = self._pictures.decode(latents)
-        memory = self.attached.memory.commit(self._block, pixels)
-        made = GeneratedBlock(self._block, latents, pixels, memory, self._shares)
+        memory = self.attached.memory.commit(block, pixels)
+        starts = spec.first_pictures(block.first_frame, block.num_frames)
+        made = GeneratedBlock(block, latents, pixels, memory, self._shares, first_pictures=starts)
         self.attached.trace.append({"video": self._videos - 1, **block_record(made)})
-        self._finished += self._block.num_frames
+        self._finished += block.num_frames
         self._block = self._context = None
 
     def _refresh(self, first: int) -> None:

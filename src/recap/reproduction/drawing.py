@@ -116,10 +116,16 @@ def row_of(record: Mapping[str, Any], row: int) -> dict[str, Any]:
     for name in ("prompts", "fired_tokens", "admitted", "evicted"):
         if name in own:
             own[name] = [own[name][row]]
-    own["attention_share"] = {role: [share[row]] for role, share in own["attention_share"].items()}
+    own["attention_share"] = _share_of(own["attention_share"], row)
+    if "attention_share_by_stage" in own:
+        own["attention_share_by_stage"] = [_share_of(s, row) for s in own["attention_share_by_stage"]]
     if "offered" in own:
         own["offered"] = {**own["offered"], "scores": [own["offered"]["scores"][row]]}
     return own
+
+
+def _share_of(shares: Mapping[str, Sequence[float]], row: int) -> dict[str, list[float]]:
+    return {role: [share[row]] for role, share in shares.items()}
 
 
 def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:

@@ -10,8 +10,8 @@ import numpy as np
 from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import Drawn, Pictures
 from recap.recipes.scripts import Script
-from recap.reproduction.scoring import pictures_per_frame
 from recap.show.bank_chart import BankHistory
+from recap.trace import picture_of_frame
 from recap.video import Clip
 
 MOMENTS = 5
@@ -48,14 +48,10 @@ def history_of(trace: Sequence[Mapping[str, Any]], num_pictures: int, fps: float
     """The bank of a trace in seconds; None where there is none."""
     if not any("admitted" in line for line in trace):
         return None
-    per_frame = pictures_per_frame(trace, num_pictures)
-
-    def start_of(frame: int) -> float:
-        return max(0.0, (1 + (frame - 1) * per_frame) / fps)
-
-    starts = [start_of(line["first_frame"]) for line in trace]
+    second_of = {frame: picture / fps for frame, picture in picture_of_frame(trace).items()}
+    starts = [second_of[line["first_frame"]] for line in trace]
     held = [
-        {start_of(frame): count for frame, count in sources.items()} for sources in sources_by_block(trace)
+        {second_of[frame]: count for frame, count in sources.items()} for sources in sources_by_block(trace)
     ]
     cuts = [start for start, line in zip(starts, trace, strict=True) if line["clears_prior"]]
     return BankHistory([*starts[1:], num_pictures / fps], held, cuts)

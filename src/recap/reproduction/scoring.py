@@ -110,12 +110,6 @@ def _subject_witness(config: RunConfig, embedder: Embedder, detector: str) -> Wi
     return CropWitness(_qwen(detector.partition("=")[2], config.device), embedder) if detector else None
 
 
-def pictures_per_frame(trace: Sequence[Mapping[str, Any]], num_pictures: int) -> int:
-    """Of every frame but the first, which is one picture."""
-    frames = [line["first_frame"] for line in trace]
-    return max(1, (num_pictures - 1) // (frames[-1] + frames[1] - frames[0] - 1)) if len(frames) > 1 else 1
-
-
 def _identity(seen: Seen) -> list[Score]:
     return [identity(seen.sampled, w, seen.subject, f"identity_{name}") for name, w in seen.witnesses]
 
@@ -136,7 +130,7 @@ def _retention(seen: Seen) -> list[Score]:
 def _reappearance(seen: Seen) -> list[Score]:
     sampled, trace = seen.sampled, seen.trace
     frames = [line["first_frame"] for line in trace]
-    starts = starts_from_trace(trace, seen.clip.fps, pictures_per_frame(trace, seen.num_pictures))
+    starts = starts_from_trace(trace, seen.clip.fps)
     scores = []
     for name, witness in seen.witnesses:
         score = reappearance(

@@ -27,10 +27,8 @@ from recap.attention.context import BlockContext
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.family import offload_groups
 from recap.backbones.helios.sampler import correlated
-from recap.contracts import Flow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
 from recap.rollout import rollout
@@ -229,20 +227,6 @@ def test_weights_that_are_brought_over_group_by_group_draw_the_same(stock, monke
     offload_groups(backbone.transformer, torch.device("cpu"))
     latents, _, _ = draw(backbone, "distilled", NoMemoryConfig())
     assert torch.equal(latents, stock["distilled"])
-
-
-def test_novelty_counts_the_pictures_of_chunks_that_are_decoded_alone():
-    """Picture 33 is the first frame of the second chunk by itself; picture 34 belongs to the frame after it."""
-    spec = ROWS["distilled"].backbone_spec()
-    still = lambda pictures: Flow(*[torch.zeros(1, pictures.shape[1] - 1, 2, 32, 64)] * 2)  # noqa: E731
-    novelty = FlowNoveltyConfig().build(spec, still)
-    assert not novelty.propose(Block(0, 0, FRAMES, ("",)), torch.zeros(1, 33, 3, 64, 128)).score.any()
-    second = torch.zeros(1, 33, 3, 64, 128)
-    second[:, 0:, :, :16, :16] = 1.0  # appears in picture 33 and stays
-    second[:, 1:, :, 16:32, 32:48] = 1.0  # a picture later
-    found = novelty.propose(Block(1, FRAMES, FRAMES, ("",)), second)
-    fired = found.source[found.score > 0].tolist()
-    assert fired == [[9, 0, 0], [10, 1, 2]]
 
 
 @pytest.mark.cuda

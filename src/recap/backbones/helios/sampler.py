@@ -58,7 +58,8 @@ class Sampler:
             # Averages of four have half the deviation, hence the 2.
             latents = _resized(latents, 0.5, "bilinear") * 2
         for stage, steps in enumerate(spec.steps):
-            # The shift is that of the grid before it is doubled, as the model was sampled in its training.
+            # The shift is that of the grid before it is doubled, as diffusers' loop and the authors' script sample.
+            # Their training shifts by the stage's own grid instead; we follow the sampling that is published.
             scheduler.set_timesteps(
                 steps,
                 stage,

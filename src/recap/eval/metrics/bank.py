@@ -132,5 +132,5 @@ def _as_places(entries: Sequence[Sequence[float]]) -> Held:
 
 def _end_frame(trace: Sequence[Mapping[str, Any]]) -> int:
     starts = [int(line["first_frame"]) for line in trace]
-    block = starts[-1] - starts[-2] if len(starts) > 1 else 1
-    return starts[-1] + block
+    told = len(trace[-1].get("first_pictures", ()))
+    return starts[-1] + (told or (starts[-1] - starts[-2] if len(starts) > 1 else 1))

@@ -18,6 +18,7 @@ from recap.eval.metrics.identity import compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
+from recap.trace import picture_of_frame
 
 SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}  # seconds
 SETTLING_S = 1.0
@@ -35,10 +36,10 @@ def segment_spans(starts_s: Sequence[float], duration_s: float) -> dict[str, Spa
     return {name: Span(start + settling, end) for name, start, end in zip(NAMES, starts_s, ends, strict=True)}
 
 
-def starts_from_trace(trace: Sequence[Mapping[str, Any]], fps: float, pictures_per_frame: int) -> list[float]:
-    """Where the segments of a rollout begin: its start, and every cut."""
-    cuts = [line["first_frame"] for line in trace if line["clears_prior"]]
-    return [0.0, *((1 + (frame - 1) * pictures_per_frame) / fps for frame in cuts)]
+def starts_from_trace(trace: Sequence[Mapping[str, Any]], fps: float) -> list[float]:
+    """Where the segments of a rollout begin, in seconds: its start, and every cut."""
+    pictures = picture_of_frame(trace)
+    return [0.0, *(pictures[line["first_frame"]] / fps for line in trace if line["clears_prior"])]
 
 
 def reappearance(
