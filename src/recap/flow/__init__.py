@@ -38,16 +38,16 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
         return name
     home = weights_folder()
     if find_raft_small() is None:
-        why = "could not be fetched"
+        why = f"could not be fetched; {INSTALL}"
         if is_offline():
-            why = f"are not installed, and {OFFLINE} forbids fetching them"
+            why = f"are not installed and {OFFLINE} is set; without it {INSTALL}"
         elif home not in _out_of_reach:
             try:
                 obtain_raft_small(notice)
             except ValueError:
                 _out_of_reach.add(home)
         if find_raft_small() is None:
-            notice(f"flow: classical, as the weights of RAFT-small {why}; {INSTALL}")
+            notice(f"flow: classical, as the weights of RAFT-small {why}")
             return "classical"
     return "raft-small"
 
