@@ -276,6 +276,9 @@ def test_the_flow_is_found_out_once_for_all_runs(tmp_path):
     lines.clear()
     compare(short, ["none", "sink"], tmp_path / "without", notice=lines.append)
     assert lines == [] and flow_of(tmp_path / "without" / "comparison.json") == "auto"
+    for _ in range(2):  # with a memory that needs flow added
+        compare(short, ["none", "recap"], tmp_path / "without", notice=quiet)
+        assert flow_of(tmp_path / "without" / "comparison.json") == "classical"
 
 
 def test_a_stopped_comparison_goes_on_with_its_flow_when_weights_have_come(

@@ -183,6 +183,8 @@ def _as_written(config: RunConfig) -> dict[str, Any]:
 
 
 def _refuse_other(folder: Path, found: Any, wanted: dict[str, Any]) -> None:
+    if isinstance(found, dict) and found.get("flow") == "auto":
+        found = {**found, "flow": wanted["flow"]}  # it never looked at flow, so any will do
     if found != wanted:
         found = found if isinstance(found, dict) else {}
         other = next((key for key in wanted if found.get(key) != wanted[key]), "config")
