@@ -24,4 +24,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recap needs python3 >= 3.11, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/recap weights raft-small >/dev/null 2>&1 || echo 'RAFT-small could not be fetched: flow is classical until it is; `.venv/bin/recap weights raft-small` tries again and says why.'
 	touch $(READY)

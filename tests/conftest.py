@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recap.files import OFFLINE, weights_folder
 from recap.registry import load_backbone
 from recap.types import BackboneSpec
 
@@ -14,6 +15,31 @@ from recap.types import BackboneSpec
 torch.set_num_threads(1)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_home(tmp_path_factory):
+    """The folder of weights on this machine, which tests see only if they ask for it here.
+
+    Nothing is fetched in tests, and flow `auto` is the quick classical one, whatever is installed.
+    """
+    home = weights_folder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECAP_HOME", str(tmp_path_factory.mktemp("no-weights")))
+        patch.setenv(OFFLINE, "1")
+        yield home
+
+
+@pytest.fixture(scope="session")
+def random_raft(tmp_path_factory) -> Path:
+    """A folder of weights with a RAFT-small in it that has learnt nothing."""
+    from recap.flow.raft import RaftSmall
+    from recap.flow.weights import FILE_NAME
+
+    folder = tmp_path_factory.mktemp("random-raft")
+    torch.manual_seed(0)
+    torch.save(RaftSmall().state_dict(), folder / FILE_NAME)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -258,3 +258,37 @@ def test_measures_on_pictures_whose_answer_is_known():
     assert histogram_cosine(black, half) == pytest.approx(0.5**0.5)
     assert histogram_cosine(half, half[::-1]) == pytest.approx(1)  # blind to places
     assert contrast(white) == pytest.approx(0) and contrast(half) == pytest.approx(0.5)
+
+
+def flow_of(record):
+    about = json.loads(record.read_text())
+    return about.get("config", about)["flow"]
+
+
+def test_the_flow_is_found_out_once_for_all_runs(tmp_path):
+    lines = []
+    two = [{"name": "recap"}, {"name": "recap", "reinforcement": 3}]
+    short = config(flow="auto", shots=SHOTS[:1])
+    made = compare(short, ["none", *two], tmp_path / "out", notice=lines.append)
+    assert len(lines) == 1 and "flow: classical" in lines[0]
+    records = [tmp_path / "out" / "comparison.json", *(run / "run.json" for run in made.runs.values())]
+    assert {flow_of(record) for record in records} == {"classical"}
+    lines.clear()
+    compare(short, ["none", "sink"], tmp_path / "without", notice=lines.append)
+    assert lines == [] and flow_of(tmp_path / "without" / "comparison.json") == "auto"
+    for _ in range(2):  # with a memory that needs flow added
+        compare(short, ["none", "recap"], tmp_path / "without", notice=quiet)
+        assert flow_of(tmp_path / "without" / "comparison.json") == "classical"
+
+
+def test_a_stopped_comparison_goes_on_with_its_flow_when_weights_have_come(
+    tmp_path, monkeypatch, random_raft
+):
+    """As `make demo` does, begun without a network and asked for again with one."""
+    with pytest.raises(Stop):
+        compare(config(flow="auto"), MEMORIES, tmp_path / "out", stop_at(12), quiet)
+    monkeypatch.setenv("RECAP_HOME", str(random_raft))
+    done = compare(config(flow="auto"), MEMORIES, tmp_path / "out", notice=quiet)
+    assert {flow_of(run / "run.json") for run in done.runs.values()} == {"classical"}
+    with pytest.raises(ValueError, match=r"other settings \(flow\)"):
+        compare(config(flow="raft-small"), MEMORIES, tmp_path / "out", notice=quiet)

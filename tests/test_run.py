@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recap.config import RunConfig
+from recap.flow.weights import FILE_NAME
 from recap.run import RunRecord, generate, resume, versions
 
 SHOTS = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds": 3}]
@@ -89,6 +90,33 @@ def test_auto_is_written_down_as_what_it_meant(tmp_path, monkeypatch):
     notices.clear()
     generate(config(flow="auto", memory="sink"), tmp_path / "sink", notice=notices.append)
     assert notices == []  # nobody asked for flow
+    assert json.loads((tmp_path / "sink" / "run.json").read_text())["config"]["flow"] == "auto"
+
+
+def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_drawn(
+    tmp_path, monkeypatch, random_raft
+):
+    fetched = []
+
+    def fetch(*_):
+        fetched.append(True)
+        shutil.copy(random_raft / FILE_NAME, tmp_path)
+        return tmp_path / FILE_NAME
+
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path))
+    monkeypatch.delenv("RECAP_OFFLINE")
+    monkeypatch.setattr("recap.flow.weights.fetch_raft_small", fetch)
+    monkeypatch.setattr("recap.flow._out_of_reach", set())
+    short = [{"prompt": "a red boat", "seconds": 1}]
+    for unneeded in ({"memory": "sink"}, {"memory": "none"}, {"admission": "random"}):
+        generate(config(flow="auto", shots=short, **unneeded), tmp_path / str(unneeded), notice=quiet)
+    wrong = config(flow="auto", backbone="embedded", shots=[{"prompt": "a zebra", "seconds": 1}])
+    with pytest.raises(ValueError, match="zebra"):
+        generate(wrong, tmp_path / "refused", notice=quiet)
+    assert fetched == []
+    generate(config(flow="auto", shots=short), tmp_path / "run", notice=quiet)
+    assert fetched == [True]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["flow"] == "raft-small"
 
 
 def edit(folder, **changes):

@@ -24,8 +24,7 @@ from recap.backbones.tiny.probe import load_probe
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.files import write_whole
-from recap.flow.classical import ClassicalFlow
-from recap.flow.raft import RaftFlow, load_raft_small
+from recap.flow import FLOWS, build_flow, resolve_flow
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from training.atlas import load_atlas
 from training.bench import (
@@ -76,9 +75,8 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--guidance", type=float, default=1.0, help="of the teacher")
     parser.add_argument("--probe", type=Path)
-    parser.add_argument(
-        "--raft", type=Path, help="weights of RAFT-small; without, classical flow on CPU threads"
-    )
+    parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="of the bank")
+    parser.add_argument("--raft", type=Path, help="a file of weights for raft-small, not the installed ones")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the transformer"
@@ -96,11 +94,21 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def choose_flow(given: argparse.Namespace) -> str:
+    """The flow's own name, found out once: it stands in every file of results."""
+    if given.raft is None:
+        return resolve_flow(given.flow)
+    if given.flow == "classical":
+        raise refuse("--raft", str(given.raft), "classical flow has no weights", "leave out --raft or --flow")
+    return "raft-small"
+
+
 def main(words: Sequence[str] | None = None) -> None:
     given = read_arguments(words)
+    flow = choose_flow(given)
     options = Options(
         given.prompts, given.repeats, given.seconds, given.rows, given.seed, tuple(given.memories),
-        given.cycle_threshold_px, given.dtype, "raft-small" if given.raft else "classical", given.device,
+        given.cycle_threshold_px, given.dtype, flow, given.device,
     )  # fmt: skip
     begin = time.monotonic()
     # Whole precision: a measurement should not depend on which kernels a GPU has for rounded factors.
@@ -124,9 +132,7 @@ def main(words: Sequence[str] | None = None) -> None:
         )
 
     def open_flow() -> FlowEstimator:
-        if given.raft:
-            return RaftFlow(load_raft_small(given.raft, given.device))
-        return ClassicalFlow()
+        return build_flow(flow, device=given.device, weights=given.raft)
 
     bench = Bench(
         options,

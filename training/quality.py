@@ -14,7 +14,6 @@ from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import Prompt, parse_prompt, prompt_text
-from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from training.bench import (
@@ -185,7 +184,7 @@ def speed(bench: Bench) -> Answer:
     num = max(3, round((bench.options.seconds or 9.0) / 0.75))
     plan = make_plan([[Shot("a fox and a bus on a beach at night", 0.75 * num)]], bench.spec)
     times, last = [], time.perf_counter()
-    for _ in rollout(bench.models.four, bench.policy("recap, lambda 5", ClassicalFlow()), plan, seeds=[0]):
+    for _ in rollout(bench.models.four, bench.policy("recap, lambda 5", bench.flow), plan, seeds=[0]):
         if bench.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - last)

@@ -1,8 +1,8 @@
 """The contact sheet of the README: twelve samples of the shipped weights, first seeds, not picked.
 
-    python -m training.samples --out docs/images/samples.jpg
+    python -m training.samples --flow classical --out docs/images/samples.jpg
 
-Sample i has seed i. Every setting is the default.
+Sample i has seed i. Every other setting is the default.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from recap.config import RunConfig
 from recap.files import write_whole
+from recap.flow import FLOWS, resolve_flow
 from recap.run import generate
 from recap.show.moments import moments_sheet
 
@@ -39,12 +40,14 @@ SECONDS = (0.5, 2.5, 5.0, 7.5, 9.5)
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--flow", choices=list(FLOWS), default="auto")
     given = parser.parse_args()
+    flow = resolve_flow(given.flow)
     clips: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed, prompt in enumerate(PROMPTS):
             shots = [{"prompt": prompt, "seconds": 10.0}]
-            config = RunConfig.from_dict({"shots": shots, "seeds": [seed], "flow": "classical"})
+            config = RunConfig.from_dict({"shots": shots, "seeds": [seed], "flow": flow})
             (clips[prompt],) = generate(config, Path(folder) / str(seed)).videos
             print(f"{seed + 1} of {len(PROMPTS)}: {prompt}", flush=True)
         sheet = moments_sheet(clips, {second: f"{second:g}s" for second in SECONDS})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
 from recap.config import DTYPES, RunConfig
 from recap.contracts import Admission, Backbone, Flow, FlowEstimator, MemoryPolicy
 from recap.fast.accelerate import accelerate, accelerate_flow
-from recap.flow import build_flow
+from recap.flow import build_flow, resolve_flow
 from recap.types import BackboneSpec
 
 Notice = Callable[[str], None]
@@ -38,6 +39,27 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
 
     policy: MemoryPolicy = config.memory.settings.build(spec, admission)
     return policy
+
+
+def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> RunConfig:
+    """The config with `auto` as what it means here, so that records, later runs and this one mean the same.
+
+    A memory that never looks at flow keeps `auto`: nothing is fetched, and nothing said, for its sake.
+    """
+
+    class Wanted(Exception):
+        pass
+
+    def admission() -> Admission:
+        raise Wanted
+
+    if config.flow != "auto" or not getattr(config.admission.settings, "needs_flow", True):
+        return config
+    try:
+        config.memory.settings.build(spec, admission)
+    except Wanted:
+        return replace(config, flow=resolve_flow(config.flow, notice))
+    return config
 
 
 def _no_flow(pictures: Tensor) -> Flow:

@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from recap.build import Notice, build_backbone, build_memory
+from recap.build import Notice, build_backbone, build_memory, settle_flow
 from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.files import LOCK, remove_strays, write_whole
-from recap.flow import resolve_flow
+from recap.flow import FLOWS
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
 from recap.registry import JUDGES
@@ -81,8 +81,8 @@ def compare(
     It holds a run's folder per memory, side-by-side.mp4 and index.html. `progress` counts the blocks of all runs,
     `showing` the pictures that are then put side by side and judged: by `judge`, or by the backbone's own.
     """
-    configs = _configs(config, memories)
-    spec = _checked(configs.values())
+    configs = _configs(_as_begun(config, out), memories)
+    configs, spec = _checked(configs, notice)
     judge = judge or JUDGES.get(config.backbone.name, ColourJudge)()
     plan = make_plan([config.shots], spec, _given_frames(config, spec))
     runs = {name: out / name for name in configs}
@@ -123,16 +123,28 @@ def _configs(config: RunConfig, memories: Sequence[str | Mapping[str, Any]]) -> 
     return named
 
 
-def _checked(configs: Iterable[RunConfig]) -> BackboneSpec:
-    """The spec of the backbone; refuses what any of the runs would refuse, before the first of them begins."""
-    configs = list(configs)
-    first = configs[0]
+def _as_begun(config: RunConfig, out: Path) -> RunConfig:
+    """With the flow of a comparison that was begun, where none is asked for: weights may have come since then."""
+    if config.flow == "auto" and (out / RECORD).is_file():
+        begun = read_json(out / RECORD)
+        if isinstance(begun, dict) and begun.get("flow") in FLOWS:
+            return replace(config, flow=begun["flow"])
+    return config
+
+
+def _checked(configs: Mapping[str, RunConfig], notice: Notice) -> tuple[dict[str, RunConfig], BackboneSpec]:
+    """All runs with one flow, and the backbone's spec; refuses what any would refuse, before the first begins."""
+    first = next(iter(configs.values()))
     backbone = build_backbone(first)
     for shot in first.shots:
         backbone.condition((shot.prompt,))
-    for config in configs:
+    flow = first.flow
+    for config in configs.values():  # up to the first that needs flow, so that one notice is all
+        flow = settle_flow(replace(config, flow=flow), backbone.spec, notice).flow
+    settled = {name: replace(config, flow=flow) for name, config in configs.items()}
+    for config in settled.values():
         build_memory(config, backbone.spec, notice=lambda _: None)
-    return backbone.spec
+    return settled, backbone.spec
 
 
 def _given_frames(config: RunConfig, spec: BackboneSpec) -> int:
@@ -166,11 +178,12 @@ def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
 
 def _as_written(config: RunConfig) -> dict[str, Any]:
     """The config as a run's record has it."""
-    plain = replace(config, flow=resolve_flow(config.flow)).to_dict()
-    return {key: json.loads(json.dumps(value)) for key, value in plain.items()}
+    return {key: json.loads(json.dumps(value)) for key, value in config.to_dict().items()}
 
 
 def _refuse_other(folder: Path, found: Any, wanted: dict[str, Any]) -> None:
+    if isinstance(found, dict) and found.get("flow") == "auto":
+        found = {**found, "flow": wanted["flow"]}  # it never looked at flow, so any will do
     if found != wanted:
         found = found if isinstance(found, dict) else {}
         other = next((key for key in wanted if found.get(key) != wanted[key]), "config")

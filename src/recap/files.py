@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recap.errors import refuse
 
+OFFLINE = "RECAP_OFFLINE"
 LOCK = ".lock"  # the file by which a process has a folder to itself
 _PREFIX = ".recap-"
 _PIECE = 1 << 22  # bytes hashed between two reports
@@ -28,6 +29,11 @@ def weights_folder() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG rules say that a relative path there is invalid and to be ignored.
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "recap"
+
+
+def is_offline() -> bool:
+    """Whether $RECAP_OFFLINE forbids the network: anything but nothing, 0, false or no."""
+    return os.environ.get(OFFLINE, "").strip().lower() not in ("", "0", "false", "no")
 
 
 def sha256_of(path: Path, advance: Callable[[int], None]) -> str:

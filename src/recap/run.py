@@ -13,7 +13,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap import __version__
-from recap.build import Notice, build_backbone, build_memory
+from recap.build import Notice, build_backbone, build_memory, settle_flow
 from recap.config import RunConfig, read_json
 from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
 from recap.files import LOCK, alone_in, remove_strays, write_whole
-from recap.flow import resolve_flow
 from recap.opening import read_opening
 from recap.plan import Plan, make_plan
 from recap.rollout import at_once, reach, rollout
@@ -111,8 +110,7 @@ class _Run:
     """One run's parts and its folder."""
 
     def __init__(self, config: RunConfig, folder: Path, notice: Notice):
-        # Written down as what it means here, so that a resumed or repeated run means the same.
-        self.config = replace(config, flow=resolve_flow(config.flow))
+        self.config = config
         self.folder = folder
         self.backbone = build_backbone(config, notice)
         self.told = self._read_told(notice) if config.opening else None
@@ -121,7 +119,9 @@ class _Run:
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
-        self.policy: MemoryPolicy = build_memory(config, self.backbone.spec, notice)
+        # Last, as it may fetch weights: a run that is refused has not waited for them.
+        self.config = settle_flow(config, self.backbone.spec, notice)
+        self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, notice)
         self.decoder: Decoder = self.backbone.decoder()
 
     def _read_told(self, notice: Notice) -> Tensor:

@@ -323,8 +323,7 @@ def test_each_video_starts_with_an_empty_memory():
     ]  # fmt: skip
 
 
-def test_what_flow_is_used_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr("recap.flow.find_raft_small", lambda: None)
+def test_what_flow_is_used_is_said_once(capsys):
     pipeline = make("infinite-forcing")
     with attach(pipeline, "recap"):
         draw(pipeline, blocks=1)

@@ -424,3 +424,8 @@ def test_list_memories_tells_what_each_keeps_and_costs(monkeypatch, capsys):
 
 def test_a_list_of_something_else_is_refused(recap):
     refused(recap("list", "memoris"), "memoris", "did you mean 'memories'")
+
+
+def test_a_clip_that_is_not_there_is_refused_before_flow_is_looked_for(recap):
+    code, said = recap("inspect", "nope.mp4")
+    assert code == 2 and said.startswith("error: ") and "flow: " not in said, said

@@ -11,7 +11,6 @@ import pytest
 from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
 from recap.eval.sampling import sample_clip, windows
 from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, paired_interval, wilcoxon
-from recap.files import weights_folder
 from recap.video import ClipWriter, open_clip
 
 
@@ -91,11 +90,9 @@ def test_colours_know_a_mirrored_picture():
     assert one @ other == 0 and one @ one == pytest.approx(1) and grey @ one == 0
 
 
-def test_mobilenet_where_its_weights_are(shared_data):
-    file = next(
-        (f for f in (weights_folder() / "mobilenetv2.pt", shared_data / "mobilenetv2.pt") if f.is_file()),
-        None,
-    )
+def test_mobilenet_where_its_weights_are(installed_home, shared_data):
+    places = (installed_home / "mobilenetv2.pt", shared_data / "mobilenetv2.pt")
+    file = next((place for place in places if place.is_file()), None)
     if file is None:
         pytest.skip("python -m recap.eval.embedders fetches the weights")
     check_embedder(build_embedder("mobilenetv2", str(file)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recap.contracts import Flow
-from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small
+from recap.flow.weights import FILE_NAME
 
 
 class KnownPair(NamedTuple):
@@ -47,16 +47,10 @@ def chairs(shared_data: Path) -> KnownPair:
 
 
 @pytest.fixture(scope="session")
-def raft_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Installed weights, else those beside the checkout, else fetched ones."""
-    if installed := find_raft_small():
-        return installed
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights" / FILE_NAME
-    if beside.is_file():
-        return beside
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECAP_HOME", str(tmp_path_factory.mktemp("recap_home")))
-        try:
-            return fetch_raft_small(lambda line: None)
-        except ValueError as refusal:
-            pytest.skip(f"no weights of RAFT-small: {refusal}")
+def raft_weights(installed_home: Path) -> Path:
+    """Installed weights, as `make` leaves them, else those beside the checkout."""
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights"
+    for path in (installed_home / FILE_NAME, beside / FILE_NAME):
+        if path.is_file():
+            return path
+    pytest.skip("no weights of RAFT-small: `recap weights raft-small` installs them")

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from recap.files import is_offline, weights_folder
 from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
-from recap.flow.weights import FILE_NAME
+from recap.flow.weights import FILE_NAME, find_raft_small
 
 
 @pytest.fixture
@@ -74,3 +75,14 @@ def test_estimators_keep_the_contract(home, said, raft_weights, name):
     assert flow.forward.dtype == torch.float32 and flow.forward.device == pictures.device
     torch.testing.assert_close(estimate(pictures[1:]).forward, flow.forward[1:], atol=1e-3, rtol=0)
     assert torch.equal(pictures, before)
+
+
+def test_the_suite_neither_fetches_nor_sees_what_is_installed(installed_home):
+    """Else it would depend on the machine, and be slow where `make` has put the weights."""
+    assert is_offline() and find_raft_small() is None and weights_folder() != installed_home
+
+
+def test_raft_forward_is_the_forward_half(said, random_raft):
+    estimate = build_flow("raft-small", weights=random_raft / FILE_NAME, notice=said.append)
+    pictures = torch.rand(2, 3, 3, 40, 48)
+    torch.testing.assert_close(estimate.forward(pictures), estimate(pictures).forward)

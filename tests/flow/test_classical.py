@@ -67,7 +67,7 @@ def test_one_picture_is_refused():
 
 def test_without_opencv_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ValueError, match=r"pip install recap-forcing\[flow\]"):
+    with pytest.raises(ValueError, match="pip install opencv-python-headless"):
         ClassicalFlow()
 
 

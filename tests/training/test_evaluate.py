@@ -19,10 +19,11 @@ from recap.backbones.wan.backbone import WanBackbone, draw_weights
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
+from recap.flow import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
-from training.evaluate import PARTS, main, measure
+from training.evaluate import PARTS, choose_flow, main, measure, read_arguments
 from training.measures import (
     RowsDecoder,
     cluster_interval,
@@ -231,3 +232,26 @@ def test_rows_decoded_apart_go_on_from_their_state() -> None:
     head = first.decode(latents[:, :3])
     second.load_state(first.state())
     assert torch.equal(torch.cat([head, second.decode(latents[:, 3:])], dim=1), whole)
+
+
+def test_the_flow_is_that_of_a_run_unless_another_is_named(tmp_path, monkeypatch, random_raft, capsys):
+    needed = ["speed", "--weights", "w", "--out", "o"]
+    assert choose_flow(read_arguments(needed)) == "classical"
+    assert capsys.readouterr().out.count("flow: classical") == 1
+    assert choose_flow(read_arguments([*needed, "--raft", "file"])) == "raft-small"
+    with pytest.raises(ValueError, match="no weights"):
+        choose_flow(read_arguments([*needed, "--raft", "file", "--flow", "classical"]))
+    monkeypatch.setenv("RECAP_HOME", str(random_raft))
+    assert choose_flow(read_arguments(needed)) == "raft-small"
+    assert choose_flow(read_arguments([*needed, "--flow", "classical"])) == "classical"
+
+
+def test_speed_is_that_of_the_flow_it_is_recorded_with(models, bench, monkeypatch, tmp_path):
+    asked = []
+
+    def open_flow():
+        asked.append(True)
+        return ClassicalFlow()
+
+    measure("speed", Bench(bench.options, models, open_flow=open_flow), tmp_path)
+    assert asked == [True]

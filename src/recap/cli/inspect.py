@@ -13,6 +13,7 @@ from recap.errors import refuse
 from recap.flow import build_flow
 from recap.inspection import inspect_clip
 from recap.novelty.flow_novelty import FlowNoveltyConfig
+from recap.video import open_clip
 
 
 def inspect_command(
@@ -31,6 +32,8 @@ def inspect_command(
     """Write an overlay video, scores, the bank's patches and one page to look at them."""
     defaults: dict[str, Any] = {}
     config = from_settings(FlowNoveltyConfig, override(defaults, settings or []), "novelty")
+    pixels = _size(size)
+    open_clip(clip)  # what is no video is refused before weights are looked for
     with progress_bar("noticing", "pictures") as report:
         summary = inspect_clip(
             clip,
@@ -38,7 +41,7 @@ def inspect_command(
             flow=build_flow(flow, device="cpu", notice=show_notice),
             config=config,
             capacity_frames=capacity_frames,
-            size=_size(size),
+            size=pixels,
             progress=report,
             notice=show_notice,
         )

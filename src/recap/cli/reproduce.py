@@ -23,6 +23,13 @@ FrameJudge = Annotated[
         "are [default: auto]."
     ),
 ]
+MotionFlow = Annotated[
+    str | None,
+    typer.Option(
+        help="Flow by which motion is judged: classical, raft-small or auto; figures of two judges do not compare "
+        "[default: classical]."
+    ),
+]
 SubjectFinder = Annotated[
     str,
     typer.Option(
@@ -48,6 +55,7 @@ def reproduce_command(
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
     seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
     flow: Flow = None,
+    judge_flow: MotionFlow = None,
     embedder: FrameJudge = None,
     detector: SubjectFinder = "",
     workers: Annotated[
@@ -64,8 +72,8 @@ def reproduce_command(
     folder = out or Path("results") / table
     if taken is not None:
         _refuse_any({"--backbone": backbone, "--seconds": seconds, "--flow": flow, "--embedder": embedder,
-                     "--detector": detector, "--workers": workers, "--ray": ray, "--device": device,
-                     "--dtype": dtype})  # fmt: skip
+                     "--judge-flow": judge_flow, "--detector": detector, "--workers": workers, "--ray": ray,
+                     "--device": device, "--dtype": dtype})  # fmt: skip
         typer.echo(import_table(table, taken, folder, prompts, seeds, show_notice).page)
         return
     ask = Ask(
@@ -73,9 +81,10 @@ def reproduce_command(
         prompts=DEFAULT_PROMPTS if prompts is None else prompts,
         seeds=seeds,
         seconds=seconds,
-        flow=flow or "classical",
+        flow=flow or "auto",
         device=device or "cpu",
         dtype=dtype or "float32",
+        judge_flow=judge_flow or "classical",
     )
     done = reproduce(
         table,

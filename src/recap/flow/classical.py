@@ -17,13 +17,12 @@ SMALLEST = 32  # pixels; OpenCV refuses pictures with both sides below about 12
 
 
 def load_opencv() -> Any:
-    """OpenCV, which is an extra of this package."""
+    """OpenCV, imported when it is first needed; a machine that only uses RAFT-small can do without it."""
     try:
         import cv2
     except ImportError as missing:
-        raise refuse(
-            "flow", "classical", "it needs OpenCV, which is not installed", "pip install recap-forcing[flow]"
-        ) from missing
+        limit = "it needs OpenCV, which cannot be imported"
+        raise refuse("flow", "classical", limit, "pip install opencv-python-headless") from missing
     return cv2
 
 

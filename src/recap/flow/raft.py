@@ -243,6 +243,17 @@ class RaftFlow:
     @torch.inference_mode()
     def __call__(self, pictures: Tensor) -> Flow:
         """Pictures B T 3 Y X, 0..1, on any device; the flow is on theirs, float32."""
+        flow = self._find(pictures, both=True)
+        return Flow(*flow.unflatten(0, (2, len(pictures), -1)))
+
+    @torch.inference_mode()
+    def forward(self, pictures: Tensor) -> Tensor:
+        """B T-1 2 Y X, from every picture to the next alone: half the work."""
+        flow: Tensor = self._find(pictures, both=False).unflatten(0, (len(pictures), -1))
+        return flow
+
+    def _find(self, pictures: Tensor, *, both: bool) -> Tensor:
+        """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
         rows, num = pictures.shape[:2]
         if num < 2:
             raise refuse(
@@ -253,10 +264,10 @@ class RaftFlow:
         encoded = self.model.encode(padded)
         index = torch.arange(rows * num, device=weight.device).reshape(rows, num)
         earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
-        flow = self._track(encoded, torch.cat((earlier, later)), torch.cat((later, earlier)))
-        flow = flow[(..., *crop)].to(pictures.device)
-        forward, backward = flow.reshape(2, rows, num - 1, *flow.shape[1:])
-        return Flow(forward, backward)
+        here, there = (earlier, later)
+        if both:
+            here, there = torch.cat((earlier, later)), torch.cat((later, earlier))
+        return self._track(encoded, here, there)[(..., *crop)].to(pictures.device)
 
     def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
         area = encoded.features.shape[-2] * encoded.features.shape[-1]

@@ -76,9 +76,10 @@ class Ask:
     prompts: int = DEFAULT_PROMPTS
     seeds: int | None = None
     seconds: float | None = None
-    flow: str = "classical"
+    flow: str = "auto"  # of the bank
     device: str = "cpu"
     dtype: str = "float32"
+    judge_flow: str = "classical"  # of whoever judges motion; figures of two judges do not compare
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES and self.backbone not in ALIASES and ":" not in self.backbone:

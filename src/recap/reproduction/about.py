@@ -14,6 +14,7 @@ from recap.errors import refuse
 from recap.fast.threads import QUOTA, fair_threads
 from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Ask, Recipe
+from recap.reproduction.scoring import OF_MOTION
 from recap.run import versions
 
 
@@ -25,10 +26,11 @@ def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: s
     length = " and ".join(f"{seconds:g} s" for seconds in _lengths(recipe, ask))
     made_by = versions()
     words = "the embedded world's words" if ask.backbone_name == EMBEDDED else "sentences"
+    judge = {"flow of the judge": ask.judge_flow} if OF_MOTION & set(recipe.measures) else {}
     return {
         "suite": f"{recipe.script} prompts of our own, in {words}", "backbone": ask.backbone_name,
         "prompts": ask.prompts, "seeds": seeds, "runs": runs, "length": length, "flow of the bank": ask.flow,
-        "frame embedder": embedder, "judged": pictures, "hardware": device, "dtype": ask.dtype,
+        **judge, "frame embedder": embedder, "judged": pictures, "hardware": device, "dtype": ask.dtype,
         "recap": made_by["recap"], "torch": made_by["torch"], "commit": commit or _commit(),
     }  # fmt: skip
 

@@ -36,6 +36,7 @@ from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import accelerate
 from recap.fast.threads import use_fair_threads
 from recap.files import alone_in
+from recap.flow import FLOWS, build_flow
 from recap.recipes.tables import TABLES, Ask, find_recipe
 from recap.reproduction.about import about_this, cores
 from recap.reproduction.drawing import Scored, Task, draw_batch, prepare_scorer, score_drawn
@@ -43,6 +44,7 @@ from recap.reproduction.drawn_file import (
     LOOKS,
     RESULTS,
     append_lines,
+    asked_before,
     look_line,
     mend,
     question,
@@ -50,6 +52,7 @@ from recap.reproduction.drawn_file import (
     run_line,
 )
 from recap.reproduction.draws import ONE_BY_ONE, Draw, batches_of, collect_draws
+from recap.reproduction.preflight import settle_flows
 from recap.reproduction.reproduce import resolve_embedder
 from recap.sweep.status import as_time
 
@@ -91,6 +94,11 @@ class Batches:
     ):  # fmt: skip
         self._settings, self._out, self._embedder = settings, out, embedder
         self._began = time.monotonic()
+        begun = asked_before([out] if resumed is None else [out, resumed])
+        ask = settle_flows(ask, [find_recipe(name) for name in tables], begun, self.say)
+        if "raft-small" in (ask.flow, ask.judge_flow):
+            # Weights that cannot be had are refused once, and not batch by batch.
+            build_flow("raft-small", notice=self.say)
         self._device = ask.device
         self._draws = collect_draws(tables, ask, embedder)
         self._rates: list[float] = []  # seconds per second of video, of every batch
@@ -324,7 +332,8 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--seeds", type=int, help="of each prompt, other than the recipe's")
     parser.add_argument("--seconds", type=float, help="length of videos, other than the recipe's")
-    parser.add_argument("--flow", default="classical", help="of the bank")
+    parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="of the bank")
+    parser.add_argument("--judge-flow", choices=list(FLOWS), default="classical", help="who judges motion")
     parser.add_argument("--embedder", default="auto", help="who judges whole frames")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32")
@@ -346,8 +355,9 @@ def main(words: Sequence[str] | None = None) -> bool:
     use_fair_threads()
     given = read_arguments(words)
     ask = Ask(
-        given.backbone, given.prompts, given.seeds, given.seconds, given.flow, given.device, given.dtype
-    )
+        given.backbone, given.prompts, given.seeds, given.seconds, given.flow, given.device, given.dtype,
+        given.judge_flow,
+    )  # fmt: skip
     embedder = resolve_embedder(given.embedder, given.device, print)
     scorers = max(1, cores() * 3 // 4) if given.scorers is None else given.scorers
     share = _read_share(given.share)

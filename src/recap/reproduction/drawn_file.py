@@ -23,7 +23,7 @@ from recap.errors import refuse
 from recap.eval.scores import Score
 from recap.files import write_whole
 from recap.reproduction.draws import Draw
-from recap.reproduction.folder import GROWING
+from recap.reproduction.folder import BEFORE, GROWING
 from recap.reproduction.looks import Look
 from recap.show.bank_chart import BankHistory
 
@@ -132,10 +132,18 @@ def mend(file: Path) -> None:
         write_whole(file, gzip.compress(text.encode()))
 
 
+def asked_before(places: Iterable[Path]) -> dict[str, Any]:
+    """What the last earlier call in these folders asked for; nothing where there was none."""
+    lines = [line for place in places if place.exists() for line in read_all(place)]
+    abouts = [line["about"] for line in lines if "about" in line]
+    asked = abouts[-1].get("ask") if abouts and isinstance(abouts[-1], dict) else None
+    return {**BEFORE, **asked} if isinstance(asked, dict) else {}
+
+
 def question(about: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same in all calls for one table, the code too; more prompts and seeds may follow."""
     try:
-        asked = {name: value for name, value in about["ask"].items() if name not in GROWING}
+        asked = {**BEFORE, **{name: value for name, value in about["ask"].items() if name not in GROWING}}
         made = {name: each[name] for each in about["tables"].values() for name in MADE_BY}
         return {**asked, "embedder": about["embedder"], **made}
     except (AttributeError, KeyError, TypeError) as error:

@@ -71,7 +71,7 @@ def collect_draws(tables: Sequence[str], ask: Ask, embedder: str) -> list[Draw]:
         for planned in plan_runs(recipe, ask):
             first = first or (planned.script.name, planned.seed)
             draw = draws.setdefault(_words_of(planned.config), Draw(planned.config, planned.script))
-            draw.wanted.append(Wanted(table, job_of(planned, recipe, embedder)))
+            draw.wanted.append(Wanted(table, job_of(planned, recipe, embedder, judge_flow=ask.judge_flow)))
             draw.shown = draw.shown or first == (planned.script.name, planned.seed)
             if planned.config.trace_offered and not draw.config.trace_offered:
                 draw.config = planned.config

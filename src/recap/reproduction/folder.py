@@ -15,6 +15,7 @@ from typing import Any
 
 from recap.config import read_json
 from recap.errors import refuse
+from recap.eval.motion_judge import USUAL
 from recap.files import write_whole
 from recap.recipes.tables import Planned, Recipe
 from recap.reproduction.looks import Look
@@ -26,6 +27,8 @@ from recap.sweep.jobs import canonical
 RECORD, SHEET = "record.json", "sheet.png"
 GROWING = ("prompts", "seeds")
 """A larger number goes on with the folder of a smaller one."""
+BEFORE = {"judge_flow": USUAL}
+"""What records mean that were written before it could be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def claim_folder(out: Path, wanted: Mapping[str, Any], rows: Collection[str]) ->
         found = read_json(record)
         if not isinstance(found, dict) or not found.keys() >= set(GROWING):
             raise refuse("file", str(record), "is no record of a reproduction", "choose another --out")
+        found = {**BEFORE, **found}
         for name, value in wanted.items():
             if name not in GROWING and found.get(name) != value:
                 limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
@@ -65,6 +69,12 @@ def claim_folder(out: Path, wanted: Mapping[str, Any], rows: Collection[str]) ->
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "table.json").is_file() or not record.is_file():
         write_whole(record, json.dumps(dict(wanted), indent=2).encode())
+
+
+def begun_with(out: Path) -> dict[str, Any]:
+    """The record of a folder that was begun, if it has one: where `auto` is asked for, it goes on as it began."""
+    found = read_json(out / RECORD) if (out / RECORD).is_file() else {}
+    return {**BEFORE, **found} if isinstance(found, dict) and found else {}
 
 
 def _rows_of(table: Path) -> set[str]:

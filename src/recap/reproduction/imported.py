@@ -11,7 +11,7 @@ from recap.errors import refuse
 from recap.eval.scores import Score
 from recap.recipes.tables import Ask, Planned, Recipe, find_recipe, plan_runs
 from recap.reproduction.drawn_file import MADE_BY, JobAt, look_of, question, read_all, read_looks
-from recap.reproduction.folder import Finished, claim_folder, write_table
+from recap.reproduction.folder import BEFORE, Finished, claim_folder, write_table
 from recap.reproduction.job import job_of
 from recap.reproduction.looks import Look
 from recap.reproduction.reproduce import Reproduction
@@ -63,7 +63,7 @@ def _finish(
     """The table, and what its folder is begun with."""
     table = recipe.name
     abouts = _abouts(table, lines, file)
-    asked, embedder = abouts[-1]["ask"], abouts[-1]["embedder"]
+    asked, embedder = {**BEFORE, **abouts[-1]["ask"]}, abouts[-1]["embedder"]
     most_seeds = max(each["ask"]["seeds"] or recipe.seeds for each in abouts)
     many = {
         "prompts": max(each["ask"]["prompts"] for each in abouts) if prompts is None else prompts,
@@ -71,7 +71,7 @@ def _finish(
     }
     # Planned for here: what drew the runs may not be in this machine.
     planned = list(plan_runs(recipe, Ask(**{**asked, "device": "cpu", **many})))
-    keys = {_place(each): _key(each, recipe, embedder, asked["device"]) for each in planned}
+    keys = {_place(each): _key(each, recipe, embedder, asked) for each in planned}
     results, others = _results(recipe, lines, keys, file)
     there = {row for row, _, _ in results}
     told = {each["row"] for each in _told(lines, "left_out", table)} - there
@@ -128,10 +128,10 @@ def _place(planned: Planned) -> Place:
     return planned.row.name, planned.script.name, planned.seed
 
 
-def _key(planned: Planned, recipe: Recipe, embedder: str, device: str) -> str:
+def _key(planned: Planned, recipe: Recipe, embedder: str, asked: Mapping[str, Any]) -> str:
     """Of the job as it was on the device that drew it."""
-    job = job_of(planned, recipe, embedder)
-    return replace(job, data={**job.data, "config": {**job.data["config"], "device": device}}).key
+    job = job_of(planned, recipe, embedder, judge_flow=asked["judge_flow"])
+    return replace(job, data={**job.data, "config": {**job.data["config"], "device": asked["device"]}}).key
 
 
 def _told(lines: Lines, what: str, table: str) -> list[dict[str, Any]]:

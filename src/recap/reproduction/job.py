@@ -9,23 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from recap.config import RunConfig
+from recap.eval.motion_judge import USUAL
 from recap.files import LOCK, remove_strays
 from recap.recipes.tables import Planned, Recipe
-from recap.reproduction.scoring import Seen, as_result, score
+from recap.reproduction.scoring import OF_MOTION, Seen, as_result, score
 from recap.run import generate, resume
 from recap.sweep.jobs import Job, Result
 from recap.trace import read_lines
 from recap.video import open_clip
 
 
-def job_of(planned: Planned, recipe: Recipe, embedder: str, detector: str = "") -> Job:
-    data = {
+def job_of(
+    planned: Planned, recipe: Recipe, embedder: str, detector: str = "", judge_flow: str = USUAL
+) -> Job:
+    data: dict[str, Any] = {
         "config": planned.config.to_dict(),
         "measures": list(recipe.measures),
         "subject": planned.script.subject,
         "embedder": embedder,
         "detector": detector,
     }
+    if judge_flow != USUAL and OF_MOTION & set(recipe.measures):
+        # The usual one is not named, so that jobs which were done before there was a choice stay done.
+        data["judge_flow"] = judge_flow
     return Job(planned.row.name, planned.script.name, planned.seed, data)
 
 

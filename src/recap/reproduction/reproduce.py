@@ -15,11 +15,11 @@ from recap.eval.embedders import build_embedder
 from recap.recipes.scripts import EMBEDDED
 from recap.recipes.tables import Ask, Planned, Recipe, find_recipe, plan_runs
 from recap.reproduction.about import about_this, choose_workers
-from recap.reproduction.folder import Finished, claim_folder, write_table
+from recap.reproduction.folder import Finished, begun_with, claim_folder, write_table
 from recap.reproduction.job import job_of
 from recap.reproduction.looks import Look
 from recap.reproduction.page import Video, first_looks
-from recap.reproduction.preflight import check_detector, find_undrawable
+from recap.reproduction.preflight import check_detector, check_judge, find_undrawable, settle_flows
 from recap.reproduction.table import Line
 from recap.run import versions
 from recap.sweep.on_ray import run_on_ray
@@ -58,7 +58,9 @@ def reproduce(
     """
     recipe = find_recipe(table)
     ask = dataclasses.replace(ask, seeds=ask.seeds or recipe.seeds)
+    next(plan_runs(recipe, ask), None)  # what cannot be asked is refused before anything is fetched
     embedder = resolve_embedder(embedder, ask.device, notice)
+    ask = settle_flows(ask, [recipe], begun_with(out), notice)
     planned, left_out = _plan(recipe, ask, detector, bool(ray), notice)
     alone = ask.device != "cpu" or recipe.name == "time"
     workers = choose_workers(workers, alone=alone)
@@ -67,7 +69,7 @@ def reproduce(
         limit = "times of runs beside each other, or on other machines, mean nothing"
         raise refuse(field, value, limit, "leave it out: one worker here")
     claim_folder(out, _wanted(table, ask, embedder, detector), {each.row.name for each in planned})
-    jobs = [job_of(each, recipe, embedder, detector) for each in planned]
+    jobs = [job_of(each, recipe, embedder, detector, ask.judge_flow) for each in planned]
     folder = out / "work"
     if ray:
         results = run_on_ray(jobs, WORK, folder, address=ray, tell=tell, gpus=float(ask.device != "cpu"))
@@ -96,7 +98,8 @@ def _plan(
     planned = list(plan_runs(recipe, ask))
     if not elsewhere:
         check_detector(detector)
-        why |= find_undrawable(planned)
+        check_judge(ask, recipe, notice)
+        why |= find_undrawable(planned, notice)
     for name, reason in why.items():
         notice(f"{recipe.name}: the row {name!r} is left out: {reason}")
     planned = [each for each in planned if each.row.name not in why]

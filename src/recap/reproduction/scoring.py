@@ -19,11 +19,11 @@ from recap.eval.metrics.identity import PER_SECOND, identity
 from recap.eval.metrics.motion import motion
 from recap.eval.metrics.reappearance import reappearance, slots_from, starts_from_trace
 from recap.eval.metrics.retention import retention
+from recap.eval.motion_judge import USUAL, MotionJudge, build_motion_judge
 from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import Drawn, Sampled, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
-from recap.flow import ClassicalFlow
 from recap.video import Clip
 
 LENGTHS_S = (5, 10, 20, 30, 45, 60)
@@ -49,7 +49,9 @@ class Seen:
     ):
         self.clip, self.trace, self.seconds = clip, trace, seconds
         self.subject: str = data["subject"]
+        self._judge_flow: str = data.get("judge_flow", USUAL)
         config = RunConfig.from_dict(data["config"])
+        self._device = config.device
         self.embedder: Embedder = Remembering(embedder or _embedder(data["embedder"], config.device))
         colours = _embedder("hsv", "cpu")
         self.colours = self.embedder if self.embedder.backend == colours.backend else Remembering(colours)
@@ -63,9 +65,13 @@ class Seen:
     def sampled(self) -> Sampled:
         return sample_clip(self.clip, PER_SECOND)
 
+    @property
+    def motion_judge(self) -> MotionJudge:
+        return _motion_judge(self._judge_flow, self._device)
+
     @cached_property
     def dynamic_degree(self) -> Score:
-        return dynamic_degree(self.clip, self.num_pictures, _flow().forward, "dis")
+        return dynamic_degree(self.clip, self.num_pictures, *self.motion_judge)
 
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
@@ -89,8 +95,8 @@ def _embedder(name: str, device: str) -> Embedder:
 
 
 @cache
-def _flow() -> ClassicalFlow:
-    return ClassicalFlow()
+def _motion_judge(name: str, device: str) -> MotionJudge:
+    return build_motion_judge(name, device=device)
 
 
 @cache
@@ -165,17 +171,17 @@ def _dynamics(seen: Seen) -> list[Score]:
 
 def _length(seen: Seen) -> list[Score]:
     """Of the lengths that the video has. Its clips do not tell: the last may overlap, for a rest of any size."""
-    clips = seen.dynamic_degree.details["clips"]
+    clips, backend = seen.dynamic_degree.details["clips"], seen.dynamic_degree.backend
     lasts_s = seen.num_pictures / seen.clip.fps
     return [
-        Score(f"dynamic_degree_{s}s", float(np.mean(clips[: s // CLIP_S])), "dis", s // CLIP_S)
+        Score(f"dynamic_degree_{s}s", float(np.mean(clips[: s // CLIP_S])), backend, s // CLIP_S)
         for s in LENGTHS_S
         if lasts_s >= s - SHORT_BY_S
     ]
 
 
 def _motion(seen: Seen) -> list[Score]:
-    return motion(seen.clip.pictures(), _flow().forward, "dis")
+    return motion(seen.clip.pictures(), *seen.motion_judge)
 
 
 def _bank(seen: Seen) -> list[Score]:
@@ -229,3 +235,5 @@ MEASURES: dict[str, Callable[[Seen], list[Score]]] = {
     "identity": _identity, "retention": _retention, "reappearance": _reappearance, "dynamics": _dynamics,
     "length": _length, "motion": _motion, "bank": _bank, "attention": _attention, "time": _time,
 }  # fmt: skip
+OF_MOTION = {"dynamics", "length", "motion"}
+"""Those that look at flow, by the judge that a job names."""

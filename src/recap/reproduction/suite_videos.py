@@ -21,13 +21,13 @@ from recap.errors import refuse
 from recap.eval.vbench.environment import installed
 from recap.eval.vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
 from recap.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
-from recap.flow import build_flow, resolve_flow
+from recap.flow import FLOWS, resolve_flow
 from recap.recipes.scripts import EMBEDDED, Script
 from recap.recipes.tables import Planned, Row
 from recap.reproduction.about import choose_workers
-from recap.reproduction.folder import RECORD
+from recap.reproduction.folder import RECORD, begun_with
 from recap.reproduction.job import draw_run
-from recap.reproduction.preflight import KEEPS_A_BANK, find_undrawable
+from recap.reproduction.preflight import KEEPS_A_BANK, find_undrawable, needs_flow
 from recap.run import versions
 from recap.sweep.jobs import Job, Result
 from recap.sweep.pool import Tell, in_silence, run_sweep
@@ -76,12 +76,9 @@ def draw_suite(
     """
     suite = find_suite(order.suite)
     entries = load_entries(suite, order.prompts, installed(environment).info if suite.official else None)
-    # Written down as what it means here, so that a video drawn tomorrow is of the same kind.
-    template = replace(order.template, flow=resolve_flow(order.template.flow))
     texts, seeds = _asked(order, suite, entries)
-    _check_drawable(template, texts)
-    if order.template.flow == "auto" and template.memory.name == KEEPS_A_BANK:
-        build_flow("auto", notice=notice)  # which says what the workers would say in silence
+    template = _settled(order.template, begun_with(work_folder(out)), texts, notice)
+    _check_drawable(template, notice)
     workers = choose_workers(workers, alone=template.device != "cpu")
     jobs = _jobs(template, texts, seeds)
     videos, work = out.expanduser().resolve(), work_folder(out)
@@ -135,13 +132,23 @@ def _jobs(template: RunConfig, texts: Mapping[str, str], seeds: int) -> dict[str
     return jobs
 
 
-def _check_drawable(template: RunConfig, texts: Mapping[str, str]) -> None:
-    """Hundreds of runs must not find out one by one what is missing here."""
+def _settled(
+    template: RunConfig, begun: Mapping[str, Any], texts: Mapping[str, str], notice: Callable[[str], None]
+) -> RunConfig:
+    """With `auto` as what it means here or as the folder was begun: a video drawn tomorrow is of the same kind."""
     if template.backbone.name == EMBEDDED:
         _check_words(list(texts.values()))
+    if template.flow == "auto" and begun.get("flow") in FLOWS:
+        template = replace(template, flow=begun["flow"])
+    needed = template.memory.name == KEEPS_A_BANK and needs_flow(template)
+    return replace(template, flow=resolve_flow(template.flow, notice)) if needed else template
+
+
+def _check_drawable(template: RunConfig, notice: Callable[[str], None]) -> None:
+    """Hundreds of runs must not find out one by one what is missing here."""
     name = template.memory.name
     asked = Planned(Row(name, {"name": name}), Script(name, "", template.shots), 0, template)
-    for reason in find_undrawable([asked]).values():
+    for reason in find_undrawable([asked], notice).values():
         raise refuse("admission", template.admission.name, f"cannot be had here ({reason})", "choose another")
 
 
