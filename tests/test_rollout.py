@@ -11,7 +11,8 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot, make_plan
-from recap.rollout import reach, rollout
+from recap.rivals.rolling_sink import RollingSinkConfig
+from recap.rollout import block_noise, reach, rollout
 from recap.types import Role
 
 
@@ -155,3 +156,94 @@ def test_a_memory_that_cannot_reread_is_refused_where_a_script_asks_for_it(backb
     next(live)
     with pytest.raises(ValueError, match=r"Plain.*reread"):
         next(live)
+
+
+# --- noise from outside ---
+
+
+def stream(spec, num_blocks, rows=1, seed=11):
+    """As the public codes draw it: the whole video's start at once, then one draw per later step."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, 3 * num_blocks, spec.latent_channels, *spec.latent_size)
+    start = torch.randn(shape, generator=generator)
+    fresh = torch.randn((num_blocks, 3, rows, 3, *shape[2:]), generator=generator)
+    asked = []
+
+    def noise(block, draw):
+        asked.append((block.index, draw))
+        return start[:, block.first_frame : block.end_frame] if draw == 0 else fresh[block.index, draw - 1]
+
+    return noise, asked
+
+
+def test_noise_from_outside_replaces_the_seeds(backbone):
+    plan = make_plan([[Shot("a red boat", 3.0)]] * 2, backbone.spec)
+
+    def drawn(seeds, noise=None):
+        policy = policy_of(RecapConfig(), backbone)
+        return latents(rollout(backbone, policy, plan, seeds=seeds, noise=noise))
+
+    noise, asked = stream(backbone.spec, 4, rows=2)
+    one = drawn([0, 1], noise)
+    assert asked == [(block, draw) for block in range(4) for draw in range(4)]
+    assert torch.equal(one, drawn([5, 9], noise))
+    other, _ = stream(backbone.spec, 4, rows=2, seed=12)
+    assert not torch.equal(one, drawn([0, 1], other))
+    assert not torch.equal(one, drawn([0, 1]))
+
+
+def test_the_seeds_own_noise_handed_in_draws_the_same(backbone):
+    plan = make_plan([[Shot("a red boat", 3.0)]], backbone.spec)
+    own = {}
+    for block in plan.blocks:
+        draw = block_noise(backbone.spec, [7], block)
+        own[block.index] = [draw() for _ in range(4)]
+    for config in (RecapConfig(), RollingSinkConfig(tiled_noise=True)):
+        expected = latents(rollout(backbone, policy_of(config, backbone), plan, seeds=[7]))
+        found = rollout(
+            backbone,
+            policy_of(config, backbone),
+            plan,
+            seeds=[0],
+            noise=lambda block, draw: own[block.index][draw].double(),
+        )
+        assert torch.equal(latents(found), expected)
+
+
+def test_a_stopped_rollout_goes_on_with_noise_from_outside(backbone):
+    plan = make_plan([[Shot("a red boat", 4.5)]], backbone.spec)
+    noise, asked = stream(backbone.spec, 6)
+    whole = list(rollout(backbone, policy_of(RecapConfig(), backbone), plan, seeds=[0], noise=noise))
+    first, decoder = policy_of(RecapConfig(), backbone), backbone.decoder()
+    begun = list(islice(rollout(backbone, first, plan, seeds=[0], noise=noise, decoder=decoder), 3))
+    second, decoder_again = policy_of(RecapConfig(), backbone), backbone.decoder()
+    second.load_state(first.state())
+    decoder_again.load_state(decoder.state())
+    asked.clear()
+    rest = rollout(
+        backbone, second, plan, seeds=[0], noise=noise, decoder=decoder_again, start=3,
+        recent=[made.latents for made in begun[-reach(backbone.spec) :]], opening=begun[0].latents[:, :1],
+    )  # fmt: skip
+    assert torch.equal(latents([*begun, *rest]), latents(whole))
+    assert asked[0] == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            lambda right: right[:, :2],
+            r"noise is 'torch.float32 \(1, 2, 16, .*draw 0 of block 0 must be floats",
+        ),
+        (lambda right: right.expand(2, -1, -1, -1, -1), r"must be floats of shape \(1, 3, 16"),
+        (lambda right: right[0], r"noise is 'torch.float32 \(3, 16"),
+        (lambda right: right.int(), "noise is 'torch.int32"),
+        (lambda right: right.numpy(), "noise is 'ndarray'"),
+    ],
+)
+def test_noise_of_another_shape_is_refused(backbone, wrong, said):
+    noise, _ = stream(backbone.spec, 2)
+    plan = make_plan([[Shot("a red boat", 1.5)]], backbone.spec)
+    policy = policy_of(SinkConfig(), backbone)
+    with pytest.raises(ValueError, match=said):
+        next(rollout(backbone, policy, plan, seeds=[0], noise=lambda block, draw: wrong(noise(block, draw))))

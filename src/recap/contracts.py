@@ -198,6 +198,14 @@ Noise = Callable[[], Tensor]
 """Each call draws fresh unit Gaussian noise, B F C rows columns, for the block at hand."""
 
 
+NoiseSource = Callable[[Block, int], Tensor]
+"""Noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
+
+Draw 0 starts the block, draw n is asked for before its n-th later step (Helios: at its n-th later stage). The
+answer must depend on these two alone: a resumed rollout asks from the middle, and a block may be asked for twice.
+"""
+
+
 class Decoder(Stateful, Protocol):
     """A decoding stream: consecutive blocks of latents in, pixels out."""
 

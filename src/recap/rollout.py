@@ -1,7 +1,7 @@
 """THE loop: plan, draw, settle, decode, commit; a generator of finished blocks.
 
 It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a
-longer plan, a resumed run and another batch draw the same block from the same noise.
+longer plan, a resumed run and another batch draw the same block from the same noise. It can also come from outside.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from recap.contracts import (
     MemoryPolicy,
     Noise,
     NoiseAware,
+    NoiseSource,
     Recorder,
     Rereadable,
 )
@@ -54,6 +56,7 @@ def rollout(
     told: Tensor | None = None,
     recent: Sequence[Tensor] = (),
     opening: Tensor | None = None,
+    noise: NoiseSource | None = None,
 ) -> Generator[GeneratedBlock, str | None, None]:
     """Yield the plan's blocks from `start` on, one seed per row.
 
@@ -63,6 +66,7 @@ def rollout(
     of the video's first frame.
     `send(prompt)` draws the next block under another prompt, which then stays until the plan's next shot.
     `aside` may run a memory's look at the pixels beside the clean pass; results are the same.
+    `noise` takes the place of the seeds' own, to draw from what another program drew (see `NoiseSource`).
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
@@ -81,12 +85,16 @@ def rollout(
         if block.rereads_prior:
             _reread(backbone, policy, past, block, given)
         first = policy.noise_block(block) if isinstance(policy, NoiseAware) else block.index
-        noise = block_noise(backbone.spec, seeds, block, first)
+        if noise is None:
+            draws = block_noise(backbone.spec, seeds, block, first)
+        else:
+            start_of = block if first == block.index else plan.blocks[first]
+            draws = _from_outside(noise, backbone.spec, block, start_of)
         known = None
         if told is not None and block.end_frame <= told.shape[1]:
             known = told[:, block.first_frame : block.end_frame]
         behind = Past(opening, _recent(past, block, backbone.spec))
-        made = _draw(backbone, policy, decoder, block, given, noise, known, aside, behind)
+        made = _draw(backbone, policy, decoder, block, given, draws, known, aside, behind)
         past = [*past, (block, made.latents)][-reach(backbone.spec) :]
         opening = made.latents[:, :1] if opening is None else opening
         recorder(made)
@@ -171,6 +179,26 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
         fresh = torch.stack([torch.randn(shape, generator=g) for g in own])
         # The block's own first draw is made in any case: later steps then draw what they always do.
         return start.pop() if start else fresh
+
+    return draw
+
+
+def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: Block) -> Noise:
+    """The noise of one block as somebody else drew it; its first draw is that of the block `first`."""
+    shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
+    draws = count()
+
+    def draw() -> Tensor:
+        index = next(draws)
+        asked = block if index else first
+        found = source(asked, index)
+        if not isinstance(found, Tensor) or tuple(found.shape) != shape or not found.is_floating_point():
+            about = (
+                f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            )
+            limit = f"draw {index} of block {asked.index} must be floats of shape {shape}"
+            raise refuse("noise", about, limit, "return rows, frames, channels, rows and columns of latents")
+        return found.detach().cpu()  # where the seeds' own noise is drawn too
 
     return draw
 

@@ -236,7 +236,7 @@ def test_scripts_that_read_the_prior_again_go_on(backbone, name):
 @pytest.mark.parametrize("name", [*DEFAULTS, *EQUAL_BUDGET, "small reservoir"])
 def test_a_long_prior_is_read_again_without_a_look_ahead(name, seconds):
     """On a row whose own window reaches back six blocks; every kept token must be older than the block."""
-    config = EVERY.get(name, RelaxForcingConfig(reservoir_frames=4))
+    config = EVERY.get(name, RelaxForcingConfig(reservoir_frames=7))
     backbone = load_backbone("untrained")
     backbone.spec = spec = replace(backbone.spec, window_frames=21)
     policy, written = config.build(spec, None), {}

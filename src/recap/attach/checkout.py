@@ -53,14 +53,14 @@ class Checkout:
 
 def find_checkout(pipeline: Any) -> Checkout:
     """The parts of a pipeline; what cannot be found is named."""
-    generator = _need(pipeline, "pipeline", "generator")
+    generator = _uncompiled(_need(pipeline, "pipeline", "generator"))
     vae = _need(pipeline, "pipeline", "vae")
     for part in ("decode_to_pixel", "model"):
         _need(vae, "pipeline.vae", part)
     model = _unwrapped(_need(generator, "pipeline.generator", "model"))
     _need(model, "the transformer", "freqs")
     attentions = tuple(
-        _need(block, f"blocks[{layer}]", "self_attn") for layer, block in enumerate(model.blocks)
+        _uncompiled(_need(block, f"blocks[{layer}]", "self_attn")) for layer, block in enumerate(model.blocks)
     )
     if not attentions:
         raise refuse("blocks", [], "the transformer has no layers", "load the model before attaching")
@@ -95,6 +95,16 @@ def find_checkout(pipeline: Any) -> Checkout:
     )
 
 
+def check_generator(generator: Any) -> None:
+    """Refuse a wrapper that hides the arguments: its calls would look like calls without a cache."""
+    parameters = inspect.signature(generator.forward).parameters
+    for parameter in ("noisy_image_or_video", "timestep", "kv_cache"):
+        if parameter not in parameters:
+            limit = f"its forward takes no {parameter!r}, as the generators of all code bases known here do"
+            remedy = "attach to the generator itself, without a wrapper around it"
+            raise refuse("pipeline.generator", type(generator).__qualname__, limit, remedy)
+
+
 def _recognise(kind: type[Any], namespace: dict[str, Any]) -> tuple[str, bool, bool]:
     """Name, whether keys are cached rotated, whether writes are deferred."""
     parameters = inspect.signature(kind.forward).parameters
@@ -114,10 +124,16 @@ def _recognise(kind: type[Any], namespace: dict[str, Any]) -> tuple[str, bool, b
 
 def _unwrapped(model: Any) -> Any:
     """The transformer inside LoRA wrapping, where `blocks` is reached through base_model.model."""
+    model = _uncompiled(model)
     if "blocks" not in _names(model) and hasattr(model, "base_model"):
         model = _need(_need(model, "generator.model", "base_model"), "generator.model.base_model", "model")
     _need(model, "generator.model (also inside base_model.model)", "blocks")
-    return model
+    return _uncompiled(model)
+
+
+def _uncompiled(module: Any) -> Any:
+    """What `torch.compile(module)` wrapped: only there does `forward` have upstream's signature."""
+    return vars(module).get("_modules", {}).get("_orig_mod", module)
 
 
 def _names(module: Any) -> set[str]:

@@ -75,6 +75,7 @@ class Session:
         self._videos = 0
         self._finished = 0  # frames of this video that are drawn and committed
         self._pass: Pass | None = None  # of the call under way
+        self._first = 0  # its first frame
         self._caches: list[LayerCache] = []
         self._block: Block | None = None
         self._context: BlockContext | None = None
@@ -83,33 +84,27 @@ class Session:
         self._shares: dict[Role, Tensor] = {}
         self._recomputed: list[tuple[Tensor, Tensor]] = []
 
-    @torch.no_grad()
-    def call(
-        self,
-        original: Callable[[], Any],
-        latents: Tensor,
-        timestep: Tensor,
-        caches: list[LayerCache],
-        start: int,
-    ) -> Any:
-        """One call of the generator with a cache; `original` is that call as upstream has it."""
-        first = start // self._checkout.frame_tokens
-        clean = bool((timestep == self._checkout.context_noise).all())
+    def begin(self, latents: Tensor, timestep: Tensor, caches: list[LayerCache], start: int) -> None:
+        """Before a call of the generator with a cache, which begins at token `start` of the video."""
         self._caches = caches
+        self._first = start // self._checkout.frame_tokens
         # All code bases empty the cache, or at least reset its indices, before a video and at no other time.
-        if first == 0 and int(caches[0]["global_end_index"].item()) == 0:
+        if self._first == 0 and int(caches[0]["global_end_index"].item()) == 0:
             self._start_video(latents)
-        try:
-            self._pass = self._enter(latents, first, clean)
-            result = original()
-            if self._pass is Pass.CLEAN:
-                self._finish(latents)
-            elif self._pass is Pass.RECACHE:
-                self._refresh(first)
-        finally:
-            self._pass = None
-            self._recomputed = []
-        return result
+        clean = bool((timestep == self._checkout.context_noise).all())
+        self._pass = self._enter(latents, self._first, clean)
+
+    def end(self, latents: Tensor) -> None:
+        """After a call that went well."""
+        if self._pass is Pass.CLEAN:
+            self._finish(latents)
+        elif self._pass is Pass.RECACHE:
+            self._refresh(self._first)
+
+    def leave(self) -> None:
+        """After any call, also a failed one."""
+        self._pass = None
+        self._recomputed = []
 
     def attend(self, layer: int, original: Callable[[], Any], x: Tensor) -> Any:
         """One layer's self-attention on x B N M; what upstream returns."""

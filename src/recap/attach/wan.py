@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from recap.attach.checkout import find_checkout
+import torch
+
+from recap.attach.checkout import check_generator, find_checkout
+from recap.attach.compiling import skipped, untraced
 from recap.attach.pictures import Pictures
 from recap.attach.session import Attached, BuildMemory, Session
 from recap.build import build_memory
@@ -18,6 +21,8 @@ from recap.errors import refuse, unknown_name
 from recap.registry import MemoryConfig
 
 ABSENT = object()
+MARK = "recap_hook"
+"""Set on the generator's hook, so that it is recognised when met again."""
 
 
 class Patches:
@@ -59,15 +64,16 @@ def attached(
     if window_frames is not None and window_frames < checkout.frames_per_block:
         limit = f"a block of {checkout.frames_per_block} frames must fit into it"
         raise refuse("window_frames", window_frames, limit, "the paper's window is 6 frames")
-    if isinstance(vars(checkout.generator).get("forward"), _GeneratorHook):
+    if hasattr(vars(checkout.generator).get("forward"), MARK):
         limit = "a memory is attached to it already"
         raise refuse("pipeline", type(pipeline).__qualname__, limit, "leave the other `with` first")
+    check_generator(checkout.generator)
     build = memory_builder(memory, admission, flow)
     pictures = Pictures(checkout.vae, decoder, keep=reuse_pictures)
     session = Session(checkout, build, pictures, phases=phases, window_frames=window_frames)
     patches = Patches()
     try:
-        patches.set(checkout.generator, "forward", _GeneratorHook(session, checkout.generator.forward))
+        patches.set(checkout.generator, "forward", _generator_hook(session, checkout.generator.forward))
         for layer, attention in enumerate(checkout.attentions):
             patches.set(attention, "forward", _attention_hook(session, layer, attention.forward))
         if reuse_pictures and decoder is None:
@@ -77,32 +83,35 @@ def attached(
         patches.undo()
 
 
-class _GeneratorHook:
-    """Stands in for the generator's `forward`; a class, so that it is recognised when met again."""
+def _generator_hook(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    bind = untraced(signature.bind)
+    begin, end, leave = untraced(session.begin), untraced(session.end), untraced(session.leave)
 
-    def __init__(self, session: Session, original: Callable[..., Any]):
-        self._session = session
-        self._original = original
-        self._signature = inspect.signature(original)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._signature.bind(*args, **kwargs).arguments
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = bind(*args, **kwargs).arguments
         if given.get("kv_cache") is None:
-            return self._original(*args, **kwargs)
-        return self._session.call(
-            lambda: self._original(*args, **kwargs),
-            given["noisy_image_or_video"],
-            given["timestep"],
-            given["kv_cache"],
-            given.get("current_start") or 0,
-        )
+            return original(*args, **kwargs)
+        latents, start = given["noisy_image_or_video"], given.get("current_start") or 0
+        with torch.no_grad():
+            try:
+                begin(latents, given["timestep"], given["kv_cache"], start)
+                result = original(*args, **kwargs)
+                end(latents)
+            finally:
+                leave()
+        return result
+
+    hook = skipped(forward)
+    vars(hook)[MARK] = True
+    return hook
 
 
 def _attention_hook(session: Session, layer: int, original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
         return session.attend(layer, lambda: original(x, *args, **kwargs), x)
 
-    return forward
+    return untraced(forward)
 
 
 def memory_builder(

@@ -25,7 +25,9 @@ def convert_command(
     ] = None,
     lora_alpha: Annotated[
         float | None,
-        typer.Option(help="Alpha of the LoRA, which scales it by alpha / rank [default: its rank]."),
+        typer.Option(
+            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not tell it."
+        ),
     ] = None,
     ema: Annotated[
         bool | None,

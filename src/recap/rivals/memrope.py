@@ -152,7 +152,7 @@ class MemRope:
 class MemRopeConfig:
     """Sink, a slow and a fast running mean of what left the window, recent frames (MemRoPE).
 
-    `accumulation`: "float32" as the paper means it; "bfloat16" as the release runs, whose long mean hardly moves.
+    `accumulation`: "float32" as the paper means it; "bfloat16" as the release runs, which rounds small changes away.
     """
 
     window_frames: int = 12  # sink, two means, recent and current

@@ -1,12 +1,14 @@
 """`relax-forcing`: sink, one chosen frame of the past, the last frame (Relax Forcing, arXiv 2603.21366).
 
-Of the frames between sink and tail, four that lie evenly in the newer half are candidates, and one is read:
+Of the frames between sink and tail, four that lie evenly in the newer half, its newest left out, are
+candidates, and one is read:
 
-    argmax  cos(candidate, sink) - 2 cos(candidate, tail)      on mean unrotated keys of the first layer
+    argmax  cos(candidate, sink) - 2 cos(candidate, tail)
 
-like the opening, unlike what was just seen; once per block, for all layers. Tail and current have their own
-time, history and sink stand packed right before the tail. With its defaults it attends to 7 frames, as `recap`
-does. Only the newer half of the past is ever a candidate, so only that half is kept.
+on unrotated keys of the first layer, averaged over a frame's tokens and over heads: like the opening, unlike
+what was just seen; once per block, for all layers. Tail and current have their own time, history and sink
+stand packed right before the tail. With its defaults it attends to 7 frames, as `recap` does. Only the newer
+half of the past is ever a candidate, so only that half is kept.
 """
 
 from __future__ import annotations
@@ -29,18 +31,20 @@ from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, T
 
 
 def candidate_frames(first: int, end: int, count: int, device: torch.device | None = None) -> Tensor:
-    """`count` frames evenly spaced, both ends among them, over the newer half of first..end-1.
+    """`count` frames evenly spaced over the newer half of first..end-1, as the released code chooses them.
 
-    Where that half has fewer, some are listed twice. Made on the device: a list would have to be sent there.
+    One point more than candidates, truncated, and the newest dropped. `count` shrinks to the half's length; a
+    frame may still be listed twice, which changes no choice. The float32 points are those of the release: an
+    integer formula would truncate elsewhere. Made on the device: a list would have to be sent there.
     """
-    oldest = first + (end - first) // 2
-    steps = max(count - 1, 1)
-    index = torch.arange(count, device=device)
-    return oldest + (index * (end - 1 - oldest) + steps // 2) // steps
+    num = end - first
+    half = num - num // 2
+    points = torch.linspace(num // 2, num - 1, min(count, half) + 1, dtype=torch.float32, device=device)
+    return first + points[:-1].long()
 
 
 def affinity(candidates: Tensor, sink: Tensor, tail: Tensor | None, tail_weight: float) -> Tensor:
-    """How much B K candidates, B K M, are like the sink and unlike the tail, both B M."""
+    """How much B K candidates, B K D, are like the sink and unlike the tail, both B D."""
     score = cosine_similarity(candidates, sink[:, None], dim=-1)
     if tail is not None:
         score = score - tail_weight * cosine_similarity(candidates, tail[:, None], dim=-1)
@@ -63,14 +67,15 @@ class RelaxForcing:
         self._candidates = candidates
         self._tail_weight = tail_weight
         self._window = Window(spec, sink_frames=sink_frames, prior_frames=tail_frames)
-        self._middle = reservoir_frames - sink_frames - tail_frames
+        # The release's cache has room for the current block too.
+        self._middle = reservoir_frames - sink_frames - tail_frames - spec.frames_per_block
         # The newer half of the middle, the tail that will join it, and the block that is read again after a clear.
         self._ring_frames = -(-self._middle // 2) + tail_frames + spec.frames_per_block
         self._ring = Store(spec.layers, self._ring_frames * spec.frame_tokens, on_host=on_host)
         self._history = Store(spec.layers, spec.frame_tokens)
         self._num_seen = 0  # frames of the video so far
-        self._means: Tensor | None = None  # B ring M: mean key of the first layer, frame by frame
-        self._sink_sum: Tensor | None = None  # B M: sum of the sink's means
+        self._means: Tensor | None = None  # B ring D: mean key of the first layer, frame by frame
+        self._sink_sum: Tensor | None = None  # B D: sum of the sink's means
         self._chosen: list[Segment] = []
 
     def begin(self, block: Block) -> Tensor:
@@ -164,7 +169,7 @@ class RelaxForcing:
         self._ring.allocate(current.keys)
         exact = torch.promote_types(current.keys.dtype, torch.float32)
         tokens = current.keys[0][:, : block.num_frames * size].unflatten(1, (block.num_frames, size))
-        means = tokens.mean(dim=2, dtype=exact).flatten(2)
+        means = tokens.mean(dim=(2, 3), dtype=exact)
         if self._means is None or self._sink_sum is None:
             self._means = means.new_zeros((means.shape[0], self._ring_frames, means.shape[2]))
             self._sink_sum = torch.zeros_like(means[:, 0])
@@ -188,12 +193,12 @@ class RelaxForcingConfig:
     tail_frames: int = 1
     num_candidates: int = 4
     tail_weight: float = 2.0
-    reservoir_frames: int = 120  # how far back a frame can be chosen, sink and tail included
+    reservoir_frames: int = 120  # how far back a frame can be chosen, sink, tail and current included
     reservoir_on_host: bool = False  # what is not in view lies in the CPU's memory
 
     card: ClassVar[Card] = Card(
         keeps="first 2 frames; 1 of 4 earlier frames, like the opening and unlike the last; the last frame",
-        extra_memory="a reservoir of the newer 63 frames: 18.1 GB at 1.3B, on the host with reservoir_on_host",
+        extra_memory="a reservoir of the newer 61 frames: 17.5 GB at 1.3B, on the host with reservoir_on_host",
         paper="Relax Forcing, arXiv 2603.21366",
         licence="Apache-2.0",
     )
@@ -209,10 +214,9 @@ class RelaxForcingConfig:
             raise refuse("tail_frames", self.tail_frames, limit, "the release has 1")
         if not math.isfinite(self.tail_weight):
             raise refuse("tail_weight", self.tail_weight, "must be finite", "the release has 2.0")
-        least = self.sink_frames + self.tail_frames + 1
-        check_frames(
-            "reservoir_frames", self.reservoir_frames, least, 10_000, "sink, tail and a frame between"
-        )
+        least = self.sink_frames + 1 + self.tail_frames + block
+        reason = "sink, a frame between, tail and current"
+        check_frames("reservoir_frames", self.reservoir_frames, least, 10_000, reason)
         return RelaxForcing(
             own_window(spec, self.attended_frames(spec)[0]),
             sink_frames=self.sink_frames,

@@ -123,6 +123,19 @@ def test_the_choice_of_ema(tmp_path: Path, ema: bool | None, index: int) -> None
     assert same(model, sets[index])
 
 
+@pytest.mark.parametrize("ema", [None, False])
+def test_longlives_other_top_key_is_read(tmp_path: Path, ema: bool | None) -> None:
+    """Its inference also takes {"model": state dict}, where there is no generator."""
+    path, model = tmp_path / "home-made.pt", empty_model()
+    torch.save({"model": STATE, "step": 7}, path)
+    load_checkpoint(model, path, dtype=FP32, ema=ema)
+    assert same(model, STATE)
+    assert open_checkpoint(path, ema).key == "model"
+    refused(path, "no generator_ema", "keys are model, step", ema=True)
+    torch.save({"model": make_state(seed=1), "generator": STATE}, path)
+    assert open_checkpoint(path, ema).key == "generator"
+
+
 def test_what_is_not_there_cannot_be_chosen(tmp_path: Path) -> None:
     refused(self_forcing(tmp_path, STATE), "has no generator;", "generator_ema", "self_forcing", ema=False)
     refused(longlive(tmp_path, STATE), "no generator_ema", "keys are generator", "longlive_base", ema=True)
@@ -133,7 +146,7 @@ def test_what_is_not_there_cannot_be_chosen(tmp_path: Path) -> None:
 
 def test_a_file_without_a_generator_says_what_it_has(tmp_path: Path) -> None:
     torch.save({"critic": STATE, "step": 3}, tmp_path / "critic.pt")
-    refused(tmp_path / "critic.pt", "neither generator_ema nor generator", "critic, step")
+    refused(tmp_path / "critic.pt", "none of generator_ema, generator and model", "critic, step")
 
 
 # --- tensors at fault -----------------------------------------------------------------------------------------

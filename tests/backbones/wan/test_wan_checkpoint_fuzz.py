@@ -37,7 +37,7 @@ SINGLE = (self_forcing, bare, legacy, one_safetensors)
 
 
 def load(path: Path, lora: Path | None = None) -> None:
-    load_checkpoint(empty_model(), path, dtype=torch.float32, lora=lora)
+    load_checkpoint(empty_model(), path, dtype=torch.float32, lora=lora, lora_alpha=3.0)
 
 
 def refused(path: Path, named: Path, lora: Path | None = None) -> None:

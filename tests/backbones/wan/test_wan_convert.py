@@ -57,7 +57,11 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
     base, lora = longlive(tmp_path, STATE), save_lora(tmp_path / "lora.pt", make_lora())
     calls: list[tuple[int, int]] = []
     told = convert(
-        base, tmp_path / "out", lora=lora, progress=lambda done, total: calls.append((done, total))
+        base,
+        tmp_path / "out",
+        lora=lora,
+        lora_alpha=3.0,
+        progress=lambda done, total: calls.append((done, total)),
     )
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == json.loads(json.dumps(told))
 
@@ -67,7 +71,7 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
 
     parameters = sum(tensor.numel() for tensor in STATE.values())
     assert told["sources"] == [about(base)]
-    assert told["lora"] == {"sources": [about(lora)], "ranks": [3], "alpha": "rank"}
+    assert told["lora"] == {"sources": [about(lora)], "ranks": [3], "alpha": 3.0}
     assert (told["key"], told["names"], told["dtype"]) == ("generator", "wan", "bfloat16")
     assert (told["tensors"], told["parameters"], told["fits"]) == (len(STATE), parameters, [])
     assert told["sizes"]["dim"] == 8 and told["sizes"]["layers"] == 2

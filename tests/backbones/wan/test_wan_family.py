@@ -18,6 +18,7 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
+from recap.backbones.wan.weights import WanFiles
 from recap.build import build_backbone
 from recap.cli.main import main
 from recap.config import Choice, RunConfig
@@ -134,21 +135,47 @@ def test_as_released_has_the_window_the_phases_and_the_sink_of_the_public_code(f
     assert (window.sink_frames, window.prior_frames) == (3, 6) and Role.SINK
 
 
-def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
+def lora_of(state: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
     tensors = {}
-    for name, tensor in make_state(MINI).items():
+    for name, tensor in state.items():
         if name.startswith("blocks.") and tensor.dim() == 2:
             module = name.removesuffix(".weight")
-            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(4, tensor.shape[1])
-            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(tensor.shape[0], 4)
+            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(rank, tensor.shape[1])
+            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(tensor.shape[0], rank)
+    return tensors
+
+
+def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
+    tensors = lora_of(make_state(MINI), rank=4)
     torch.save({"generator_lora": tensors}, tmp_path / "lora.pt")
     plain, tuned = (
-        build_backbone(config_of(files, lora=lora), quiet).model.state_dict()
+        build_backbone(config_of(files, lora=lora, lora_alpha=8.0), quiet).model.state_dict()
         for lora in ("", str(tmp_path / "lora.pt"))
     )
     name = "blocks.1.ffn.0"
     down, up = (tensors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-    torch.testing.assert_close(tuned[f"{name}.weight"], plain[f"{name}.weight"] + up @ down)
+    torch.testing.assert_close(tuned[f"{name}.weight"], plain[f"{name}.weight"] + 2 * up @ down)
+    with pytest.raises(ValueError, match=r"its alpha is not known.*backbone\.lora_alpha"):
+        build_backbone(config_of(files, lora=str(tmp_path / "lora.pt")), quiet)
+
+
+def test_the_installed_lora_is_merged_with_its_authors_alpha(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = lora_of(make_state(MINI), rank=4)
+    torch.save({"generator_lora": tensors}, tmp_path / "lora.pt")
+    installed = WanFiles(
+        Path(files["checkpoint"]), False, tmp_path / "lora.pt", 8.0, *(Path() for _ in range(3)), None
+    )
+    monkeypatch.setattr("recap.backbones.wan.family.find_weights", lambda name: installed)
+    plain = build_backbone(config_of(files), quiet).model.state_dict()
+    parts = {**files, "checkpoint": ""}
+    tuned = build_backbone(config_of(parts), quiet).model.state_dict()
+    name = "blocks.0.self_attn.q"
+    down, up = (tensors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    torch.testing.assert_close(tuned[f"{name}.weight"], plain[f"{name}.weight"] + 2 * up @ down)
+    with pytest.raises(ValueError, match=r"backbone\.lora_alpha is 4.0: its authors .* with 8.0"):
+        build_backbone(config_of(parts, lora_alpha=4.0), quiet)
 
 
 def test_what_is_missing_is_said_with_the_command_that_fetches_it(

@@ -43,7 +43,7 @@ def merged(scale: float) -> State:
     return state
 
 
-def load(tmp_path: Path, lora: Path, alpha: float | None = None, dtype: torch.dtype = torch.float32) -> State:
+def load(tmp_path: Path, lora: Path, alpha: float | None = 3.0, dtype: torch.dtype = torch.float32) -> State:
     model = empty_model()
     load_checkpoint(model, longlive(tmp_path, STATE), dtype=dtype, lora=lora, lora_alpha=alpha)
     return model.state_dict()
@@ -90,7 +90,14 @@ FAULTS = {
     "a layer less": ({n: t for n, t in LORA.items() if "blocks.0" in n}, ("20 missing", "and 12 more")),
     "a layer more": ({**LORA, "blocks.2.ffn.0.lora_A": torch.ones(3, 8)}, ("1 unknown", "blocks.2.ffn.0")),
     "another module": ({**LORA, "head.head.lora_A": torch.ones(3, 8)}, ("1 unknown", "head.head.lora_A")),
-    "not a half": ({**LORA, "blocks.0.ffn.0.alpha": torch.ones(())}, ("1 unknown", "blocks.0.ffn.0.alpha")),
+    "a lone alpha": (
+        {**LORA, "blocks.0.ffn.0.alpha": torch.ones(())},
+        ("19 missing", "blocks.0.ffn.2.alpha"),
+    ),
+    "an alpha of another module": (
+        {**LORA, "head.head.alpha": torch.ones(())},
+        ("1 unknown", "head.head.alpha"),
+    ),
     "misshapen": ({**LORA, A: torch.ones(3, 9)}, ("misshapen", A, "[3, 9]")),
     "other ranks": ({**LORA, A: torch.ones(2, 8)}, ("misshapen", A, "[2, 8] and [8, 3]")),
     "no rank": ({**LORA, A: torch.ones(0, 8), B: torch.ones(8, 0)}, ("misshapen", A)),
@@ -102,7 +109,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_lora_at_fault_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     lora, words = FAULTS[fault]
-    path = save_lora(tmp_path / "lora.pt", lora)
+    path = tmp_path / "lora.pt"
+    torch.save({n if n.endswith("alpha") else f"{n}.weight": t for n, t in lora.items()}, path)
     with pytest.raises(ValueError, match=r"lora is .*lora\.pt.*20 linear layers") as refusal:
         load(tmp_path, path)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
@@ -133,7 +141,7 @@ def test_the_counts_of_longlive(tmp_path: Path) -> None:
             out, inner = shapes[f"blocks.{layer}.{module}.weight"]
             factors[f"blocks.{layer}.{module}.lora_A"] = torch.zeros(1).expand(256, inner)
             factors[f"blocks.{layer}.{module}.lora_B"] = torch.zeros(1).expand(out, 256)
-    lora = open_lora(save_lora(tmp_path / "lora.pt", factors), shapes, None)
+    lora = open_lora(save_lora(tmp_path / "lora.pt", factors), shapes, 256.0)
     assert (len(lora.factors), lora.ranks) == (300, [256])
     sizes = [torch.Size(half.shape).numel() for pair in lora.factors.values() for half in pair]
     assert (len(sizes), sum(sizes)) == (600, 349_962_240)

@@ -95,6 +95,7 @@ def test_what_is_fetched_is_found(hub: Hub, home: Path, name: str) -> None:
     assert found.autoencoder.name == "Wan2.1_VAE.pth"
     assert (found.tokenizer / "spiece.model").is_file() and found.tokenizer.name == "umt5-xxl"
     assert (found.lora is not None) == (name == "longlive")
+    assert found.lora_alpha == (256.0 if name == "longlive" else None)
     assert found.ema is {"self-forcing": True, "infinite-forcing": None, "longlive": False}[name]
 
 

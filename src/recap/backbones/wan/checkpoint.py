@@ -1,8 +1,8 @@
 """Fill a causal Wan transformer from the files in which such models are published.
 
-A torch pickle of a trainer (`generator_ema`, `generator`) or a bare state dict; safetensors in one file, in shards
-with an index or in a folder; a folder in the layout of diffusers; what `recap convert` writes. Names are cleaned of
-wrappers, and every tensor must be there, fit and be a float: nothing is skipped or filled in.
+A torch pickle of a trainer (`generator_ema`, `generator`, `model`) or a bare state dict; safetensors in one file, in
+shards with an index or in a folder; a folder in the layout of diffusers; what `recap convert` writes. Names are
+cleaned of wrappers, and every tensor must be there, fit and be a float: nothing is skipped or filled in.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from recap.backbones.wan.storage import (
 )
 from recap.errors import refuse
 
-EMA, PLAIN = "generator_ema", "generator"
-"""Keys of a trainer's file: the averaged weights, and those of the last step."""
+EMA, PLAIN, MODEL = "generator_ema", "generator", "model"
+"""Keys of a trainer's file: the averaged weights, those of the last step, and LongLive's other name for these."""
 
 LARGEST_SIZE = 1 << 20  # of one axis: more is a damaged file, and its products would overflow
 
@@ -71,7 +71,7 @@ def load_checkpoint(
     """Fill a model, best made on the meta device, tensor by tensor, so that memory stays near one copy.
 
     `ema` chooses between the two sets of weights of a trainer's file: None takes the averaged ones if they are
-    there. `lora` is merged in fp32; its alpha is its rank unless `lora_alpha` says otherwise.
+    there. `lora` is merged in fp32; `lora_alpha` is for files that do not tell their alpha.
     """
     checkpoint = open_checkpoint(path, ema)
     check_fit(checkpoint, model.spec)
@@ -193,15 +193,16 @@ def read_tensors(
 def _state_dict(
     found: Mapping[str, Any], file: Path, ema: bool | None
 ) -> tuple[str | None, Mapping[str, Any]]:
-    held = [key for key in (EMA, PLAIN) if key in found]
+    plain = MODEL if PLAIN not in found and isinstance(found.get(MODEL), Mapping) else PLAIN
+    held = [key for key in (EMA, plain) if key in found]
     if not held:
         if any(isinstance(value, Tensor) for value in found.values()):
             if ema is not None:
                 raise _no_choice(file)
             return None, found
-        limit = f"it has neither {EMA} nor {PLAIN}; its keys are {_keys(found)}"
+        limit = f"it has none of {EMA}, {PLAIN} and {MODEL}; its keys are {_keys(found)}"
         raise refuse(FIELD, str(file), limit, "name the checkpoint of a generator")
-    key = held[0] if ema is None else EMA if ema else PLAIN
+    key = held[0] if ema is None else EMA if ema else plain
     if key not in held:
         limit = f"it has no {key}; its keys are {_keys(found)}"
         raise refuse(FIELD, str(file), limit, f"ask {'without' if ema else 'with'} EMA")

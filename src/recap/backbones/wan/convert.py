@@ -89,7 +89,7 @@ def _about_lora(lora: Lora, advance: Callable[[int], None]) -> dict[str, Any]:
     return {
         "sources": [_about(file, advance) for file in lora.files],
         "ranks": lora.ranks,
-        "alpha": "rank" if lora.alpha is None else lora.alpha,
+        "alpha": lora.alpha,
     }
 
 

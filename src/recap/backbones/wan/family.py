@@ -47,6 +47,7 @@ class WanConfig:
 
     checkpoint: str = ""
     lora: str = ""
+    lora_alpha: float = 0.0  # of a LoRA whose files do not tell it; 0: as they do
     text_encoder: str = ""
     tokenizer: str = ""
     autoencoder: str = ""
@@ -74,8 +75,8 @@ class WanConfig:
         encode = self._text(spec, device, prompts, notice)
         with torch.device("meta"):
             model = CausalWan(spec)
-        checkpoint, ema, lora = self._weights()
-        load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora)
+        checkpoint, ema, lora, alpha = self._weights()
+        load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora, lora_alpha=alpha)
         # Only what is used is read: a tiny decoder needs no full one unless pictures are given.
         full = cache(lambda: self._vae(device, dtype))
         open_decoder: Callable[[], Decoder]
@@ -96,16 +97,22 @@ class WanConfig:
     def _files(self) -> WanFiles:
         return find_weights(self.row.name)
 
-    def _weights(self) -> tuple[Path, bool | None, Path | None]:
-        """Checkpoint, which of its weights, and adapter."""
+    def _weights(self) -> tuple[Path, bool | None, Path | None, float | None]:
+        """Checkpoint, which of its weights, adapter and its alpha where the file does not tell it."""
+        lora = Path(self.lora).expanduser() if self.lora else None
+        alpha = self.lora_alpha or None
         if self.checkpoint:
             chosen = Path(self.checkpoint).expanduser()
             # A converted folder has made its choice; a published file is drawn with as its authors do.
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
-            lora = Path(self.lora).expanduser() if self.lora else None
-            return chosen, SETS[self.row.name].ema if published else None, lora
+            return chosen, SETS[self.row.name].ema if published else None, lora, alpha
         files = self._files()
-        return files.checkpoint, files.ema, Path(self.lora).expanduser() if self.lora else files.lora
+        if lora is not None:
+            return files.checkpoint, files.ema, lora, alpha
+        if alpha not in (None, files.lora_alpha):
+            limit = f"its authors merge the LoRA of {self.row.name} with {files.lora_alpha}"
+            raise refuse("backbone.lora_alpha", alpha, limit, "leave it out")
+        return files.checkpoint, files.ema, files.lora, files.lora_alpha
 
     def _text(
         self, spec: WanSpec, device: str, prompts: Sequence[str], notice: Notice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recap.backbones.wan.lora_alpha import Alphas, find_alphas
 from recap.backbones.wan.names import clean
 from recap.backbones.wan.storage import FIELD, FLOATS, Stored, files_of, listing, open_file
 from recap.errors import refuse
@@ -25,6 +27,8 @@ TARGETS = (
 # peft writes `lora_A.weight` to files and `lora_A.<adapter>.weight` in a state dict of the live model.
 _HALF = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
 
+_ALPHA = ".alpha"
+
 Shape = tuple[int, ...]
 
 
@@ -34,52 +38,66 @@ class Lora:
 
     files: tuple[Path, ...]
     factors: Mapping[str, tuple[Stored, Stored]]  # weight -> A (rank x in), B (out x rank)
-    alpha: float | None  # None: the rank, so that the scale is one
+    alphas: Alphas
 
     @property
     def ranks(self) -> list[int]:
         return sorted({down.shape[0] for down, _ in self.factors.values()})
+
+    @property
+    def alpha(self) -> float | list[float]:
+        """The one of all layers, or all there are."""
+        different = sorted(set(self.alphas.values()))
+        return different[0] if len(different) == 1 else different
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """The weight of that name with its change, in fp32; other tensors as they are."""
         if name not in self.factors:
             return weight
         down, up = (factor.read().to(torch.float32) for factor in self.factors[name])
-        scale = 1.0 if self.alpha is None else self.alpha / down.shape[0]
-        return torch.addmm(weight.to(torch.float32), up, down, alpha=scale)
+        return torch.addmm(weight.to(torch.float32), up, down, alpha=self.alphas[name] / down.shape[0])
 
 
 def open_lora(path: Path, wanted: Mapping[str, Shape], alpha: float | None) -> Lora:
-    """Open a LoRA that changes every linear layer of the blocks of a model with these tensors."""
-    if alpha is not None and not 0 < alpha < float("inf"):
-        raise refuse("lora alpha", alpha, "must be above 0", "leave it out where alpha is the rank")
+    """Open a LoRA that changes every linear layer of the blocks of a model with these tensors.
+
+    `alpha` is for files that do not tell their own; one that contradicts the file is refused.
+    """
     files = files_of(path)
-    halves: dict[str, Stored] = {}
+    parts: dict[str, Stored] = {}
     unknown = []
     for file in files:
         for name, stored in open_file(file, _generator).items():
-            half = _half(name)
-            if half is None or half in halves:
+            part = _part(name)
+            if part is None or part in parts:
                 unknown.append(name)
             else:
-                halves[half] = stored
+                parts[part] = stored
+    scales = {name: parts.pop(name) for name in list(parts) if name.endswith(_ALPHA)}
     targets = [name for name in wanted if name.endswith(tuple(f".{t}.weight" for t in TARGETS))]
     expected = {_of(target, half) for target in targets for half in "AB"}
-    unknown += [halves[half].name for half in halves if half not in expected]
-    missing = sorted(expected - halves.keys())
+    unknown += [parts[half].name for half in parts if half not in expected]
+    scaled = {f"{target.removesuffix('.weight')}{_ALPHA}": target for target in targets}
+    unknown += [scales[name].name for name in scales if name not in scaled]
+    missing = sorted(expected - parts.keys())
+    # One for every layer or none: what a lone one says of the other layers is not known.
+    missing += sorted(scaled.keys() - scales.keys()) if scales else []
     faults = [listing(kind, names) for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     factors = {
-        target: (halves[_of(target, "A")], halves[_of(target, "B")])
+        target: (parts[_of(target, "A")], parts[_of(target, "B")])
         for target in targets
         if not {_of(target, "A"), _of(target, "B")} & set(missing)
     }
     misfits = [fault for target, pair in factors.items() for fault in _misfits(wanted[target], *pair)]
+    misfits += [f"{part.name} {list(part.shape)}" for part in scales.values() if math.prod(part.shape) != 1]
     if misfits:
         faults.append(listing("misshapen or not floats", misfits))
     if faults:
         limit = f"does not change the {len(targets)} linear layers of this model: {'; '.join(faults)}"
         raise refuse("lora", str(path), limit, "name the LoRA that belongs to this checkpoint")
-    return Lora(tuple(files), factors, alpha)
+    written = {scaled[name]: float(stored.read().item()) for name, stored in scales.items()}
+    ranks = {target: down.shape[0] for target, (down, _) in factors.items()}
+    return Lora(tuple(files), factors, find_alphas(path, files, ranks, written, alpha))
 
 
 def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
@@ -92,9 +110,11 @@ def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     return chosen
 
 
-def _half(name: str) -> str | None:
-    """Whose half a tensor is, under our names, or nothing."""
+def _part(name: str) -> str | None:
+    """Whose half or alpha a tensor is, under our names, or nothing."""
     bare = clean(clean(name).removeprefix("base_model.model."))
+    if bare.endswith(_ALPHA):
+        return bare
     found = _HALF.fullmatch(bare)
     return _of(f"{found['module']}.weight", found["half"]) if found else None
 

@@ -80,6 +80,11 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return found
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """The free texts of a safetensors file."""
+    return _opened(file).metadata() or {}
+
+
 def _files_in(folder: Path) -> list[Path]:
     indices = sorted(folder.glob(f"*{_INDEX}"))
     if len(indices) > 1:
@@ -110,11 +115,8 @@ def _files_in_index(index: Path) -> list[Path]:
 
 
 def _open_safetensors(file: Path) -> dict[str, Stored]:
-    try:
-        opened: Any = safe_open(file, framework="pt")  # its hints are incomplete
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise refuse(FIELD, str(file), f"not a whole safetensors file ({error})", AGAIN) from error
+    opened = _opened(file)
+    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
 
     def reader(name: str) -> Callable[[], Tensor]:
         return lambda: cast(Tensor, opened.get_tensor(name))
@@ -124,6 +126,13 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
         dtype = part.get_dtype()
         stored[name] = Stored(name, file, tuple(part.get_shape()), _DTYPES.get(dtype, dtype), reader(name))
     return stored
+
+
+def _opened(file: Path) -> Any:  # its hints are incomplete
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise refuse(FIELD, str(file), f"not a whole safetensors file ({error})", AGAIN) from error
 
 
 def _open_pickle(file: Path) -> Mapping[str, Any]:

@@ -71,6 +71,7 @@ class WeightSet:
     )  # which weights of the checkpoint its authors draw with; None: the averaged if it has them
     licence: str
     lora: PublicFile | None = None
+    lora_alpha: float | None = None  # of its authors' config; the file does not tell it
 
     @property
     def files(self) -> tuple[PublicFile, ...]:
@@ -110,6 +111,7 @@ SETS = {
             2_800_056_690,
             "c4e43b87d62d4b0614b496773639f1ab170a7ee486dc23407901e9d3a5ebc07a",
         ),
+        lora_alpha=256.0,
     ),
 }
 
@@ -121,6 +123,7 @@ class WanFiles:
     checkpoint: Path
     ema: bool | None
     lora: Path | None
+    lora_alpha: float | None
     text_encoder: Path
     tokenizer: Path  # a folder
     autoencoder: Path
@@ -140,11 +143,22 @@ def find_weights(name: str) -> WanFiles:
         checkpoint=chosen.checkpoint.path,
         ema=chosen.ema,
         lora=chosen.lora.path if chosen.lora else None,
+        lora_alpha=chosen.lora_alpha,
         text_encoder=TEXT_ENCODER.path,
         tokenizer=TOKENIZER[0].path.parent,
         autoencoder=AUTOENCODER.path,
         tiny_decoder=next((path for path in by_hand if path.is_file()), None),
     )
+
+
+def published_lora_alpha(file: Path) -> float | None:
+    """The alpha its authors merge a published LoRA with, wherever a copy lies; of other files nothing is known."""
+    for known in SETS.values():
+        # Equal sizes are no proof: another training run writes files of the same layout.
+        same_size = known.lora is not None and file.stat().st_size == known.lora.size
+        if known.lora and same_size and sha256_of(file, lambda size: None) == known.lora.sha256:
+            return known.lora_alpha
+    return None
 
 
 def fetch_weights(name: str, *, dry_run: bool, report: Report, progress: Progress) -> WanFiles | None:
