@@ -38,6 +38,8 @@ def block_record(made: GeneratedBlock, *, offered: bool = False) -> dict[str, An
         record["notes"] = dict(memory.notes)
     if memory.fired is not None:
         record["fired_tokens"] = memory.fired.tolist()
+    if memory.edge_share is not None:
+        record["bank_edge_share"] = memory.edge_share.tolist()
     if memory.admitted is not None:
         record["admitted"] = _entries(memory.admitted)
     if memory.evicted is not None:

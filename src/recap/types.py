@@ -165,6 +165,9 @@ class MemoryTrace:
     evicted: Candidates | None = None  # likewise of what left it
     fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
     offered: Candidates | None = None  # whole frames: all that the bank could choose from, taken or not
+    edge_share: Tensor | None = (
+        None  # B: of the bank's tokens that were new, those in the first or last column
+    )
     notes: dict[str, bool | int | str] = field(default_factory=dict)  # what else a policy has to say
 
 

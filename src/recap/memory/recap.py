@@ -90,7 +90,17 @@ class RecapMemory:
         if offered.count:
             admitted, evicted = self._bank.admit(offered, keys, values, self._admission.retain)
         fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
-        return MemoryTrace(counts, admitted, evicted, fired, offered if offered.count else None)
+        return MemoryTrace(
+            counts, admitted, evicted, fired, offered if offered.count else None, self._edge_share()
+        )
+
+    def _edge_share(self) -> Tensor | None:
+        """A bank of border columns is one that a camera's sway has filled."""
+        if self._bank.count == 0:
+            return None
+        new, column = self._bank.held.score > 0, self._bank.held.source[..., 2]
+        edge = (column == 0) | (column == self._window.spec.grid[1] - 1)
+        return (new & edge).sum(dim=1) / new.sum(dim=1).clamp(min=1)
 
     def _offer(self, block: Block, proposed: Candidates) -> tuple[Candidates, Tensor, Tensor]:
         """What the bank may take after this block, with its keys and values, L B N H D."""

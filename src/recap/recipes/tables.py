@@ -23,6 +23,7 @@ class Row:
     name: str
     memory: Mapping[str, Any]
     admission: str = "flow"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the admission, other than its defaults
     paper: str = ""  # the paper's name for it; "" where the paper has no such row
     seconds: float | None = None  # where the rows differ in length
     value: float | None = None  # the setting that a sweep varies
@@ -230,6 +231,40 @@ def reappearance_all() -> Recipe:
                    title="Controlled reappearance, every memory and rule")  # fmt: skip
 
 
+OLD_RULES = {"claims": "carried", "borders": "literal"}
+RULES = (
+    SINK_5,
+    Row("recap, old rules", RECAP.memory, settings=OLD_RULES),
+    Row("recap, edge borders", RECAP.memory, settings={"borders": "edge"}),
+    RECAP,
+)
+"""Readings of what the paper leaves open, each against ours."""
+
+
+def rules() -> Recipe:
+    """Not in the paper."""
+    rows = (
+        *RULES,
+        Row("recap, literal borders", RECAP.memory, settings={"borders": "literal"}),
+        Row("recap, no zero scores", {**RECAP.memory, "zero_scores_fill": False}),
+    )
+    return replace(reappearance(), name="rules", rows=rows, measures=("reappearance", "content"), note="",
+                   title="Readings of the novelty rule: controlled reappearance")  # fmt: skip
+
+
+def rules_60s() -> Recipe:
+    """Not in the paper."""
+    bank = {"name": "recap", "reinforcement": 1.0}
+    rows = (
+        SINK,
+        Row("bank, lambda 1, old rules", bank, settings=OLD_RULES),
+        Row("bank, lambda 1", bank),
+        *RULES,
+    )
+    return Recipe("rules-60s", "Readings of the novelty rule: one scene of a minute", rows,
+                  ("dynamics", "identity", "content"))  # fmt: skip
+
+
 def bank() -> Recipe:
     return Recipe("bank", "What the bank retains", (RECAP,), ("bank",), paper_table="scalars")
 
@@ -256,7 +291,7 @@ TABLES: dict[str, Callable[[], Recipe]] = {
     "main": main, "rivals": rivals, "components": components, "admission": admission, "capacity": capacity,
     "lambda": reinforcement, "length": length, "identity": identity, "retention": retention,
     "retention-5min": retention_5min, "reappearance": reappearance, "reappearance-all": reappearance_all,
-    "bank": bank, "time": time, "motion": motion,
+    "rules": rules, "rules-60s": rules_60s, "bank": bank, "time": time, "motion": motion,
 }  # fmt: skip
 
 
@@ -292,7 +327,7 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
             ],
             "backbone": ask.backbone_name,
             "memory": dict(row.memory),
-            "admission": row.admission,
+            "admission": {"name": row.admission, **row.settings},
             "flow": ask.flow,
             "seeds": [seed],
             "device": ask.device,

@@ -113,7 +113,7 @@ def prepare_scorer() -> None:
 def row_of(record: Mapping[str, Any], row: int) -> dict[str, Any]:
     """One row of a batch's trace line, as if it had been drawn alone."""
     own = dict(record)
-    for name in ("prompts", "fired_tokens", "admitted", "evicted"):
+    for name in ("prompts", "fired_tokens", "bank_edge_share", "admitted", "evicted"):
         if name in own:
             own[name] = [own[name][row]]
     own["attention_share"] = _share_of(own["attention_share"], row)

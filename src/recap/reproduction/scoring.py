@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from recap.backbones.tiny.witness import build_probe_witness
+from recap.backbones.tiny.witness import ProbeWitness, build_probe_witness
 from recap.config import RunConfig
 from recap.eval.embedders import Remembering, build_embedder
-from recap.eval.metrics.bank import bank_story, held_before
+from recap.eval.metrics.bank import Place, bank_story, held_before
 from recap.eval.metrics.consistency import consistency
 from recap.eval.metrics.dynamic_degree import CLIP_S, dynamic_degree
 from recap.eval.metrics.flickering import temporal_flickering
@@ -24,6 +24,7 @@ from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import Drawn, Sampled, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
+from recap.trace import picture_of_frame
 from recap.video import Clip
 
 LENGTHS_S = (5, 10, 20, 30, 45, 60)
@@ -200,6 +201,40 @@ def _bank(seen: Seen) -> list[Score]:
     ]
 
 
+def _content(seen: Seen) -> list[Score]:
+    """What the bank is made of, by its tokens that were new: at the last cut, or at the end where there are none."""
+    if not any("admitted" in line for line in seen.trace):
+        return []
+    cuts = [index for index, line in enumerate(seen.trace) if line["clears_prior"]]
+    end = cuts[-1] if cuts else len(seen.trace)
+    new = {place for place, score in held_before(seen.trace, end).items() if score > 0}
+    edge = seen.trace[end - 1]["bank_edge_share"][0] if new else None
+    scores = [Score("bank_edge_share", edge, "native", len(new))]
+    if isinstance(seen.subject_witness, ProbeWitness):
+        actors = _on_actors(seen, seen.subject_witness, new)
+        share = len(actors) / len(new) if new else None
+        scores.append(Score("bank_actor_share", share, seen.subject_witness.backend, len(new)))
+    return scores
+
+
+def _on_actors(seen: Seen, probe: ProbeWitness, places: Set[Place]) -> Set[Place]:
+    """The tokens in whose place an actor is seen, in the first or the last picture of their frame."""
+    if not places:
+        return set()
+    first = picture_of_frame(seen.trace)
+    pictures = {
+        f: {first[f], first.get(f + 1, seen.num_pictures) - 1} for f in {frame for frame, _, _ in places}
+    }
+    wanted = sorted(set().union(*pictures.values()))
+    found = {index: picture for index, picture in enumerate(seen.clip.pictures()) if index in set(wanted)}
+    covered = dict(zip(wanted, probe.covered(np.stack([found[index] for index in wanted])), strict=True))
+    return {
+        (frame, row, column)
+        for frame, row, column in places
+        if any(covered[index][row, column] for index in pictures[frame])
+    }
+
+
 def _attention(seen: Seen) -> list[Score]:
     shares = [line["attention_share"] for line in seen.trace[FULL_WINDOW:]] or [
         seen.trace[-1]["attention_share"]
@@ -234,6 +269,7 @@ def _time(seen: Seen) -> list[Score]:
 MEASURES: dict[str, Callable[[Seen], list[Score]]] = {
     "identity": _identity, "retention": _retention, "reappearance": _reappearance, "dynamics": _dynamics,
     "length": _length, "motion": _motion, "bank": _bank, "attention": _attention, "time": _time,
+    "content": _content,
 }  # fmt: skip
 OF_MOTION = {"dynamics", "length", "motion"}
 """Those that look at flow, by the judge that a job names."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recap.backbones.tiny.colours import to_lab
 from recap.backbones.tiny.judge import FARTHEST
-from recap.backbones.tiny.probe import CELL, Probe, load_shipped_probe
+from recap.backbones.tiny.probe import CELL, NOBODY, Probe, load_shipped_probe
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.errors import refuse, unknown_name
 
@@ -46,6 +46,12 @@ class ProbeWitness:
             found.append(there.numpy())
             colours.append(colour[0].nan_to_num().numpy().astype(np.float32))
         return np.concatenate(found), np.concatenate(colours)
+
+    def covered(self, pictures: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Where any actor is seen: N rows columns of cells, of pictures N Y X 3."""
+        parts = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).split(_AT_ONCE)
+        cells = [self._probe.judge(part[None].float() / 255).cells[0] != NOBODY for part in parts]
+        return torch.cat(cells).numpy()
 
     def likeness(self, one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
         """N M of colours N 3 and M 3."""
