@@ -1,7 +1,7 @@
 """What a training run leaves behind: weights in halves, a JSON record, contact sheets.
 
-    python -m training.records DIR FOLDER                   joins the weights a run left in DIR into whole files in FOLDER
-    python -m training.records DIR FOLDER --eight-bits      the same in half the size, for a run that is to be continued
+    python -m training.records DIR FOLDER                 joins the weights a run left in DIR into whole files
+    python -m training.records DIR FOLDER --eight-bits    the same in half the size, for a run to go on from
 
 Every file is written whole or not at all, so a run that is killed leaves its last good minute.
 """
