@@ -8,28 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_softmax import reference
+from one_softmax import DEVICES, ROLES, random_segments, reference, relative_error
 
-from recap.attention import attend as attend_module
-from recap.attention.attend import Kernel, Readable, attend, choose_kernel
+from recap.attention.attend import Readable, attend
 from recap.attention.rope import bands, frequencies, rotate, rotation
 from recap.types import Role
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-ROLES = [Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT]
-
-
-def random_segments(lengths, *, batch=2, heads=3, channels=12, dtype=torch.float64, device="cpu", bias=0.0):
-    made = []
-    for role, length in zip(ROLES, lengths, strict=True):
-        keys, values = torch.randn(2, batch, length, heads, channels, dtype=torch.float64)
-        log_bias = bias if role is Role.SINK else 0.0
-        made.append(Readable(role, keys.to(device, dtype), values.to(device, dtype), log_bias))
-    return made
-
-
-def relative_error(got, want):
-    return (got.double() - want.double()).norm() / want.double().norm()
 
 
 def test_reinforcement_five_equals_the_sink_repeated_five_times():
@@ -80,67 +63,6 @@ def test_fused_equals_reference(device, dtype, tolerance, by_role, lengths, batc
     filled = {role for role, length in zip(ROLES, lengths, strict=True) if length}
     others = filled - {Role.SINK} if math.log(factor) else filled
     assert set(fused.shares) == (filled if by_role or len(others) == 1 else filled - others)
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "channels", "shortest", "cudnn", "kernel"),
-    [
-        ("cpu", torch.bfloat16, 12, 9, False, Kernel.CPU),
-        ("cpu", torch.float64, 128, 9, False, Kernel.CPU),
-        # The public models, on Hopper and before it.
-        ("cuda", torch.bfloat16, 128, 9, True, Kernel.CUDNN),
-        ("cuda", torch.float16, 64, 9, True, Kernel.CUDNN),
-        ("cuda", torch.bfloat16, 128, 9, False, Kernel.FLASH),
-        ("cuda", torch.float32, 128, 9, False, Kernel.EFFICIENT),
-        # Not for single tokens, nor for heads wider than it takes.
-        ("cuda", torch.bfloat16, 128, 1, True, Kernel.FLASH),
-        ("cuda", torch.bfloat16, 256, 9, True, Kernel.FLASH),
-        ("cuda", torch.bfloat16, 264, 9, True, Kernel.PLAIN),
-        # Half precisions want channels by the eight, fp32 by the four.
-        ("cuda", torch.bfloat16, 12, 9, True, Kernel.PLAIN),
-        ("cuda", torch.float16, 12, 9, False, Kernel.PLAIN),
-        ("cuda", torch.bfloat16, 132, 1, True, Kernel.PLAIN),
-        ("cuda", torch.float32, 12, 9, False, Kernel.EFFICIENT),
-        ("cuda", torch.float32, 14, 9, False, Kernel.PLAIN),
-        ("cuda", torch.float64, 128, 9, False, Kernel.PLAIN),
-        ("mps", torch.float16, 128, 9, False, Kernel.PLAIN),
-    ],
-)
-def test_no_kernel_is_asked_for_heads_it_does_not_take(device, dtype, channels, shortest, cudnn, kernel):
-    assert choose_kernel(device, dtype, channels, shortest, cudnn=cudnn) is kernel
-
-
-def assert_exact(query, segments, tolerance):
-    wide = [s._replace(keys=s.keys.double(), values=s.values.double()) for s in segments]
-    exact, found = reference(query.double(), wide), attend(query, segments)
-    assert found.output.dtype == query.dtype
-    assert relative_error(found.output, exact.output) < tolerance
-    for role, share in found.shares.items():
-        torch.testing.assert_close(share.double(), exact.shares[role], rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)]
-)
-@pytest.mark.parametrize("channels", [6, 12, 14, 24, 36, 128, 136, 256, 264])
-@pytest.mark.parametrize("queries", [1, 9])
-def test_heads_of_any_size_are_read(device, dtype, tolerance, channels, queries):
-    segments = random_segments(
-        [40, 7, 33, 9], channels=channels, dtype=dtype, device=device, bias=math.log(5)
-    )
-    query = torch.randn(2, queries, 3, channels, dtype=torch.float64).to(device, dtype)
-    assert_exact(query, segments, tolerance)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 5e-3)])
-def test_without_a_fused_kernel_half_precisions_are_summed_in_fp32(monkeypatch, dtype, tolerance):
-    monkeypatch.setattr(attend_module, "choose_kernel", lambda *_, **__: Kernel.PLAIN)
-    segments = random_segments([400, 70, 330, 90], dtype=dtype, bias=math.log(5))
-    query = torch.randn(2, 9, 3, 12, dtype=torch.float64).to(dtype)
-    assert_exact(query, segments, tolerance)
-    _, mass = attend_module.fused_kernel(*(s.transpose(1, 2) for s in (query, *segments[0][1:3])))
-    assert mass.dtype == torch.promote_types(dtype, torch.float32)
 
 
 def test_one_token_of_one_segment():
