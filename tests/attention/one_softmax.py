@@ -1,14 +1,32 @@
-"""What attention over segments with biases means: one softmax over all keys."""
+"""What attention over segments with biases means: one softmax over all keys; and segments to try it on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 from recap.attention.attend import Attended, Readable
 from recap.types import Role
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+ROLES = [Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT]
+
+
+def random_segments(lengths, *, batch=2, heads=3, channels=12, dtype=torch.float64, device="cpu", bias=0.0):
+    made = []
+    for role, length in zip(ROLES, lengths, strict=True):
+        keys, values = torch.randn(2, batch, length, heads, channels, dtype=torch.float64)
+        log_bias = bias if role is Role.SINK else 0.0
+        made.append(Readable(role, keys.to(device, dtype), values.to(device, dtype), log_bias))
+    return made
+
+
+def relative_error(got, want):
+    return (got.double() - want.double()).norm() / want.double().norm()
 
 
 def reference(query: Tensor, segments: Sequence[Readable]) -> Attended:

@@ -8,27 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_softmax import reference
+from one_softmax import DEVICES, ROLES, random_segments, reference, relative_error
 
 from recap.attention.attend import Readable, attend
 from recap.attention.rope import bands, frequencies, rotate, rotation
 from recap.types import NO_TOKEN, Role
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-ROLES = [Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT]
-
-
-def random_segments(lengths, *, batch=2, heads=3, channels=12, dtype=torch.float64, device="cpu", bias=0.0):
-    made = []
-    for role, length in zip(ROLES, lengths, strict=True):
-        keys, values = torch.randn(2, batch, length, heads, channels, dtype=torch.float64)
-        log_bias = bias if role is Role.SINK else 0.0
-        made.append(Readable(role, keys.to(device, dtype), values.to(device, dtype), log_bias))
-    return made
-
-
-def relative_error(got, want):
-    return (got.double() - want.double()).norm() / want.double().norm()
 
 
 def test_reinforcement_five_equals_the_sink_repeated_five_times():

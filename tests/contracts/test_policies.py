@@ -51,7 +51,8 @@ class SeededAdmission:
         source = torch.cartesian_prod(frames, rows, columns).expand(len(pixels), -1, 3)
         generators = [torch.Generator().manual_seed(1000 * seed + block.index) for seed in self.seeds]
         score = torch.stack([torch.rand(source.shape[1], generator=g) for g in generators])
-        return Candidates(source, score.round(decimals=1))
+        # Drawn on the CPU, so that every device gets the same; offered where the keys are.
+        return Candidates(source.to(pixels.device), score.round(decimals=1).to(pixels.device))
 
     def retain(self, pool, capacity):
         return retain_top(pool, capacity)

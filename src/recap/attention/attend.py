@@ -12,6 +12,7 @@ Tests hold it to one softmax over all keys. Keys and queries come rotated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -106,26 +107,61 @@ def read_group(q: Tensor, k: Tensor, v: Tensor, token_bias: Tensor | None) -> tu
     return (logits - mass.unsqueeze(-1)).exp().to(v.dtype) @ v, mass
 
 
+class Kernel(Enum):
+    CPU = "flash for the CPU"
+    CUDNN = "cuDNN"
+    FLASH = "flash"
+    EFFICIENT = "memory-efficient"
+    PLAIN = "one operation after another"
+
+
+def choose_kernel(device: str, dtype: torch.dtype, channels: int, shortest: int, *, cudnn: bool) -> Kernel:
+    """The fastest kernel that takes heads of so many channels.
+
+    The operators are called directly, so nobody else pads heads or falls back. `shortest` is the number of queries
+    or of keys, the smaller one; `cudnn` whether it is there and the faster one.
+    """
+    if device == "cpu":
+        return Kernel.CPU
+    if device == "cuda" and dtype in HALF and channels % 8 == 0 and channels <= 256:
+        return Kernel.CUDNN if cudnn and shortest > 1 and channels <= 128 else Kernel.FLASH
+    if device == "cuda" and dtype == torch.float32 and channels % 4 == 0:
+        return Kernel.EFFICIENT
+    return Kernel.PLAIN
+
+
 def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention B H N D and its log-sum-exp B H N, by whatever fused kernel the device has.
 
     The public call does not hand out the log-sum-exp, so the operators under it are called directly.
     """
-    if q.device.type == "cpu":
+    cudnn = q.is_cuda and q.dtype in HALF and _prefers_cudnn(q.device)
+    shortest = min(q.shape[2], k.shape[2])
+    kernel = choose_kernel(q.device.type, q.dtype, q.shape[-1], shortest, cudnn=cudnn)
+    if kernel is Kernel.CPU:
         output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
-    elif q.device.type == "cuda" and q.dtype in HALF:
-        # On Hopper 0.61 ms where flash takes 1.04 (H200, 4,680 x 10,920, 12 heads of 128); not for single tokens.
-        hopper = torch.cuda.get_device_capability(q.device) >= (9, 0)
-        if hopper and min(q.shape[2], k.shape[2]) > 1 and torch.backends.cuda.cudnn_sdp_enabled():
-            output, mass = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
-            mass = mass.reshape(q.shape[:-1])
-        else:
-            output, mass = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
-    elif q.device.type == "cuda" and q.dtype == torch.float32:
+    elif kernel is Kernel.CUDNN:
+        output, mass = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+        mass = mass.reshape(q.shape[:-1])
+    elif kernel is Kernel.FLASH:
+        output, mass = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+    elif kernel is Kernel.EFFICIENT:
         output, mass = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
         # This kernel pads its log-sum-exp to a multiple of 32 queries.
         mass = mass[..., : q.shape[2]]
     else:
-        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        output, mass = logits.softmax(dim=-1) @ v, logits.logsumexp(dim=-1)
+        output, mass = _plain(q, k, v)
     return output, mass
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Without a fused kernel; half precisions are summed in fp32, as the kernels do."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    logits = q.to(exact) @ k.to(exact).transpose(-1, -2) * q.shape[-1] ** -0.5
+    output = logits.softmax(dim=-1) @ v.to(exact)
+    return output.to(q.dtype), logits.logsumexp(dim=-1)
+
+
+def _prefers_cudnn(device: torch.device) -> bool:
+    # On Hopper 0.61 ms where flash takes 1.04 (H200, 4,680 x 10,920, 12 heads of 128); not for single tokens.
+    return torch.cuda.get_device_capability(device) >= (9, 0) and torch.backends.cuda.cudnn_sdp_enabled()

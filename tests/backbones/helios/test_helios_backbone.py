@@ -241,4 +241,8 @@ def test_off_is_the_stock_pipeline_on_a_gpu_too(dtype):
     assert torch.equal(call(pipeline, "distilled"), latents)
     remembered, told, _ = draw(backbone, "distilled", RecapConfig())
     assert torch.equal(remembered[:, :FRAMES], latents[:, :FRAMES])
-    assert remembered.isfinite().all() and Role.BANK in told[-1][0]
+    shares, by_stage, trace, _ = told[-1]
+    assert remembered.isfinite().all() and not torch.equal(remembered, latents)
+    assert set(trace.tokens) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
+    # Keys of equal bias are read by one kernel there, so that only the reinforced sink has a share of its own.
+    assert set(shares) == {Role.SINK} and all(set(stage) == {Role.SINK} for stage in by_stage.values())
