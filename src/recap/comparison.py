@@ -302,7 +302,19 @@ def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, look: _
         block_s=statistics.median(line["seconds"] for line in read_lines(run / "timing.jsonl")),
         fired=fired if any("fired_tokens" in line for line in trace) else None,
         bank=look.bank,
+        bank_about="" if look.bank is None else _about_bank(look.bank, look.subject_share, spec),
     )
+
+
+def _about_bank(bank: Patches, subject_share: float | None, spec: BackboneSpec) -> str:
+    """A bank of border columns is one that a camera's sway has filled; a good one shows subjects."""
+    if not len(bank):
+        return "Nothing in it was new."
+    last = spec.grid[1] - 1
+    edge = float(np.mean((bank.columns == 0) | (bank.columns == last)))
+    area = 2 / spec.grid[1]
+    words = f"{len(bank)} patches were new; {edge:.0%} of them lie in the first or last column ({area:.0%} by area)"
+    return words + ("." if subject_share is None else f", {subject_share:.0%} show a subject.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +324,7 @@ class _Look:
     curves: list[Curve]
     contrast: list[float]  # a value per sample
     bank: Patches | None
+    subject_share: float | None = None  # of the bank's patches; None where nobody tells what is a subject
 
 
 def _look(run: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callable[[], None]) -> _Look:
@@ -323,11 +336,16 @@ def _look(run: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callab
     clip, side, scenes = open_clip(run / "video.mp4"), spec.token_pixels, list(_scenes(plan, spec))
     contrasts: list[float] = []
     cut: dict[Place, Picture] = {}
+    on_subject: list[bool] = []
 
     def samples() -> Iterator[Sample]:
         for index, picture in enumerate(clip.pictures()):
             shown()
-            for frame, row, column in wanted.get(index, ()):
+            places = wanted.get(index, ())
+            subjects = judge.subjects(torch.from_numpy(picture)) if places else None
+            for frame, row, column in places:
+                if subjects is not None:
+                    on_subject.append(bool(subjects[row, column]))
                 top, left = row * side, column * side
                 cut[frame, row, column] = picture[top : top + side, left : left + side].copy()
             if index == round(len(contrasts) * clip.fps / SAMPLES_PER_SECOND):
@@ -337,7 +355,8 @@ def _look(run: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callab
                 yield Sample(second, prompt, torch.from_numpy(picture))
 
     curves = judge.curves(samples())
-    return _Look(curves, contrasts, None if held is None else _patches(new, cut, spec))
+    share = sum(on_subject) / len(on_subject) if on_subject else None
+    return _Look(curves, contrasts, None if held is None else _patches(new, cut, spec), share)
 
 
 def _patches(held: Held, cut: Mapping[Place, Picture], spec: BackboneSpec) -> Patches:

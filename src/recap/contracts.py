@@ -262,6 +262,9 @@ class Judge(Protocol):
     def curves(self, samples: Iterable[Sample]) -> list[Curve]:
         """A curve per subject, the same for all videos of a script; reads the samples, in order, to the end."""
 
+    def subjects(self, picture: Tensor) -> Tensor | None:
+        """Where subjects are in a picture Y X 3, uint8: bool, rows columns of tokens; None if it cannot tell."""
+
 
 Recorder = Callable[[GeneratedBlock], None]
 

@@ -74,6 +74,7 @@ class InspectionSummary:
     fired_tokens: int
     bank_capacity: int
     bank_new: int  # slots that hold something new, that is with a score above 0
+    bank_edge_share: float  # of these, in the first or last column
     bank_cutoff: float  # the lowest score in a full bank, which a newcomer must beat; 0 while there is room
     elapsed_s: float
     notices: tuple[str, ...]
@@ -234,10 +235,16 @@ class _Scan:
             fired_tokens=int((self.raw.array > 0).sum()),
             bank_capacity=self.bank.capacity,
             bank_new=int((self.bank.held.score > 0).sum()),
+            bank_edge_share=self._edge_share(),
             bank_cutoff=self.cutoff,
             elapsed_s=round(time.monotonic() - started, 2),
             notices=notices,
         )
+
+    def _edge_share(self) -> float:
+        new, column = self.bank.held.score > 0, self.bank.held.source[..., 2]
+        edge = new & ((column == 0) | (column == self.lens.grid[1] - 1))
+        return float(edge.sum() / new.sum().clamp(min=1))
 
     def patches(self) -> Patches:
         """What the bank holds and was new, by the second in which it scored highest."""
@@ -329,6 +336,10 @@ def _numbers(summary: InspectionSummary) -> list[tuple[str, str]]:
             f"tokens showed something new, {summary.fired_tokens / tokens:.1%} of all",
         ),
         (f"{summary.bank_new:,} of {summary.bank_capacity:,}", "slots of the bank hold something new"),
+        (
+            f"{summary.bank_edge_share:.0%}",
+            f"of these lie in the first or last column, which is {2 / summary.grid[1]:.0%} of the picture",
+        ),
         (f"{summary.bank_cutoff:.2f}" if summary.bank_cutoff else "any", "score that a newcomer must beat"),
         (f"{summary.elapsed_s:.1f} s", "to inspect"),
     ]

@@ -11,7 +11,6 @@ from torch import Tensor
 from recap.attention.attend import Attended, Readable
 from recap.types import Role
 
-
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ROLES = [Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT]
 

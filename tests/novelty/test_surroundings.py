@@ -84,15 +84,30 @@ def test_a_cut_forgets_what_was_beyond_the_border():
     assert strips(broken=True) > 0.9 * 2 * 10 * size[0]
 
 
-def test_slow_sways_do_not_smear_what_is_beyond():
-    """A quarter of a pixel a picture, there and back for long: whole-pixel steps leave the colours as they were."""
-    length = 9 + 12 * 14
-    clock = torch.arange(length)
-    across = 10 * (1 - ((clock % 80) / 40 - 1).abs())
+def test_sways_by_fractions_of_a_pixel_do_not_smear_what_is_beyond():
+    """0.7 pixels a picture, there and back for long: whole-pixel steps leave the colours as they were."""
+    length, reach = 9 + 12 * 14, 21
+    across = reach * (1 - ((torch.arange(length) % 60) / 30 - 1).abs())
     scene = make_scene_of(SIZE, torch.stack((across, torch.zeros(length)), dim=1))
     _, fired = fired_per_picture(scene)
-    assert fired[:42].sum() > 0.9 * 10 * SIZE[0]
-    assert fired[42:].sum() < 2 * SIZE[0], "of ten columns, seven times"
+    assert fired[:32].sum() > 0.9 * reach * SIZE[0]
+    assert fired[32:].sum() < 0.1 * reach * SIZE[0], "in two and a half more sways"
+
+
+def test_a_border_whose_flow_is_a_guess_is_not_new_under_a_camera_at_rest():
+    """Flow that points out of the picture by less than a pixel, along one side, over a resting picture."""
+    size, count = (32, 48), 33
+    pictures = (0.3 + 0.4 * torch.rand(1, 1, 3, *size)).expand(1, count, -1, -1, -1)
+    forward, backward = torch.zeros(2, 1, count - 1, 2, *size)
+    backward[..., 0, :, :2], forward[..., 0, :, :2] = -0.9, 0.9
+
+    def fired(borders):
+        config = FlowNoveltyConfig(flow_downscale=1, borders=borders, photometric_threshold=0.5)
+        novelty = FlowNovelty(config, ExactFlow(forward, backward), (2, 3), 16, 4)
+        parts = [novelty.notice(part[None]).fired[0] for part in blocks_of(pictures[0])]
+        return int((torch.cat(parts) > 0).sum())
+
+    assert fired("literal") > 32 and fired("seen") == 0
 
 
 def test_its_state_goes_on_bit_for_bit():

@@ -90,26 +90,27 @@ class Scan:
             within = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
         found = sample(torch.cat([forward, before]), at)
         if read.outside == "zeros":
-            found = found * within  # also for the pixels that are recognised, whose nu nobody sees
+            found = found * within
         cycle = torch.linalg.vector_norm(backward + found[:2], dim=0)
         threshold = cfg.cycle_threshold_px / (cfg.flow_downscale if read.full_size_px else 1)
         enters = ~within
         if read.borders == "seen":
             cut = (within & (cycle > threshold)).float().mean() > CUT_SHARE
             step = backward.flatten(1).median(dim=-1).values
-            pair = torch.stack([before, now])[None]
-            enters = self._surroundings.unseen(
-                pair, at[None, None], step[None, None], cut[None, None], cfg.photometric_threshold
-            )[0, 0]
-        if read.outside == "zeros":
-            found = torch.where(enters, 0.0, found)
-            cycle = torch.linalg.vector_norm(backward + found[:2], dim=0)
+            uncovered = ~inside(backtrace(step[:, None, None].expand_as(backward)), (height, width))
+            unlike = (now - sample(before, at)).abs().mean(dim=0) > cfg.photometric_threshold
+            known = self._surroundings.known(
+                torch.stack([before, now])[None], at[None, None], step[None, None], cut[None, None],
+                cfg.photometric_threshold,
+            )[0, 0]  # fmt: skip
+            apart = torch.linalg.vector_norm(backward - step[:, None, None], dim=0) > threshold / 2
+            enters = enters & (uncovered | unlike | apart) & ~known
         difference = (now - found[2:]).abs()
         photometric = {
             "mean": difference.mean(dim=0), "max": difference.amax(dim=0),
             "norm": torch.linalg.vector_norm(difference, dim=0),
         }[read.colours]  # fmt: skip
-        holds = within & ~enters & (cycle <= threshold)
+        holds = within & (cycle <= threshold)
         flagged = enters | (within & ((cycle > threshold) | (photometric > cfg.photometric_threshold)))
         carried = torch.zeros_like(cycle)
         if self._claimed is not None and read.claims != "none":

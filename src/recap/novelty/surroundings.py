@@ -7,9 +7,6 @@ with the camera, and a pixel that enters is compared with what the extension sho
 The camera's step from picture to picture is the median of the backward flow. Where that is a poor description (zoom,
 parallax, an actor that enters in front of known ground) the colours disagree, and the pixel is new as before. A cut
 forgets everything.
-
-How much of a pixel has been seen is a number, read bilinearly along the flow: what enters by less than half a pixel a
-picture, which lies within the picture's edges at every single step, adds up until most of it is unseen.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.contracts import State
-from recap.flow.warp import inside, reading_grid
+from recap.flow.warp import reading_grid
 
 MARGIN = 2
 """The extension reaches a picture's height or width over this on every side."""
@@ -30,63 +27,63 @@ CUT_SHARE = 0.5
 
 class Surroundings:
     def __init__(self) -> None:
-        self._canvas: Tensor | None = (
-            None  # B 4 y' x': RGB, and how much of it has been seen, 0..1; RGB times that
-        )
+        self._canvas: Tensor | None = None  # B 4 y' x': RGB, and 1 where it has been seen
         self._offset: Tensor | None = None  # B 2: what whole-pixel steps of the canvas leave over, x and y
 
     @torch.no_grad()
-    def unseen(self, stream: Tensor, at: Tensor, step: Tensor, cut: Tensor, tolerance: float) -> Tensor:
-        """Which pixels enter the picture for the first time: B P y x, bool.
+    def known(self, stream: Tensor, at: Tensor, step: Tensor, cut: Tensor, tolerance: float) -> Tensor:
+        """Which pixels show what was seen at their backtrace, inside the picture before or around it: B P y x, bool.
 
-        stream B P+1 3 y x; at B P 2 y x, each pixel's place in the picture before; step B P 2, the camera's; cut B P.
+        stream B P+1 3 y x; at B P 2 y x, the backtraces; step B P 2, the camera's; cut B P, where the scene changes.
         """
         size = (stream.shape[-2], stream.shape[-1])
-        across, down = _margins(size)
-        x, y = at.unbind(2)
-        whole = (size[0] + 2 * down, size[1] + 2 * across)
-        grid = reading_grid(torch.stack((x + across, y + down), dim=2), whole)
-        outside = ~inside(at, size)
         if self._canvas is None:
-            self._begin(stream[:, 0], whole)
-        found = []
+            self._begin(stream[:, 0])
+        known = []
         for pair in range(at.shape[1]):
             assert self._canvas is not None
-            self._canvas *= ~cut[:, pair, None, None, None]
-            # Beyond the canvas nothing has been seen: zeros there.
-            shown = functional.grid_sample(
-                self._canvas, grid[:, pair], mode="bilinear", padding_mode="zeros", align_corners=True
-            )
-            now, seen = stream[:, pair + 1], shown[:, 3]
-            differs = (now - shown[:, :3] / seen[:, None].clamp(min=0.5)).abs().mean(dim=1)
-            new = (seen < 0.5) | (outside[:, pair] & (differs > tolerance))
-            found.append(new)
-            # What has entered is seen from now on; a pixel that is mostly seen keeps its share.
-            self._extend(now, torch.where(new | outside[:, pair], 1.0, seen), step[:, pair])
-        return torch.stack(found, dim=1)
+            self._canvas[:, 3] *= ~cut[:, pair, None, None]
+            shown = self._read(at[:, pair], size)
+            differs = (stream[:, pair + 1] - shown[:, :3]).abs().mean(dim=1)
+            # A reading next to unseen ground is mixed with it, so all of what is read must have been seen.
+            known.append((shown[:, 3] > 0.999) & (differs <= tolerance))
+            self._extend(stream[:, pair + 1], step[:, pair])
+        return torch.stack(known, dim=1)
 
-    def _begin(self, picture: Tensor, size: tuple[int, int]) -> None:
-        """All of the first picture is seen, and nothing around it."""
-        self._canvas = picture.new_zeros(len(picture), 4, *size)
+    def _read(self, at: Tensor, size: tuple[int, int]) -> Tensor:
+        """The canvas at positions B 2 y x of the last picture: B 4 y x; beyond it nothing has been seen."""
+        assert self._canvas is not None and self._offset is not None
+        across, down = _margins(size)
+        corner = torch.stack((across - self._offset[:, 0], down - self._offset[:, 1]), dim=1)
+        grid = reading_grid(at + corner[:, :, None, None], (self._canvas.shape[-2], self._canvas.shape[-1]))
+        return functional.grid_sample(
+            self._canvas, grid, mode="bilinear", padding_mode="zeros", align_corners=True
+        )
+
+    def _begin(self, picture: Tensor) -> None:
+        """All of the first picture has been seen, and nothing around it."""
+        height, width = picture.shape[-2:]
+        across, down = _margins((height, width))
+        self._canvas = picture.new_zeros(len(picture), 4, height + 2 * down, width + 2 * across)
         self._offset = picture.new_zeros(len(picture), 2)
-        self._lay(picture, torch.ones_like(picture[:, 0]))
+        self._lay(picture)
 
-    def _extend(self, picture: Tensor, seen: Tensor, step: Tensor) -> None:
+    def _extend(self, picture: Tensor, step: Tensor) -> None:
         """Move the canvas with the camera, by whole pixels so that nothing blurs, and lay the next picture on it."""
         assert self._canvas is not None and self._offset is not None
         due = step - self._offset
         whole = due.round()
         self._offset = whole - due
         self._canvas = _shifted(self._canvas, whole.long())
-        self._lay(picture, seen)
+        self._lay(picture)
 
-    def _lay(self, picture: Tensor, seen: Tensor) -> None:
+    def _lay(self, picture: Tensor) -> None:
         assert self._canvas is not None
-        height, width = seen.shape[-2:]
+        height, width = picture.shape[-2:]
         across, down = _margins((height, width))
         centre = self._canvas[:, :, down : down + height, across : across + width]
-        torch.mul(picture, seen[:, None], out=centre[:, :3])
-        centre[:, 3] = seen
+        centre[:, :3].copy_(picture)
+        centre[:, 3] = 1.0
 
     def state(self) -> State:
         if self._canvas is None or self._offset is None:

@@ -235,7 +235,6 @@ OLD_RULES = {"claims": "carried", "borders": "literal"}
 RULES = (
     SINK_5,
     Row("recap, old rules", RECAP.memory, settings=OLD_RULES),
-    Row("recap, edge borders", RECAP.memory, settings={"borders": "edge"}),
     RECAP,
 )
 """Readings of what the paper leaves open, each against ours."""

@@ -30,6 +30,7 @@ class Method:
     block_s: float  # median time to draw a block
     fired: Sequence[int] | None = None  # per block, of memories that notice
     bank: Patches | None = None  # at the end, of memories that have one
+    bank_about: str = ""  # what it is made of, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ def _wall(index: int, method: Method) -> str:
         f'<section class="card"><div class="bar-top"><h2>What the bank of {_chip(index, method.name)} '
         f'remembers at the end</h2><div class="switch" role="group" aria-label="How to show the patches">'
         f'<button aria-pressed="true">Cut-outs</button><button aria-pressed="false">Patches</button></div></div>'
-        f'<p class="quiet"></p><div class="wall" data-method="{index}"></div></section>'
+        f'<p class="quiet"></p><p class="made-of">{html.escape(method.bank_about)}</p>'
+        f'<div class="wall" data-method="{index}"></div></section>'
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recap.contracts import Curve, Sample
 from recap.video import Picture
@@ -48,3 +49,6 @@ class ColourJudge:
             opening = picture if opening is None else opening
             values.append(histogram_cosine(opening, picture))
         return [Curve("the whole picture", values)]
+
+    def subjects(self, picture: Tensor) -> None:
+        """Colours do not tell what is a subject."""

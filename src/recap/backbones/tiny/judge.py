@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.colours import colour_distance, mean_colour
-from recap.backbones.tiny.probe import Judged, Probe, load_shipped_probe
+from recap.backbones.tiny.probe import NOBODY, Judged, Probe, load_shipped_probe
 from recap.backbones.tiny.vocabulary import ACTORS, parse_prompt
 from recap.contracts import Curve, Sample
 
@@ -56,6 +56,10 @@ class ProbeJudge:
             Curve(f"the {actor}", _likeness(judged, actor, times, [actor in cast for cast in casts]))
             for actor in actors
         ]
+
+    def subjects(self, picture: Tensor) -> Tensor:
+        judged = self._probe.judge(picture.permute(2, 0, 1)[None, None].float() / 255)
+        return judged.cells[0, 0] != NOBODY
 
 
 def build_probe_judge() -> ProbeJudge:
