@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from recap.backbones.tiny.probe import Probe, save_probe
@@ -15,7 +16,7 @@ from recap.comparison import ComparisonSummary, compare, replay_bank
 from recap.config import RunConfig
 from recap.contracts import Curve
 from recap.run import resume
-from recap.show.measures import contrast, histogram_cosine
+from recap.show.measures import ColourJudge, contrast, histogram_cosine
 from recap.trace import read_lines
 from recap.video import open_clip
 
@@ -193,6 +194,34 @@ def test_the_page_stands_alone(whole):
     assert text.count("</script>") == 2
 
 
+def test_the_page_says_what_a_bank_is_made_of(tmp_path, whole):
+    """Of the patches that were new: how many lie at the sides; how many show a subject, where a judge can tell."""
+    shutil.copytree(whole.out, tmp_path / "out")
+
+    class LeftHalf(ColourJudge):
+        def subjects(self, picture):
+            seen = torch.zeros(picture.shape[0] // 16, picture.shape[1] // 16, dtype=torch.bool)
+            seen[:, : seen.shape[1] // 2] = True
+            return seen
+
+    summary = compare(config(), ["recap"], tmp_path / "out", notice=quiet, judge=LeftHalf())
+    trace = [json.loads(line) for line in (summary.runs["recap"] / "trace.jsonl").read_text().splitlines()]
+    held = {}
+    for line in trace:
+        for entry in line["evicted"][0]:
+            held.pop(tuple(entry[:3]))
+        held |= {tuple(entry[:3]): entry[3] for entry in line["admitted"][0]}
+    columns = [column for (_, _, column), score in held.items() if score > 0]
+    edge = sum(column in (0, 5) for column in columns) / len(columns)
+    left = sum(column < 3 for column in columns) / len(columns)
+    assert trace[-1]["bank_edge_share"] == [pytest.approx(edge, abs=1e-6)]
+    words = (
+        f"{len(columns)} patches were new; {edge:.0%} of them lie in the first or last column (33% by area)"
+    )
+    assert words + f", {left:.0%} show a subject." in summary.page.read_text()
+    assert words + "." in compare(config(), ["recap"], tmp_path / "out", notice=quiet).page.read_text()
+
+
 def test_another_judge_can_be_handed_in(tmp_path, whole):
     shutil.copytree(whole.out, tmp_path / "out")
     told = []
@@ -203,6 +232,9 @@ def test_another_judge_can_be_handed_in(tmp_path, whole):
         def curves(self, samples):
             told.extend((sample.second, sample.prompt, tuple(sample.picture.shape)) for sample in samples)
             return [Curve("one", [0.5] * len(told)), Curve("<two>", [None] * len(told))]
+
+        def subjects(self, picture):
+            return None
 
     summary = compare(config(), ["none"], tmp_path / "out", notice=quiet, judge=Half())
     boat, house = (shot["prompt"] for shot in SHOTS)

@@ -109,6 +109,12 @@ def test_a_bank_smaller_than_the_news_keeps_the_best(tmp_path: Path) -> None:
         best.tolist(), abs=1e-3
     )
     assert [patch[0] for patch in data["patches"]] == sorted(patch[0] for patch in data["patches"])
+    columns = [patch[3] for patch in data["patches"]]
+    last = summary.grid[1] - 1
+    assert summary.bank_edge_share == pytest.approx(
+        sum(c in (0, last) for c in columns) / len(columns), abs=1e-6
+    )
+    assert "of these lie in the first or last column" in page
 
 
 @pytest.mark.parametrize(("count", "scored"), [(5, 5), (8, 5), (9, 9), (12, 9), (13, 13), (22, 21), (24, 21)])
