@@ -196,7 +196,8 @@ class FlowNovelty:
         uncovered = ~inside(step[..., None, None] + pixel_grid(size, at), size)
         apart = torch.linalg.vector_norm(backward - step[..., None, None], dim=2)
         known = self._surroundings.known(stream, at, step, cut, cfg.photometric_threshold)
-        return (uncovered | unlike | (apart > cfg.cycle_threshold_px / 2)) & ~known
+        enters: Tensor = uncovered | unlike | (apart > cfg.cycle_threshold_px / 2)
+        return enters & ~known
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """A pickier rule differs here."""
