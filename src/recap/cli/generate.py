@@ -32,7 +32,12 @@ MOST_ROWS = 256
 
 
 def generate_command(
-    prompt: Annotated[str | None, typer.Argument(help="What the video shows; or use --script.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What the video shows (`recap list` has the words of `embedded`); or use --script."
+        ),
+    ] = None,
     seconds: Seconds = None,
     script: Script = None,
     backbone: Backbone = None,
