@@ -324,3 +324,14 @@ def test_a_stopped_comparison_goes_on_with_its_flow_when_weights_have_come(
     assert {flow_of(run / "run.json") for run in done.runs.values()} == {"classical"}
     with pytest.raises(ValueError, match=r"other settings \(flow\)"):
         compare(config(flow="raft-small"), MEMORIES, tmp_path / "out", notice=quiet)
+
+
+def test_what_a_prompt_loses_is_told_once_for_all_runs(tmp_path, capsys):
+    lines = []
+    shots = [{"prompt": text, "seconds": 0.5} for text in ("a cute lion on a beach", "a lion on a beach")]
+    summary = compare(
+        config(shots=shots, backbone="embedded"), ["none", "sink"], tmp_path / "out", notice=lines.append
+    )
+    assert len(lines) == 2 and "'cute'" in lines[0] and "a cat is drawn instead" in lines[1]
+    assert capsys.readouterr().out == "", "all of it goes to the notice"
+    assert page_data(summary)["subjects"] == ["the cat"]

@@ -110,8 +110,8 @@ def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_drawn(
     short = [{"prompt": "a red boat", "seconds": 1}]
     for unneeded in ({"memory": "sink"}, {"memory": "none"}, {"admission": "random"}):
         generate(config(flow="auto", shots=short, **unneeded), tmp_path / str(unneeded), notice=quiet)
-    wrong = config(flow="auto", backbone="embedded", shots=[{"prompt": "a zebra", "seconds": 1}])
-    with pytest.raises(ValueError, match="zebra"):
+    wrong = config(flow="auto", backbone="embedded", shots=[{"prompt": "a xylophone", "seconds": 1}])
+    with pytest.raises(ValueError, match="xylophone"):
         generate(wrong, tmp_path / "refused", notice=quiet)
     assert fetched == []
     generate(config(flow="auto", shots=short), tmp_path / "run", notice=quiet)
@@ -216,3 +216,13 @@ def test_other_versions_are_said_once(tmp_path):
     notices = []
     resume(folder, notice=notices.append)
     assert len(notices) == 1 and "other versions" in notices[0]
+
+
+def test_what_a_prompt_loses_is_told_once_in_a_run(tmp_path, capsys):
+    lines = []
+    texts = ("a lion on a beach", "a boat on a beach", "a lion on a beach")
+    shots = [{"prompt": text, "seconds": 0.5} for text in texts]
+    two = config(shots=shots, seeds=[0, 1], backbone="embedded", memory="none")
+    generate(two, tmp_path / "run", notice=lines.append)
+    assert len(lines) == 1 and "'lion'" in lines[0] and "a cat is drawn instead" in lines[0]
+    assert capsys.readouterr().out == ""

@@ -16,6 +16,18 @@ from recap.types import BackboneSpec
 Notice = Callable[[str], None]
 
 
+def each_once(notice: Notice) -> Notice:
+    """A notice that gives every line once: parts that are built several times have the same to say."""
+    shown: set[str] = set()
+
+    def give(line: str) -> None:
+        if line not in shown:
+            shown.add(line)
+            notice(line)
+
+    return give
+
+
 def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
     """The run's backbone, ready to draw."""
     prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recap.build import Notice, build_backbone, build_memory, settle_flow
+from recap.build import Notice, build_backbone, build_memory, each_once, settle_flow
 from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
@@ -81,6 +81,7 @@ def compare(
     It holds a run's folder per memory, side-by-side.mp4 and index.html. `progress` counts the blocks of all runs,
     `showing` the pictures that are then put side by side and judged: by `judge`, or by the backbone's own.
     """
+    notice = each_once(notice)
     configs = _configs(_as_begun(config, out), memories)
     configs, spec = _checked(configs, notice)
     judge = judge or JUDGES.get(config.backbone.name, ColourJudge)()
@@ -135,7 +136,7 @@ def _as_begun(config: RunConfig, out: Path) -> RunConfig:
 def _checked(configs: Mapping[str, RunConfig], notice: Notice) -> tuple[dict[str, RunConfig], BackboneSpec]:
     """All runs with one flow, and the backbone's spec; refuses what any would refuse, before the first begins."""
     first = next(iter(configs.values()))
-    backbone = build_backbone(first)
+    backbone = build_backbone(first, notice)
     for shot in first.shots:
         backbone.condition((shot.prompt,))
     flow = first.flow

@@ -199,6 +199,12 @@ def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, cl
         (("--script", "missing.json"), ("missing.json",)),
         (("--resume", "missing"), ("missing", "run.json")),
         (("a foks on a beach",), ("foks", "fox")),
+        (("a xylophone and a trumpet on a beach",), ("'xylophone', 'trumpet'", "`recap list`")),
+        (("a beach without a fox and a bus",), ("'without'", "name only who is there")),
+        (("",), ("names no scene",)),
+        (("\x1b[31m\u72d0\u72f8\x07",), ("\u72d0\u72f8", "`recap list`")),
+        (("<script>alert(1)</script>",), ("'script', 'alert'",)),
+        (("nice " * 20_000,), ("100000 characters",)),
         ((BOAT, "--seconds", "1e18"), ("seconds", "1e+18")),
         ((BOAT, "--rows", "3000000"), ("rows", "3000000")),
         ((BOAT, "--device", "meta"), ("device", "meta")),
@@ -248,6 +254,19 @@ def test_generate_draws_with_the_embedded_backbone_unless_told_otherwise(recap, 
         "name": "embedded"
     }
     assert (tmp_path / "run" / "video.mp4").is_file()
+
+
+def test_generate_tells_what_it_draws_instead(recap, tmp_path):
+    text = "a cute red lion runs happily"
+    code, said = recap("generate", text, "--seconds", "0.5", "--memory", "none", "--out", "run")
+    assert code == 0, said
+    notices = [line for line in said.splitlines() if line.startswith("prompt: ")]
+    assert len(notices) == 4
+    for line, words in zip(
+        notices, ("'cute', 'runs', 'happily'", "colours", "a cat is drawn", "on a beach"), strict=True
+    ):
+        assert words in line
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["shots"][0]["prompt"] == text
 
 
 def test_generate_does_not_touch_a_folder_that_holds_something(recap, tmp_path):
@@ -420,6 +439,15 @@ def test_list_memories_tells_what_each_keeps_and_costs(monkeypatch, capsys):
         assert lines["attends to"].startswith(tokens)
         assert lines["training-free"] == "yes" and "arXiv" in lines["paper"]
         assert all(lines[label] for label in ("keeps", "extra memory", "its code"))
+
+
+def test_the_list_has_the_words_of_the_embedded_backbone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recap", "list"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    said = capsys.readouterr().out
+    assert "actors: fox, cat" in said and "scenes: beach" in said and "take any prompt" in said
 
 
 def test_a_list_of_something_else_is_refused(recap):

@@ -14,7 +14,7 @@ from recap.attach.checkout import check_generator, find_checkout
 from recap.attach.compiling import skipped, untraced
 from recap.attach.pictures import Pictures
 from recap.attach.session import Attached, BuildMemory, Session
-from recap.build import build_memory
+from recap.build import build_memory, each_once
 from recap.config import Choice, RunConfig
 from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
@@ -126,12 +126,6 @@ def memory_builder(
         "flow": flow,
     }
     config = RunConfig.from_dict(settings)
-    said: set[str] = set()
-
-    def notice_once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            print(line)
-
+    notice = each_once(print)
     # The device only at a video's start: a pipeline may be moved after it was attached to.
-    return lambda spec, device: build_memory(replace(config, device=device), spec, notice_once)
+    return lambda spec, device: build_memory(replace(config, device=device), spec, notice)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import progress_bar, show_notice
-from recap.cli.options import Backbone, Device, Flow, Script, Seconds
+from recap.cli.options import Backbone, Device, Flow, Prompt, Script, Seconds
 from recap.cli.settings import full_config, script_shots
 from recap.comparison import compare
 from recap.config import RunConfig, override
@@ -19,7 +19,7 @@ from recap.errors import refuse, unknown_name
 
 
 def compare_command(
-    prompt: Annotated[str | None, typer.Argument(help="What the videos show; or use --script.")] = None,
+    prompt: Prompt = None,
     memories: Annotated[
         str, typer.Option(help="Which memories, separated by commas; see `recap list`.")
     ] = "none,sink,recap",

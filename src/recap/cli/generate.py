@@ -19,6 +19,7 @@ from recap.cli.options import (
     Flow,
     GoOn,
     Image,
+    Prompt,
     PromptEmbeds,
     Script,
     Seconds,
@@ -32,7 +33,7 @@ MOST_ROWS = 256
 
 
 def generate_command(
-    prompt: Annotated[str | None, typer.Argument(help="What the video shows; or use --script.")] = None,
+    prompt: Prompt = None,
     seconds: Seconds = None,
     script: Script = None,
     backbone: Backbone = None,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recap.backbones.helios.spec import ROWS as HELIOS
+from recap.backbones.tiny.vocabulary import known_words
 from recap.backbones.wan.spec import ROWS as WAN
 from recap.config import RunConfig
 from recap.errors import unknown_name
@@ -50,6 +51,8 @@ def list_command(
             table.add_row(kind, f"{name} (default)" if name in chosen else name, about)
         table.add_section()
     Console().print(table)
+    if what == "everything":
+        typer.echo(f"Prompts of embedded: {known_words()}. The other backbones take any prompt.")
     typer.echo('Wherever a name goes, "package.module:Name" does too.')
 
 

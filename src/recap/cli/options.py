@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+Prompt = Annotated[
+    str | None,
+    typer.Argument(help="What is drawn (`recap list` has the words of `embedded`); or use --script."),
+]
 Seconds = Annotated[float | None, typer.Option(help="Length of the video [default: 10].")]
 Script = Annotated[
     Path | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
-from recap.backbones.tiny.vocabulary import TEXT_LENGTH, WORDS, token_ids
+from recap.backbones.tiny.reading import PromptReader
+from recap.backbones.tiny.vocabulary import TEXT_LENGTH, WORDS, Prompt, parse_prompt, token_ids
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
@@ -40,7 +41,7 @@ class WordTable(nn.Module):
         return embedded if self.slots is None else embedded + self.slots
 
     @torch.no_grad()
-    def encode(self, prompt: str) -> Tensor:
+    def encode(self, prompt: Prompt | str) -> Tensor:
         """1 L text_dim of a prompt; words outside the vocabulary are refused with suggestions."""
         ids = token_ids(prompt, as_named=self.slots is not None)
         embedded: Tensor = self(torch.tensor([ids], device=self.words.weight.device))
@@ -57,9 +58,12 @@ def has_slots(file: Path) -> bool:
 
 
 def build_embedded(
-    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    folder: Path = WEIGHTS,
+    read: Callable[[str], Prompt] = parse_prompt,
 ) -> WanBackbone:
-    """Load the weights of a folder; the package's own by default."""
+    """Load the weights of a folder, the package's own by default; `read` says how strictly prompts are read."""
     with torch.device("meta"):  # nothing is drawn that would be overwritten at once
         model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
         text = WordTable(slots=has_slots(folder / "text.safetensors"))
@@ -72,7 +76,7 @@ def build_embedded(
     text.requires_grad_(False).to(device)
     return WanBackbone(
         model.to(device=device, dtype=dtype),
-        text.encode,
+        lambda prompt: text.encode(read(prompt)),
         lambda: StreamingDecoder(autoencoder),
         lambda pixels: autoencoder.encode(pixels.to(device, dtype)),
     )
@@ -82,8 +86,10 @@ def build_embedded(
 class EmbeddedConfig:
     """A small causal Wan trained by us, with weights from the package."""
 
-    def build(self, *, device: str, dtype: torch.dtype, **_: object) -> WanBackbone:
-        return build_embedded(device, dtype)
+    def build(
+        self, *, device: str, dtype: torch.dtype, notice: Callable[[str], None] = print, **_: object
+    ) -> WanBackbone:
+        return build_embedded(device, dtype, read=PromptReader(notice))
 
 
 def load_strictly(module: nn.Module, file: Path) -> None:

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.colours import colour_distance, mean_colour
+<<<<<<< HEAD
 from recap.backbones.tiny.probe import NOBODY, Judged, Probe, load_shipped_probe
 from recap.backbones.tiny.vocabulary import ACTORS, parse_prompt
+=======
+from recap.backbones.tiny.probe import Judged, Probe, load_shipped_probe
+from recap.backbones.tiny.reading import read_prompt
+from recap.backbones.tiny.vocabulary import ACTORS
+>>>>>>> prompts
 from recap.contracts import Curve, Sample
 
 OPENING_S = 1.0
@@ -41,7 +47,7 @@ class ProbeJudge:
         parts: list[Judged] = []
         for batch in _batches(samples):
             seconds += [sample.second for sample in batch]
-            casts += [parse_prompt(sample.prompt).actors for sample in batch]
+            casts += [read_prompt(sample.prompt).prompt.actors for sample in batch]
             pictures = torch.stack([sample.picture for sample in batch]).permute(0, 3, 1, 2)
             parts.append(self._probe.judge(pictures[None].float() / 255))
         judged = Judged(

@@ -2,7 +2,8 @@
 
     "a fox and a bus on a beach at night"        "an empty beach at night"
 
-A prompt names up to three actors of different kinds, one scene, and a time (day, where none is named). Its
+A prompt names up to three actors of different kinds, one scene, and a time (day, where none is named). This file
+is strict: tables and training go by it. `reading.py` reads what people write, and ends in a prompt of this one. Its
 token ids are one word each: scene, time, then the actors. To weights whose words have slots the order in which
 actors are named says who stands left of whom; older weights read them in the order of the vocabulary.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recap.errors import refuse
@@ -34,14 +36,14 @@ FIRST_TIME = WORDS.index(TIMES[0])
 FIRST_ACTOR = WORDS.index(ACTORS[0])
 TEXT_LENGTH = 2 + MAX_ACTORS
 
-_PLACE = {
+PLACE = {
     "beach": "on a beach", "forest": "in a forest", "city": "in a city", "desert": "in a desert",
     "snow": "in the snow", "meadow": "in a meadow", "sea": "under the sea", "mountains": "in the mountains",
 }  # fmt: skip
 _EMPTY_PLACE = {"snow": "empty snow", "mountains": "empty mountains"}
-_WHEN = {"day": "by day", "evening": "in the evening", "night": "at night"}
+WHEN = {"day": "by day", "evening": "in the evening", "night": "at night"}
 
-_FILLERS = frozenset(
+FILLERS = frozenset(
     [
         "a",
         "an",
@@ -80,13 +82,13 @@ _FILLERS = frozenset(
         "swimming",
     ]
 )
-_ALIASES = {
+ALIASES = {
     "mountain": "mountains", "ocean": "sea", "underwater": "sea", "woods": "forest", "town": "city",
     "field": "meadow", "seaside": "beach", "daytime": "day", "noon": "day", "morning": "day",
     "sunset": "evening", "dusk": "evening", "midnight": "night", "bunny": "rabbit", "kitten": "cat",
     "puppy": "dog", "tortoise": "turtle", "lamb": "sheep", "teddy": "bear", "sailboat": "boat", "ship": "boat",
 }  # fmt: skip
-_NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
+NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,8 @@ class Prompt:
             if actor not in ACTORS:
                 raise _unknown("actor", actor)
         if len(self.actors) > MAX_ACTORS:
-            raise refuse(
-                "actors",
-                ", ".join(self.actors),
-                f"at most {MAX_ACTORS} at once",
-                "name fewer, or in later spans",
-            )
+            named = clipped(", ".join(self.actors))
+            raise refuse("actors", named, f"at most {MAX_ACTORS} at once", "name fewer, or in later spans")
         if len(set(self.actors)) < len(self.actors):
             limit = "two of a kind were never shown to the model"
             raise refuse("actors", ", ".join(self.actors), limit, "name every kind once")
@@ -118,27 +116,27 @@ class Prompt:
 
 def parse_prompt(text: str) -> Prompt:
     """Read a sentence; articles, plurals and a few other ways to say a word are understood."""
-    words = [_canonical(word) for word in re.findall(r"[^\W_]+", text.lower())]
-    words = [word for word in words if word not in _FILLERS]
+    words = [canonical(word) for word in re.findall(r"[^\W_]+", text.lower())]
+    words = [word for word in words if word not in FILLERS]
     for word in words:
-        if word not in _NAMED:
+        if word not in NAMED:
             raise _unknown("prompt word", word)
     actors = tuple(word for word in words if word in ACTORS)
     if actors and "empty" in words:
-        raise refuse("prompt", text, f"it is empty and has {actors[0]!r}", "drop one of the two")
-    scene = _only(text, "scene", words, SCENES)
+        raise empty_with(text, actors[0])
+    scene = only_one(text, "scene", words, SCENES)
     if scene is None:
-        raise refuse("prompt", text, "it names no scene", f"add one of {', '.join(_PLACE.values())}")
-    return Prompt(actors, scene, _only(text, "time of day", words, TIMES) or "day")
+        raise no_scene(text)
+    return Prompt(actors, scene, only_one(text, "time of day", words, TIMES) or "day")
 
 
 def prompt_text(prompt: Prompt) -> str:
     """The sentence for a prompt; `parse_prompt` gives the prompt back."""
     if not prompt.actors:
-        return f"{_EMPTY_PLACE.get(prompt.scene, f'an empty {prompt.scene}')} {_WHEN[prompt.time]}"
+        return f"{_EMPTY_PLACE.get(prompt.scene, f'an empty {prompt.scene}')} {WHEN[prompt.time]}"
     named = [f"{'an' if actor[0] in 'aeiou' else 'a'} {actor}" for actor in prompt.actors]
     listed = " and ".join((*((", ".join(named[:-1]),) if named[:-1] else ()), named[-1]))
-    return f"{listed} {_PLACE[prompt.scene]} {_WHEN[prompt.time]}"
+    return f"{listed} {PLACE[prompt.scene]} {WHEN[prompt.time]}"
 
 
 def token_ids(prompt: Prompt | str, *, as_named: bool = False) -> list[int]:
@@ -165,26 +163,46 @@ def prompt_from_ids(ids: list[int]) -> Prompt:
     return Prompt(tuple(words[2:]), words[0], words[1])
 
 
-def _canonical(word: str) -> str:
+def canonical(word: str) -> str:
     """The vocabulary's own word for a plural or an alias; any other word as it is."""
     singular = (word, re.sub(r"s$", "", word), re.sub(r"es$", "", word), re.sub(r"ies$", "y", word))
     for form in singular:
-        if form in _NAMED or form in _FILLERS:
+        if form in NAMED or form in FILLERS:
             return form
-        if form in _ALIASES:
-            return _ALIASES[form]
+        if form in ALIASES:
+            return ALIASES[form]
     return word
 
 
-def _only(text: str, what: str, words: list[str], known: tuple[str, ...]) -> str | None:
+def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...]) -> str | None:
+    """The one of these words that is known, None without any; two are refused."""
     found = list(dict.fromkeys(word for word in words if word in known))
     if len(found) > 1:
-        raise refuse("prompt", text, f"it names more than one {what}: {', '.join(found)}", "keep one")
+        limit = f"it names more than one {what}: {', '.join(found)}"
+        raise refuse("prompt", clipped(text), limit, "keep one")
     return found[0] if found else None
 
 
+def no_scene(text: str) -> ValueError:
+    return refuse("prompt", clipped(text), "it names no scene", f"say where: {', '.join(PLACE.values())}")
+
+
+def empty_with(text: str, actor: str) -> ValueError:
+    return refuse("prompt", clipped(text), f"it is empty and has {actor!r}", "drop one of the two")
+
+
+def clipped(text: str, most: int = 80) -> str:
+    """A text short enough to be quoted in one line."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def known_words() -> str:
+    """All that can be asked for, in one line."""
+    return f"actors: {', '.join(ACTORS)}; scenes: {', '.join(SCENES)}; times: {', '.join(TIMES)}"
+
+
 def _unknown(field: str, word: str) -> ValueError:
-    near = difflib.get_close_matches(word, (*sorted(_NAMED), *_ALIASES), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=3, cutoff=0.5)
     guess = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
-    known = f"actors: {', '.join(ACTORS)}; scenes: {', '.join(SCENES)}; times: {', '.join(TIMES)}"
-    return refuse(field, word, "not in the small vocabulary of the embedded backbone", f"{guess}{known}")
+    limit = "not in the small vocabulary of the embedded backbone"
+    return refuse(field, clipped(word), limit, f"{guess}{known_words()}")
