@@ -46,11 +46,7 @@ def test_core_stays_small():
     models = {SOURCE / "flow" / "raft.py", SOURCE / "flow" / "weights.py"}
     core = [path for path in PYTHON if path.relative_to(SOURCE).parts[0] not in ABOVE_THE_CORE]
     core = [path for path in core if path not in models]
-<<<<<<< HEAD
     assert sum(len(path.read_text().splitlines()) for path in core) < 4000
-=======
-    assert sum(len(path.read_text().splitlines()) for path in core) < 3900
->>>>>>> prompts
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(SOURCE)))

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.colours import colour_distance, mean_colour
-<<<<<<< HEAD
 from recap.backbones.tiny.probe import NOBODY, Judged, Probe, load_shipped_probe
-from recap.backbones.tiny.vocabulary import ACTORS, parse_prompt
-=======
-from recap.backbones.tiny.probe import Judged, Probe, load_shipped_probe
 from recap.backbones.tiny.reading import read_prompt
 from recap.backbones.tiny.vocabulary import ACTORS
->>>>>>> prompts
 from recap.contracts import Curve, Sample
 
 OPENING_S = 1.0
