@@ -324,17 +324,22 @@ def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall
         model = RaftSmall()
     by_authors = any(name.startswith("fnet.") for name in found)
     file_names = {name: authors_name(name) if by_authors else name for name in model.state_dict()}
-    wrong = [f"{there} is missing" for there in file_names.values() if there not in found]
-    wrong += [f"{name} is not part of it" for name in found if name not in set(file_names.values())]
-    for name, tensor in model.state_dict().items():
-        there = found.get(file_names[name])
-        if there is not None and there.shape != tensor.shape:
-            wrong.append(f"{file_names[name]} is {tuple(there.shape)}, not {tuple(tensor.shape)}")
+    wrong = list_differences(found, {file_names[name]: tensor for name, tensor in model.state_dict().items()})
     if wrong:
         raise refuse("weights", str(path), f"not those of RAFT-small: {'; '.join(wrong)}", FETCH_AGAIN)
     weights = {name: found[there].float() for name, there in file_names.items()}
     model.load_state_dict(weights, assign=True)
     return model.to(device)
+
+
+def list_differences(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the tensors of a file, by their names in it; nothing if they fit."""
+    wrong = [f"{name} is missing" for name in wanted if name not in found]
+    wrong += [f"{name} is not part of it" for name in found if name not in wanted]
+    for name, tensor in wanted.items():
+        if name in found and found[name].shape != tensor.shape:
+            wrong.append(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
+    return wrong
 
 
 def read_tensors(path: Path, remedy: str = FETCH_AGAIN) -> Mapping[str, Tensor]:

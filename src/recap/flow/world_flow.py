@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
-from recap.flow.raft import conv, pad_to_network, pair_indices, read_tensors, stage
+from recap.flow.raft import conv, list_differences, pad_to_network, pair_indices, read_tensors, stage
 from recap.flow.warp import backtrace
 
 FINE, COARSE = 4, 8  # pixels between neighbouring features
 RADIUS = 3  # of the neighbourhood of correlations that a step reads
 WINDOW = (2 * RADIUS + 1) ** 2
 HALF, QUARTER, EIGHTH = 32, 64, 96  # channels, by how much smaller than the picture
-MATCH = 32  # channels of what is compared between pictures
-READ = 32  # channels of what a step makes of its correlations
+MATCH, READ = 32, 32  # channels of what is compared, and of what a step makes of its correlations
 HEADS = 8  # ways to weigh the places of a picture in a summary of it
+SMALLEST = 16  # pixels; a picture of one coarse feature could not be normalised
 RETRAIN = "train it with python -m training.train_flow, or install the package again"
 
 
@@ -88,7 +88,9 @@ class Encoder(nn.Module):
         squares = F.pixel_unshuffle(pictures, 2).contiguous(memory_format=torch.channels_last)
         fine = self.to_quarter(self.to_half(squares))
         coarse = self.to_eighth(fine)
-        return Encoded(fine, self.fine_match(fine), coarse, self.coarse_match(coarse))
+        # Normalised over the picture, or what all its places have in common would drown what tells them apart.
+        fine_match, coarse_match = self.fine_match(fine), self.coarse_match(coarse)
+        return Encoded(fine, F.instance_norm(fine_match), coarse, F.instance_norm(coarse_match))
 
 
 class Step(nn.Module):
@@ -133,6 +135,7 @@ class WorldFlowNet(nn.Module):
         self.second = Step(QUARTER, QUARTER)
         self.third = Step(QUARTER, QUARTER)
         self.weigh = conv(QUARTER, 9 * FINE**2, 1)
+        self.apply(_draw_weights)
 
     def estimate(self, source: Encoded, target: Encoded) -> Estimate:
         """Flow from each source picture to its target picture, step by step."""
@@ -155,9 +158,15 @@ class WorldFlowNet(nn.Module):
         mixed: Tensor = (weights * around).sum(dim=2)
         return mixed.permute(0, 1, 4, 2, 5, 3).reshape(num, 2, height * FINE, width * FINE)
 
-    def track(self, source: Encoded, target: Encoded) -> Tensor:
-        """Flow N 2 Y X in pixels from each source picture to its target picture."""
-        return self.sharpen(self.estimate(source, target))
+
+def _draw_weights(module: nn.Module) -> None:
+    """Weights that keep the size of what passes a ReLU: torch's own would shrink it at every layer."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    if isinstance(module, Residual):
+        nn.init.zeros_(module.conv2.weight)
+    if isinstance(module, Step):
+        nn.init.normal_(module.correct.weight, std=1e-3)
 
 
 def enlarge(flow: Tensor, factor: int) -> Tensor:
@@ -174,10 +183,9 @@ def correlate(source: Tensor, target: Tensor) -> Tensor:
 
 
 def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
-    """Correlations N WINDOW y x around centres N 2 y x, each in its own map, between places by distance.
+    """Correlations N WINDOW y x around centres N 2 y x, each in its own map, bilinear.
 
-    All places of a window lie between the map's in the same way. So whole places are read and blended twice; a
-    general reading of single places takes several times as long on a CPU.
+    All places of a window lie between the map's in the same way: so whole places are read, then blended twice.
     """
     height, width = maps.shape[-2:]
     whole = centres.floor()
@@ -219,13 +227,14 @@ class WorldFlow:
         """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
         weight = next(self.model.parameters())
         source, target = pair_indices(pictures, weight.device, both=both)
-        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, smallest=COARSE)
+        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, SMALLEST)
         encoded = self.model.encode(padded)
         area = encoded.fine[0, 0].numel()
         # A quarter as much again for the windows, the coarse correlations and the ring.
         num = max(1, int(self.volume_bytes / (1.25 * area * area * weight.element_size())))
         parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
-        flow = torch.cat([self.model.track(encoded.of(here), encoded.of(there)) for here, there in parts])
+        found = [self.model.estimate(encoded.of(here), encoded.of(there)) for here, there in parts]
+        flow = torch.cat([self.model.sharpen(each) for each in found])
         return flow[(..., *crop)].to(pictures.device)
 
 
@@ -234,13 +243,7 @@ def load_world_flow(path: Path, device: torch.device | str = "cpu") -> WorldFlow
     found = read_tensors(path, RETRAIN)
     with torch.device("meta"):
         model = WorldFlowNet()
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    wrong = [f"{name} is missing" for name in shapes if name not in found]
-    wrong += [f"{name} is not part of it" for name in found if name not in shapes]
-    for name, shape in shapes.items():
-        if name in found and tuple(found[name].shape) != shape:
-            wrong.append(f"{name} is {tuple(found[name].shape)}, not {shape}")
-    if wrong:
+    if wrong := list_differences(found, model.state_dict()):
         raise refuse("weights", str(path), f"not those of world-flow: {'; '.join(wrong)}", RETRAIN)
     model.load_state_dict({name: tensor.float() for name, tensor in found.items()}, assign=True)
     return model.to(device)
