@@ -41,9 +41,7 @@ class Options:
     batch: int = 96  # pairs, each of which is learnt both ways
     muon_rate: float = 3e-3
     adam_rate: float = 2e-3
-    head_rate: float = (
-        2e-4  # of what makes corrections: a hundredth off there is a tenth of a pixel everywhere
-    )
+    head_rate: float = 2e-4  # of what makes corrections: there a hundredth is a tenth of a pixel everywhere
     mean_decay: float = 0.999
     actor_weight: float = 4.0  # how much more the error counts on actors: they are a tenth of the picture
     early_weight: float = 0.4  # of each flow before the last
@@ -89,15 +87,19 @@ def distance(found: Tensor, true: Tensor) -> Tensor:
     return ((found - true).square().sum(dim=1) + 1e-3**2).sqrt()
 
 
+def actor_weights(instances: Tensor, most: float) -> Tensor:
+    """Weights 2B Y X of mean 1 from instances B 2 Y X: of flow that leaves the first pictures, then the second."""
+    weight = 1 + most * (instances.transpose(0, 1).flatten(0, 1) > 0)
+    return weight / weight.mean()
+
+
 def flow_loss(model: WorldFlowNet, clips: FlowClips, options: Options) -> tuple[Tensor, Tensor]:
     """The training loss of pairs, and the plain mean error of the last flow in pixels."""
     source, target = pair_indices(clips.pictures, clips.pictures.device, both=True)
     encoded = model.encode(clips.pictures.flatten(0, 1) * 2 - 1)
     estimate = model.estimate(encoded.of(source), encoded.of(target))
     true = torch.cat((clips.forward.flatten(0, 1), clips.backward.flatten(0, 1)))
-    actors = clips.instances.flatten(0, 1)[source] > 0
-    weight = 1 + options.actor_weight * actors
-    weight = weight / weight.mean()
+    weight = actor_weights(clips.instances, options.actor_weight)
     last = distance(model.sharpen(estimate), true)
     loss = (weight * last).mean()
     for flow, factor in ((estimate.coarse, COARSE), (estimate.middle, FINE)):

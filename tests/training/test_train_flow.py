@@ -23,7 +23,16 @@ from training.flow_quality import (
     notice_clip,
 )
 from training.records import save_weights
-from training.train_flow import FILE_NAME, Options, Trainer, flow_loss, make_optimisers, still_flow, vary
+from training.train_flow import (
+    FILE_NAME,
+    Options,
+    Trainer,
+    actor_weights,
+    flow_loss,
+    make_optimisers,
+    still_flow,
+    vary,
+)
 
 HEIGHT, WIDTH, PICTURES = 32, 48, 21
 
@@ -161,6 +170,17 @@ def test_the_network_trains_in_half_precision() -> None:
     assert loss.dtype == error.dtype == torch.float32
     assert loss.item() == pytest.approx(whole.item(), rel=0.05)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_flow_counts_more_where_it_leaves_an_actor() -> None:
+    instances = torch.zeros(2, 2, 4, 6, dtype=torch.uint8)
+    instances[0, 0, 1, 2] = 3  # forward flow of the first pair leaves an actor here
+    instances[1, 1, 3, 4] = 1  # backward flow of the second pair
+    weight = actor_weights(instances, most=4.0)
+    assert weight.shape == (4, 4, 6) and weight.mean().item() == pytest.approx(1)
+    assert weight.max().item() == pytest.approx(5 * weight.min().item())
+    heavy = weight > 2 * weight.min()
+    assert heavy.nonzero().tolist() == [[0, 1, 2], [3, 3, 4]]
 
 
 def test_every_parameter_has_one_rate(tmp_path: Path) -> None:
