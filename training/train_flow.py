@@ -57,7 +57,6 @@ class Options:
     warmup_s: float = 5.0
     floor: float = 0.01
     reserve_s: float = 15.0
-    compile: bool = False
 
 
 def vary(clips: FlowClips, pixel_noise: float) -> FlowClips:
@@ -147,7 +146,6 @@ class Trainer:
             decoded_share=options.decoded_share, seed=first,
         )  # fmt: skip
         self.pool.fill(options.start_pool)
-        self.loss = torch.compile(flow_loss, dynamic=False) if options.compile else flow_loss
         for name, estimate in (("still", still_flow), ("classical", ClassicalFlow())):
             self.record.add("reference", name=name, **self.measure(estimate))
         self.record.add("ready", parameters=sum(p.numel() for p in self.model.parameters()))
@@ -176,7 +174,7 @@ class Trainer:
         """One update; returns loss and error in pixels, still on the device."""
         clips = vary(self.pool.draw(self.options.batch), self.options.pixel_noise)
         with self.autocast():
-            loss, error = self.loss(self.model, clips, self.options)
+            loss, error = flow_loss(self.model, clips, self.options)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -220,7 +218,6 @@ def main() -> None:
         ("fresh", int), ("fresh-every", int), ("eval-clips", int), ("eval-every-s", float), ("floor", float),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind)
-    parser.add_argument("--compile", action="store_true")
     chosen = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     options = replace(Options(chosen["minutes"], chosen["autoencoder"], chosen["out"]), **chosen)
     device = "cuda" if torch.cuda.is_available() else "cpu"
