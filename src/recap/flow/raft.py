@@ -254,19 +254,10 @@ class RaftFlow:
 
     def _find(self, pictures: Tensor, *, both: bool) -> Tensor:
         """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
-        rows, num = pictures.shape[:2]
-        if num < 2:
-            raise refuse(
-                "pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2"
-            )
         weight = next(self.model.parameters())
+        here, there = pair_indices(pictures, weight.device, both=both)
         padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1)
         encoded = self.model.encode(padded)
-        index = torch.arange(rows * num, device=weight.device).reshape(rows, num)
-        earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
-        here, there = (earlier, later)
-        if both:
-            here, there = torch.cat((earlier, later)), torch.cat((later, earlier))
         return self._track(encoded, here, there)[(..., *crop)].to(pictures.device)
 
     def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
@@ -279,10 +270,22 @@ class RaftFlow:
         )
 
 
-def pad_to_network(pictures: Tensor) -> tuple[Tensor, tuple[slice, slice]]:
+def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:
+    """Which of B x T pictures each flow leaves and reaches: all pairs row by row, then perhaps the same backwards."""
+    rows, num = pictures.shape[:2]
+    if num < 2:
+        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
+    index = torch.arange(rows * num, device=device).reshape(rows, num)
+    earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
+    if not both:
+        return earlier, later
+    return torch.cat((earlier, later)), torch.cat((later, earlier))
+
+
+def pad_to_network(pictures: Tensor, smallest: int = SMALLEST) -> tuple[Tensor, tuple[slice, slice]]:
     """Repeat border pixels on all sides up to a size the network takes; also the slices that undo it."""
     height, width = pictures.shape[-2:]
-    more_y, more_x = (max(SMALLEST, -(-side // STRIDE) * STRIDE) - side for side in (height, width))
+    more_y, more_x = (max(smallest, -(-side // STRIDE) * STRIDE) - side for side in (height, width))
     top, left = more_y // 2, more_x // 2
     padded = F.pad(pictures, (left, more_x - left, top, more_y - top), mode="replicate")
     return padded, (slice(top, top + height), slice(left, left + width))
@@ -321,12 +324,7 @@ def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall
         model = RaftSmall()
     by_authors = any(name.startswith("fnet.") for name in found)
     file_names = {name: authors_name(name) if by_authors else name for name in model.state_dict()}
-    wrong = [f"{there} is missing" for there in file_names.values() if there not in found]
-    wrong += [f"{name} is not part of it" for name in found if name not in set(file_names.values())]
-    for name, tensor in model.state_dict().items():
-        there = found.get(file_names[name])
-        if there is not None and there.shape != tensor.shape:
-            wrong.append(f"{file_names[name]} is {tuple(there.shape)}, not {tuple(tensor.shape)}")
+    wrong = list_differences(found, {file_names[name]: tensor for name, tensor in model.state_dict().items()})
     if wrong:
         raise refuse("weights", str(path), f"not those of RAFT-small: {'; '.join(wrong)}", FETCH_AGAIN)
     weights = {name: found[there].float() for name, there in file_names.items()}
@@ -334,17 +332,27 @@ def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall
     return model.to(device)
 
 
-def read_tensors(path: Path) -> Mapping[str, Tensor]:
+def list_differences(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the tensors of a file, by their names in it; nothing if they fit."""
+    wrong = [f"{name} is missing" for name in wanted if name not in found]
+    wrong += [f"{name} is not part of it" for name in found if name not in wanted]
+    for name, tensor in wanted.items():
+        if name in found and found[name].shape != tensor.shape:
+            wrong.append(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
+    return wrong
+
+
+def read_tensors(path: Path, remedy: str = FETCH_AGAIN) -> Mapping[str, Tensor]:
     """The named tensors of a file; nothing in it is ever executed."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise refuse("weights", str(path), "no such file", FETCH_AGAIN) from None
+        raise refuse("weights", str(path), "no such file", remedy) from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, SafetensorError) as problem:
         reason = str(problem).partition("\n")[0]
-        raise refuse("weights", str(path), f"cannot be read ({reason})", FETCH_AGAIN) from problem
+        raise refuse("weights", str(path), f"cannot be read ({reason})", remedy) from problem
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise refuse("weights", str(path), "not a table of named tensors", FETCH_AGAIN)
+        raise refuse("weights", str(path), "not a table of named tensors", remedy)
     return found
