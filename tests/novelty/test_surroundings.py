@@ -94,20 +94,11 @@ def test_sways_by_fractions_of_a_pixel_do_not_smear_what_is_beyond():
     assert fired[32:].sum() < 0.1 * reach * SIZE[0], "in two and a half more sways"
 
 
-def test_a_border_whose_flow_is_a_guess_is_not_new_under_a_camera_at_rest():
-    """Flow that points out of the picture by less than a pixel, along one side, over a resting picture."""
-    size, count = (32, 48), 33
-    pictures = (0.3 + 0.4 * torch.rand(1, 1, 3, *size)).expand(1, count, -1, -1, -1)
-    forward, backward = torch.zeros(2, 1, count - 1, 2, *size)
-    backward[..., 0, :, :2], forward[..., 0, :, :2] = -0.9, 0.9
-
-    def fired(borders):
-        config = FlowNoveltyConfig(flow_downscale=1, borders=borders, photometric_threshold=0.5)
-        novelty = FlowNovelty(config, ExactFlow(forward, backward), (2, 3), 16, 4)
-        parts = [novelty.notice(part[None]).fired[0] for part in blocks_of(pictures[0])]
-        return int((torch.cat(parts) > 0).sum())
-
-    assert fired("literal") > 32 and fired("seen") == 0
+def test_somebody_who_walks_in_slowly_before_a_camera_at_rest_fires_as_by_the_equation_alone():
+    scene = make_scene("entering", size=SIZE, num_pictures=LENGTH)
+    _, fired, _, score = watch(scene)
+    _, plain, _, plain_score = watch(scene, borders="literal")
+    assert (plain > 0).any() and torch.equal(fired, plain) and torch.equal(score, plain_score)
 
 
 def test_its_state_goes_on_bit_for_bit():

@@ -97,14 +97,11 @@ class Scan:
         if read.borders == "seen":
             cut = (within & (cycle > threshold)).float().mean() > CUT_SHARE
             step = backward.flatten(1).median(dim=-1).values
-            uncovered = ~inside(backtrace(step[:, None, None].expand_as(backward)), (height, width))
-            unlike = (now - sample(before, at)).abs().mean(dim=0) > cfg.photometric_threshold
             known = self._surroundings.known(
                 torch.stack([before, now])[None], at[None, None], step[None, None], cut[None, None],
                 cfg.photometric_threshold,
             )[0, 0]  # fmt: skip
-            apart = torch.linalg.vector_norm(backward - step[:, None, None], dim=0) > threshold / 2
-            enters = enters & (uncovered | unlike | apart) & ~known
+            enters = enters & ~known
         difference = (now - found[2:]).abs()
         photometric = {
             "mean": difference.mean(dim=0), "max": difference.amax(dim=0),

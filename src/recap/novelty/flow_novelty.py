@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from recap.contracts import Flow, FlowEstimator, State
 from recap.errors import refuse
-from recap.flow.warp import backtrace, inside, pixel_grid, reading_grid, sample_at
+from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.novelty.retention import retain_top
 from recap.novelty.surroundings import CUT_SHARE, Surroundings
 from recap.types import BackboneSpec, Block, Candidates
@@ -55,7 +55,9 @@ class FlowNoveltyConfig:
     claims: Literal["traced", "carried"] = (
         "traced"  # a claim travels where the cycle holds, or along any flow
     )
-    borders: Literal["seen", "literal"] = "seen"  # what enters is new if it was not seen before, or always
+    borders: Literal["seen", "literal"] = (
+        "seen"  # what enters is new unless the camera showed it before, or always
+    )
 
     def __post_init__(self) -> None:
         for name in ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor"):
@@ -165,39 +167,21 @@ class FlowNovelty:
         at = backtrace(backward)
         size = (now.shape[-2], now.shape[-1])
         within = inside(at, size)
-        read = sample_at(torch.cat([forward, before], dim=2), reading_grid(at, size))
-        found = read * within[:, :, None]
+        found = sample_at(torch.cat([forward, before], dim=2), reading_grid(at, size)) * within[:, :, None]
         cfg = self.config
         cycle = torch.linalg.vector_norm(backward + found[:, :, :2], dim=2)
         photometric = (now - found[:, :, 2:]).abs().mean(dim=2)
         broken = within & ((cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold))
         enters = ~within
         if cfg.borders == "seen":
-            unlike = (now - read[:, :, 2:]).abs().mean(dim=2) > cfg.photometric_threshold
             cut = (within & (cycle > cfg.cycle_threshold_px)).flatten(2).float().mean(dim=-1) > CUT_SHARE
-            enters &= self._is_new(stream, backward, at, unlike, cut)
+            step = backward.flatten(3).median(dim=-1).values
+            enters &= ~self._surroundings.known(stream, at, step, cut, cfg.photometric_threshold)
         flagged = enters | broken
         holds = within & (cycle <= cfg.cycle_threshold_px)
         novelty = cycle + cfg.photometric_weight * photometric
         traced = holds if cfg.claims == "traced" else within
         return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
-
-    def _is_new(self, stream: Tensor, backward: Tensor, at: Tensor, unlike: Tensor, cut: Tensor) -> Tensor:
-        """Of pixels whose backtrace lies outside, B P y x: which of them show something that was not seen before.
-
-        The flow at a border is a guess, and under a camera at rest the guess alone would make strips of it new. So
-        one of three must speak for it: the camera's own step uncovers the place; the pixel moves otherwise than the
-        camera, as somebody who walks in does; or it looks unlike the border pixel that is nearest to its backtrace.
-        And what left the picture earlier and comes back is not new.
-        """
-        cfg = self.config
-        step = backward.flatten(3).median(dim=-1).values
-        size = (at.shape[-2], at.shape[-1])
-        uncovered = ~inside(step[..., None, None] + pixel_grid(size, at), size)
-        apart = torch.linalg.vector_norm(backward - step[..., None, None], dim=2)
-        known = self._surroundings.known(stream, at, step, cut, cfg.photometric_threshold)
-        enters: Tensor = uncovered | unlike | (apart > cfg.cycle_threshold_px / 2)
-        return enters & ~known
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """A pickier rule differs here."""

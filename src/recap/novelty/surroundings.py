@@ -25,6 +25,10 @@ CUT_SHARE = 0.5
 """Where the flow of more than this share of the pixels is inconsistent, the camera has not moved: it is elsewhere."""
 
 
+AT_REST_PX = 0.5
+"""A camera that moves by less is at rest: nothing enters or leaves by so little, and in rain the median wanders."""
+
+
 class Surroundings:
     def __init__(self) -> None:
         self._canvas: Tensor | None = None  # B 4 y' x': RGB, and 1 where it has been seen
@@ -71,6 +75,7 @@ class Surroundings:
     def _extend(self, picture: Tensor, step: Tensor) -> None:
         """Move the canvas with the camera, by whole pixels so that nothing blurs, and lay the next picture on it."""
         assert self._canvas is not None and self._offset is not None
+        step = torch.where(step.abs() < AT_REST_PX, 0.0, step)
         due = step - self._offset
         whole = due.round()
         self._offset = whole - due
