@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
 from recap.config import RunConfig
-from recap.recipes.scripts import identity_scripts, reappearance_scripts, scripts
+from recap.recipes.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
 from recap.recipes.tables import TABLES, Ask, find_recipe, plan_runs
+from recap.reproduction.job import job_of
 from recap.reproduction.scoring import MEASURES
 
 REAL = "self-forcing"
@@ -66,6 +67,47 @@ def test_twenty_prompts_and_twenty_scripts_all_different(backbone):
         assert [shot.seconds for shot in script.shots] == [3, 6, 7.5, 7.5] and all(
             s.cut for s in script.shots
         )
+
+
+@pytest.mark.parametrize("backbone", ["embedded", REAL])
+def test_a_second_subject_enters_leaves_and_returns_without_a_cut(backbone):
+    made = entering_scripts(backbone, 60)
+    assert len(made) == len({script.name for script in made}) == len({script.shots for script in made}) == 20
+    assert len({script.subject for script in made}) == len({script.late_subject for script in made}) == 20
+    timings = [tuple(shot.seconds for shot in script.shots) for script in made]
+    for script, (enters, stays, gone, rest) in zip(made, timings, strict=True):
+        alone, both, again, back = (shot.prompt for shot in script.shots)
+        assert alone == again != both == back and not any(shot.cut for shot in script.shots)
+        assert 15 <= enters <= 25 and 8 <= stays <= 12 and 10 <= gone <= 15 and rest >= 8
+        assert enters + stays + gone + rest == 60
+        assert script.late_subject.split()[-1] in both and script.late_subject.split()[-1] not in alone
+        assert script.subject.split()[-1] in alone and script.subject.split()[-1] in both
+    # Rows of one batch share their timing; the first five already show all there are.
+    assert sorted(timings.count(each) for each in set(timings)) == [4] * 5 and len(set(timings[:5])) == 5
+    assert [shot.seconds for shot in entering_scripts(backbone, 30)[0].shots] == [s / 2 for s in timings[0]]
+
+
+def test_who_enters_late_is_named_with_the_first_and_in_many_scenes():
+    worlds = []
+    for script in entering_scripts("embedded", 60):
+        alone, both = (parse_prompt(shot.prompt) for shot in script.shots[:2])
+        assert alone.actors == (script.subject,) and both.actors == (script.subject, script.late_subject)
+        worlds.append((alone.scene, alone.time))
+    assert {scene for scene, _ in worlds} == set(SCENES) and {time for _, time in worlds} == set(TIMES)
+
+
+def test_only_jobs_with_a_late_subject_name_one():
+    """What was done before there were any stays done: its key is a digest of its data."""
+    for name, late in (("retention", None), ("entering", "balloon")):
+        recipe = find_recipe(name)
+        planned = next(plan_runs(recipe, Ask(prompts=1, seeds=1)))
+        assert job_of(planned, recipe, "hsv").data.get("late_subject") == late
+
+
+def test_every_memory_and_rule_is_asked_who_entered():
+    rows = {row.name for row in find_recipe("entering").rows}
+    assert rows == {row.name for table in ("identity", "reappearance-all") for row in find_recipe(table).rows}
+    assert len(list(plan_runs(find_recipe("entering"), Ask()))) == len(rows) * 100
 
 
 def test_the_embedded_world_knows_its_prompts():

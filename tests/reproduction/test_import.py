@@ -142,7 +142,8 @@ def test_a_run_drawn_for_one_table_serves_another_that_wants_the_same_job(tmp_pa
         yield {"about": {"ask": asdict(ASK), "embedder": "hsv", "tables": told}}
         for draw in collect_draws([table], ASK, "hsv"):
             if (draw.wanted[0].job.row == "recap") == rows:
-                yield run_line(draw, {one: [Score("reappearance_frame", 0.5, "hsv", 3)]})
+                others = {measure: [] for measure in find_recipe(table).measures}
+                yield run_line(draw, {**others, one: [Score("reappearance_frame", 0.5, "hsv", 3)]})
 
     def of_two(folder, last):
         written(tmp_path / folder / "1" / RESULTS, lines(one, True, "first"))

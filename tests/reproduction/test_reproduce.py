@@ -339,7 +339,10 @@ def test_the_probe_is_a_witness():
     assert found.shape == (3,) and colours.shape == (3, 3)
     red, blue = np.array([[1, 0, 0]], np.float32), np.array([[0, 0, 1]], np.float32)
     assert witness.likeness(red, red)[0, 0] == pytest.approx(1) and witness.likeness(red, blue)[0, 0] == 0
-    with pytest.raises(ValueError, match="did you mean 'fox'"):
-        witness.look(pictures, "foxx")
+    shown = witness.where(pictures, "fox")
+    assert shown.shape == (3, 8, 13) and (shown.any(axis=(1, 2)) == found).all()
+    for ask in (witness.look, witness.where):
+        with pytest.raises(ValueError, match="did you mean 'fox'"):
+            ask(pictures, "foxx")
     with pytest.raises(ValueError, match="multiples of 16"):
         witness.look(pictures[:, :100], "fox")

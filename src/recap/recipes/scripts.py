@@ -1,5 +1,7 @@
 """Prompt sets, written by us since the paper's are not published: 20 for identity, 20 scripts for reappearance.
 
+Twenty more scripts, of which the paper has no like, let a second subject enter, leave and return without a cut.
+
 Public models get sentences, the embedded world its own words. A set's first n are as good a choice as any n: subjects
 and scenes alternate.
 """
@@ -7,7 +9,7 @@ and scenes alternate.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -19,6 +21,8 @@ from recap.plan import Shot
 EMBEDDED = "embedded"
 REAPPEARANCE_S = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
 """Segments of a reappearance; the subject is there in B and D."""
+ENTERING_S = 60.0
+"""For which the times in the scripts of `entering` are written."""
 
 
 class Script(NamedTuple):
@@ -27,6 +31,7 @@ class Script(NamedTuple):
     name: str
     subject: str  # the phrase a detector is asked for; of the embedded world, the actor's word
     shots: tuple[Shot, ...]
+    late_subject: str = ""  # who enters later, leaves and returns; "" where nobody does
 
 
 def identity_scripts(backbone: str, seconds: float) -> list[Script]:
@@ -64,9 +69,41 @@ def reappearance_scripts(backbone: str, seconds: float) -> list[Script]:
     ]
 
 
+def entering_scripts(backbone: str, seconds: float) -> list[Script]:
+    """One subject throughout; a second enters, leaves, and returns to stay. No cuts; another length scales all.
+
+    Five timings, each of four scripts: only runs of one timing can be rows of a batch.
+    """
+    if backbone == EMBEDDED:
+        return [_entering(entry, *_world_of_two(entry), seconds) for entry in _read("embedded_entering")]
+    return [
+        _entering(entry, entry["subject"], entry["alone"], entry["both"], seconds)
+        for entry in _read("entering")
+    ]
+
+
+def _entering(entry: Mapping[str, Any], subject: str, alone: str, both: str, seconds: float) -> Script:
+    lengths = [entry["enters_s"], entry["stays_s"], entry["gone_s"]]
+    lengths.append(ENTERING_S - sum(lengths))
+    shots = tuple(
+        Shot(prompt, length * seconds / ENTERING_S, cut=False)
+        for prompt, length in zip((alone, both, alone, both), lengths, strict=True)
+    )
+    return Script(f"{subject}, then {entry['late']}", subject, shots, entry["late"])
+
+
+def _world_of_two(entry: Mapping[str, str]) -> tuple[str, str, str]:
+    """The subject, the prompt that names it alone, and the one that names both."""
+    subject, scene, time = entry["actor"], entry["scene"], entry["time"]
+    casts = ((subject,), (subject, entry["late"]))
+    alone, both = (prompt_text(Prompt(cast, scene, time)) for cast in casts)
+    return subject, alone, both
+
+
 SETS: dict[str, Callable[[str, float], list[Script]]] = {
     "identity": identity_scripts,
     "reappearance": reappearance_scripts,
+    "entering": entering_scripts,
 }
 
 

@@ -29,6 +29,10 @@ def job_of(
         "embedder": embedder,
         "detector": detector,
     }
+    if planned.script.late_subject:
+        data["late_subject"] = (
+            planned.script.late_subject
+        )  # not named where there is none: those jobs stay done
     if judge_flow != USUAL and OF_MOTION & set(recipe.measures):
         # The usual one is not named, so that jobs which were done before there was a choice stay done.
         data["judge_flow"] = judge_flow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
+from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.backbones.tiny.witness import ProbeWitness, build_probe_witness
 from recap.config import RunConfig
 from recap.eval.embedders import Remembering, build_embedder
@@ -17,11 +19,13 @@ from recap.eval.metrics.dynamic_degree import CLIP_S, dynamic_degree
 from recap.eval.metrics.flickering import temporal_flickering
 from recap.eval.metrics.identity import PER_SECOND, identity
 from recap.eval.metrics.motion import motion
-from recap.eval.metrics.reappearance import reappearance, slots_from, starts_from_trace
+from recap.eval.metrics.presence import LEAVING_S, Stretch, presence, stretches
+from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from, starts_from_trace
 from recap.eval.metrics.retention import retention
+from recap.eval.metrics.subject_motion import subject_motion
 from recap.eval.motion_judge import USUAL, MotionJudge, build_motion_judge
 from recap.eval.qwen import QwenDetector
-from recap.eval.sampling import Drawn, Sampled, sample_clip
+from recap.eval.sampling import Drawn, Sampled, Span, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
 from recap.trace import picture_of_frame
@@ -50,6 +54,7 @@ class Seen:
     ):
         self.clip, self.trace, self.seconds = clip, trace, seconds
         self.subject: str = data["subject"]
+        self.late_subject: str = data.get("late_subject", "")
         self._judge_flow: str = data.get("judge_flow", USUAL)
         config = RunConfig.from_dict(data["config"])
         self._device = config.device
@@ -65,6 +70,10 @@ class Seen:
     @cached_property
     def sampled(self) -> Sampled:
         return sample_clip(self.clip, PER_SECOND)
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        return stretches(self.trace, self.clip.fps, self.sampled.duration_s)
 
     @property
     def motion_judge(self) -> MotionJudge:
@@ -185,6 +194,60 @@ def _motion(seen: Seen) -> list[Score]:
     return motion(seen.clip.pictures(), *seen.motion_judge)
 
 
+def _subject_motion(seen: Seen) -> list[Score]:
+    """Of those whose cells are known: a box would change its outline with every wobble of its detector."""
+    if not isinstance(seen.subject_witness, ProbeWitness):
+        return []
+    flow, judge = seen.motion_judge
+    shares = seen.subject_witness.where(seen.sampled.pictures, seen.subject)
+    cuts = starts_from_trace(seen.trace, seen.clip.fps)[1:]
+    return subject_motion(seen.sampled, shares, flow, (seen.subject_witness.backend, judge), cuts)
+
+
+def _haunting(seen: Seen) -> list[Score]:
+    """Nothing where every prompt names somebody, or is in words of which we cannot tell."""
+    witness = seen.subject_witness
+    if not isinstance(witness, ProbeWitness):
+        return []
+    empty = [each for each in seen.stretches if not parse_prompt(each.prompt).actors]
+    if not empty:
+        return []
+    found, _ = witness.look(seen.sampled.pictures, seen.subject)
+    spans = [each.without_first(SETTLING_S) for each in empty]
+    return [presence(seen.sampled, found, spans, "haunting", witness.backend)]
+
+
+def _entering(seen: Seen) -> list[Score]:
+    """Of the subject that enters late, leaves and returns, and of the bank as it returns."""
+    sampled, late = seen.sampled, seen.late_subject
+    if not late:
+        return []
+    starts = [each.span.start for each in seen.stretches]
+    scores = [
+        reappearance(sampled, witness, late, starts, f"return_{name}", presence=seen.subject_witness)
+        for name, witness in seen.witnesses
+    ]
+    _, visit, gone, back = seen.stretches
+    if (witness := seen.subject_witness) is not None:
+        found, _ = witness.look(sampled.pictures, late)
+        opening, _ = witness.look(sampled.pictures, seen.subject)
+        for name, who, span in (
+            ("late_found_on_visit", found, visit.without_first(SETTLING_S)),
+            ("late_haunting", found, gone.without_first(LEAVING_S)),
+            ("late_found_on_return", found, back.without_first(SETTLING_S)),
+            ("opening_found", opening, Span(0.0, sampled.duration_s)),
+        ):
+            scores.append(presence(sampled, who, [span], name, witness.backend))
+    if any("admitted" in line for line in seen.trace):
+        first, end = (seen.trace[each.first_block]["first_frame"] for each in (visit, gone))
+        held = held_before(seen.trace, back.first_block)
+        slots = float(slots_from(held, first, end))
+        scores.append(Score("bank_slots_from_visit", slots, "native", len(held)))
+        content = _content_before(seen, back.first_block)
+        scores += [replace(each, name=f"{each.name}_at_return") for each in content]
+    return scores
+
+
 def _bank(seen: Seen) -> list[Score]:
     if not any("admitted" in line for line in seen.trace):
         return []
@@ -206,7 +269,11 @@ def _content(seen: Seen) -> list[Score]:
     if not any("admitted" in line for line in seen.trace):
         return []
     cuts = [index for index, line in enumerate(seen.trace) if line["clears_prior"]]
-    end = cuts[-1] if cuts else len(seen.trace)
+    return _content_before(seen, cuts[-1] if cuts else len(seen.trace))
+
+
+def _content_before(seen: Seen, end: int) -> list[Score]:
+    """As the block of that number begins."""
     new = {place for place, score in held_before(seen.trace, end).items() if score > 0}
     edge = seen.trace[end - 1]["bank_edge_share"][0] if new else None
     scores = [Score("bank_edge_share", edge, "native", len(new))]
@@ -269,7 +336,7 @@ def _time(seen: Seen) -> list[Score]:
 MEASURES: dict[str, Callable[[Seen], list[Score]]] = {
     "identity": _identity, "retention": _retention, "reappearance": _reappearance, "dynamics": _dynamics,
     "length": _length, "motion": _motion, "bank": _bank, "attention": _attention, "time": _time,
-    "content": _content,
+    "content": _content, "subject_motion": _subject_motion, "haunting": _haunting, "entering": _entering,
 }  # fmt: skip
-OF_MOTION = {"dynamics", "length", "motion"}
+OF_MOTION = {"dynamics", "length", "motion", "subject_motion"}
 """Those that look at flow, by the judge that a job names."""

@@ -39,6 +39,7 @@ PAPER_COLUMNS = {
 """Measure -> the paper's column for it, and what makes it 0..1."""
 
 FIRST = (
+    "return_subject", "late_found_on_return", "late_haunting", "return_frame",
     "reappearance_subject", "reappearance_subject_verified", "identity_subject", "retention_subject_end",
     "reappearance_frame", "identity_frame", "retention_frame_end", "dynamic_degree", "attention_sink",
 )  # fmt: skip
