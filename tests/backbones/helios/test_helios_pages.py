@@ -39,7 +39,7 @@ from recap.video import open_clip
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
 CHUNKS = 8
-ASK = Ask(backbone=NAME, prompts=1, seeds=1, seconds=CHUNKS * CHUNK / FPS)
+ASK = Ask(backbone=NAME, prompts=1, seeds=1, seconds=CHUNKS * CHUNK / FPS, flow="classical")
 CUTS = [CHUNK / FPS, 3 * CHUNK / FPS, 6 * CHUNK / FPS]  # segments of 1, 2, 3 and 2 chunks
 LASTS = CHUNKS * CHUNK / FPS
 SETTLING = LASTS / 24  # the first second of 24, scaled to a shorter video
