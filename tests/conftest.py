@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recap.files import OFFLINE, weights_folder
+from recap.io.files import OFFLINE, weights_folder
 from recap.registry import load_backbone
 from recap.types import BackboneSpec
 

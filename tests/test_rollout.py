@@ -7,11 +7,11 @@ from itertools import islice
 import pytest
 import torch
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.memory.recap import RecapConfig
+from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot, make_plan
-from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.rollout import block_noise, reach, rollout
 from recap.types import Role
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable, has_slots
-from recap.backbones.tiny.probe import Probe
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, null_token_ids, prompt_text
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
@@ -24,10 +24,10 @@ from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import EMBEDDED, NUM_TRAIN_STEPS
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
+from recap.eval.judges.probe import Probe
 from recap.flow.classical import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Plan, Shot, make_plan
 from recap.rollout import rollout
 from recap.types import GeneratedBlock

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.tiny.colours import colour_distance, mean_colour
 from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.eval.judges.colours import colour_distance, mean_colour
 from recap.memory.recap import RecapMemory
 from recap.plan import Plan, Shot, make_plan
 from recap.types import GeneratedBlock

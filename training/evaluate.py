@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from recap.backbones.tiny.probe import load_probe
+from recap.admission.flow import FlowNoveltyConfig
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
-from recap.files import write_whole
+from recap.eval.judges.probe import load_probe
 from recap.flow import FLOWS, build_flow, resolve_flow
-from recap.novelty.flow_novelty import FlowNoveltyConfig
+from recap.io.files import write_whole
 from training.atlas import load_atlas
 from training.bench import (
     KEPT,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.scenes.render import half
 from recap.backbones.tiny.autoencoder import Autoencoder
-from recap.scenes.render import half
 from training.atlas import load_atlas
 from training.clips import to_bytes
 from training.records import load_weights

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
 from recap.contracts import Flow, FlowEstimator
 from recap.flow.exact import ExactFlow
 from recap.flow.warp import backtrace, inside
-from recap.novelty.flow_novelty import FlowNovelty, FlowNoveltyConfig
 from training.clips import PICTURES_PER_FRAME, TOKEN_PIXELS
 from training.flow_clips import FlowClips, halve
 from training.world import block_of, block_pictures

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recap.backbones.tiny.colours import mean_colour
-from recap.backbones.tiny.probe import Judged, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.contracts import Decoder, State
+from recap.eval.judges.colours import mean_colour
+from recap.eval.judges.probe import Judged, Probe
 from recap.types import BackboneSpec, GeneratedBlock
 
 # Statistics

@@ -1,4 +1,4 @@
-"""Train the probe (`recap.backbones.tiny.probe`), which judges what the embedded backbone draws.
+"""Train the probe (`recap.eval.judges.probe`), which judges what the embedded backbone draws.
 
     python -m training.probe --minutes 3 --device cuda --out training/cache/probe.safetensors
 
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recap.backbones.tiny.autoencoder import Autoencoder
-from recap.backbones.tiny.probe import CELL, NOBODY, Probe, Verdict, save_probe
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS
+from recap.eval.judges.probe import CELL, NOBODY, Probe, Verdict, save_probe
 from training.atlas import CACHE, load_atlas
 from training.records import load_weights
 from training.world import PICTURES, Clips, World

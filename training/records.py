@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap.errors import refuse
-from recap.files import write_whole
+from recap.io.files import write_whole
 
 PART_BYTES = 15 * 2**20
 """Largest weights file: what the training machine hands back is cut at 16 MiB a file."""

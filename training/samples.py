@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 
 from recap.config import RunConfig
-from recap.files import write_whole
 from recap.flow import FLOWS, resolve_flow
+from recap.io.files import write_whole
 from recap.run import generate
 from recap.show.moments import moments_sheet
 

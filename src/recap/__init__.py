@@ -14,8 +14,6 @@ from recap.attach import attach
 from recap.rollout import rollout
 
 if TYPE_CHECKING:
-    from recap.build import build_backbone as build_backbone
-    from recap.build import build_memory as build_memory
     from recap.config import RunConfig as RunConfig
     from recap.contracts import Admission as Admission
     from recap.contracts import Backbone as Backbone
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from recap.plan import Shot as Shot
     from recap.plan import make_plan as make_plan
     from recap.registry import load_backbone as load_backbone
+    from recap.run import build_backbone as build_backbone
+    from recap.run import build_memory as build_memory
     from recap.run import generate as generate
     from recap.run import resume as resume
     from recap.types import Role as Role

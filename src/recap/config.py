@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
 

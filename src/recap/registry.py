@@ -8,25 +8,25 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from recap.admissions.diversity_dino import DiversityConfig
-from recap.admissions.diversity_keys import DiversityKeysConfig
-from recap.admissions.flow_texture import FlowTextureConfig
-from recap.admissions.random_history import RandomHistoryConfig
-from recap.admissions.recent_history import RecentHistoryConfig
+from recap.admission.diversity_dino import DiversityConfig
+from recap.admission.diversity_keys import DiversityKeysConfig
+from recap.admission.flow import FlowNoveltyConfig
+from recap.admission.flow_texture import FlowTextureConfig
+from recap.admission.random import RandomHistoryConfig
+from recap.admission.recent import RecentHistoryConfig
 from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
-from recap.backbones.tiny.judge import build_probe_judge
 from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
 from recap.contracts import Admission, Backbone, FlowEstimator, Judge, MemoryPolicy
 from recap.errors import refuse, unknown_name
+from recap.eval.judges.subject import build_probe_judge
+from recap.memory.deep_forcing import DeepForcingConfig
+from recap.memory.memrope import MemRopeConfig
 from recap.memory.recap import RecapConfig
+from recap.memory.relax_forcing import RelaxForcingConfig
+from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
-from recap.rivals.deep_forcing import DeepForcingConfig
-from recap.rivals.memrope import MemRopeConfig
-from recap.rivals.relax_forcing import RelaxForcingConfig
-from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.types import BackboneSpec, Card
 
 

@@ -13,7 +13,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,20 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap import __version__
-from recap.build import Notice, build_backbone, build_memory, settle_flow
-from recap.config import RunConfig, read_json
-from recap.contracts import Decoder, MemoryPolicy, State
+from recap.config import DTYPES, RunConfig, read_json
+from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import refuse
-from recap.fast.accelerate import choose_aside
-from recap.files import LOCK, alone_in, remove_strays, write_whole
-from recap.opening import read_opening
+from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.flow import build_flow, resolve_flow
+from recap.io.files import LOCK, alone_in, remove_strays, write_whole
+from recap.io.opening import read_opening
+from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import Plan, make_plan
 from recap.rollout import at_once, reach, rollout
 from recap.trace import append_line, block_record, read_lines
-from recap.types import GeneratedBlock
-from recap.video import ClipWriter, join_clips, open_clip
+from recap.types import BackboneSpec, GeneratedBlock
 
+Notice = Callable[[str], None]
 LONG_WRITE_S = 0.3  # a state of a public model is a gigabyte, and redrawing a few blocks is cheaper
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
 TOLD = "told.safetensors"
@@ -44,6 +45,68 @@ TOLD = "told.safetensors"
 
 Progress = Callable[[int, int, float], None]
 """Called with (blocks finished, blocks in all, pictures per second of the last one)."""
+
+
+def each_once(notice: Notice) -> Notice:
+    """A notice that gives every line once: parts that are built several times have the same to say."""
+    shown: set[str] = set()
+
+    def give(line: str) -> None:
+        if line not in shown:
+            shown.add(line)
+            notice(line)
+
+    return give
+
+
+def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
+    """The run's backbone, ready to draw."""
+    prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
+    made: Backbone = config.backbone.settings.build(
+        device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
+    )
+    return made if config.eager else accelerate(made)
+
+
+def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
+    """The run's memory, fresh; its admission and flow are made only if it wants them."""
+
+    def admission() -> Admission:
+        rule = config.admission.settings
+        flow: FlowEstimator = _no_flow
+        if getattr(rule, "needs_flow", True):  # else neither weights nor OpenCV need be there
+            found = build_flow(config.flow, device=config.device, notice=notice)
+            flow = found if config.eager else accelerate_flow(found)
+        made: Admission = rule.build(spec, flow)
+        return made
+
+    policy: MemoryPolicy = config.memory.settings.build(spec, admission)
+    return policy
+
+
+def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> RunConfig:
+    """The config with `auto` as what it means here, so that records, later runs and this one mean the same.
+
+    A memory that never looks at flow keeps `auto`: nothing is fetched, and nothing said, for its sake.
+    """
+
+    class Wanted(Exception):
+        pass
+
+    def admission() -> Admission:
+        raise Wanted
+
+    if config.flow != "auto" or not getattr(config.admission.settings, "needs_flow", True):
+        return config
+    try:
+        config.memory.settings.build(spec, admission)
+    except Wanted:
+        return replace(config, flow=resolve_flow(config.flow, notice))
+    return config
+
+
+def _no_flow(pictures: Tensor) -> Flow:
+    raise AssertionError("an admission with needs_flow = False asked for flow")
 
 
 def no_progress(done: int, total: int, rate: float) -> None:

@@ -16,12 +16,12 @@ import recap
 from recap import attach
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.decoder import UpsampleDecoder
+from recap.memory.deep_forcing import DeepForcingConfig
+from recap.memory.memrope import MemRopeConfig
 from recap.memory.recap import RecapConfig
+from recap.memory.relax_forcing import RelaxForcingConfig
+from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import SinkConfig
-from recap.rivals.deep_forcing import DeepForcingConfig
-from recap.rivals.memrope import MemRopeConfig
-from recap.rivals.relax_forcing import RelaxForcingConfig
-from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.rollout import block_noise
 
 EMPTY = {  # the whole method, with lambda 1 and no bank

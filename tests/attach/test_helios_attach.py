@@ -74,8 +74,8 @@ def test_our_loop_and_theirs_draw_the_same_with_a_memory():
     from helios_fakes import make_backbone
     from test_helios_backbone import draw
 
-    from recap.build import build_memory
     from recap.config import RunConfig
+    from recap.run import build_memory
 
     pipeline, backbone = make_pipeline("distilled"), make_backbone("distilled")
     with attach(pipeline, "recap", flow="classical"):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recap.backbones.tiny.probe import Probe, save_probe
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.cli import demo
+from recap.eval.judges.probe import Probe, save_probe
 from recap.plan import Shot
 
 
@@ -18,7 +18,7 @@ def short(monkeypatch, tmp_path):
     """Two blocks with two memories, in an empty folder; whatever the probe has learnt."""
     monkeypatch.chdir(tmp_path)
     save_probe(Probe(), tmp_path / "probe.safetensors")
-    monkeypatch.setattr("recap.backbones.tiny.probe.SHIPPED", tmp_path / "probe.safetensors")
+    monkeypatch.setattr("recap.eval.judges.probe.SHIPPED", tmp_path / "probe.safetensors")
     shots = tuple(Shot(shot.prompt, 0.75, shot.cut) for shot in demo.SHOTS[:2])
     monkeypatch.setattr(demo, "SHOTS", shots)
     monkeypatch.setattr(demo, "MOMENTS", {0.5: "a fox", 1.0: "both"})

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.scenes import make_scene, render
 from recap.cli import main as cli
-from recap.scenes import make_scene, render
-from recap.video import ClipWriter
+from recap.io.video import ClipWriter
 
 BOAT = "a boat on the sea"
 UNTRAINED = ("--backbone", "untrained")  # draws in milliseconds

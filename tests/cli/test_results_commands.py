@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from recap.cli.main import app
 from recap.eval.scores import Score
-from recap.recipes.tables import Ask, find_recipe
-from recap.reproduction.about import about_this
-from recap.reproduction.drawn_file import append_lines, run_line
-from recap.reproduction.draws import collect_draws
-from recap.reproduction.imported import import_table
-from recap.sweep.jobs import Job
-from recap.sweep.store import Rules, Store
+from recap.tables.about import about_this
+from recap.tables.drawn_file import append_lines, run_line
+from recap.tables.draws import collect_draws
+from recap.tables.imported import import_table
+from recap.tables.jobs import Job
+from recap.tables.recipes import Ask, find_recipe
+from recap.tables.store import Rules, Store
 
 
 def begin_sweep(work, *, done=0, claimed=0, failed=0, waiting=0):

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.scenes import make_scene, render
 from recap.flow import ClassicalFlow
 from recap.memory.bank import NoveltyBank
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
 from recap.rollout import rollout
-from recap.scenes import make_scene, render
 from recap.trace import block_record
 from recap.types import Block, Candidates, Role
 

@@ -11,17 +11,17 @@ import itertools
 import pytest
 import torch
 
+from recap.admission.retention import retain_top
 from recap.backbones.helios.spec import ROWS as HELIOS
 from recap.backbones.wan.spec import RELEASED
+from recap.memory.deep_forcing import DeepForcingConfig
+from recap.memory.memrope import MemRopeConfig
 from recap.memory.recap import RecapConfig
+from recap.memory.relax_forcing import RelaxForcingConfig
+from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.retention import retain_top
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES, MEMORIES, load_backbone
-from recap.rivals.deep_forcing import DeepForcingConfig
-from recap.rivals.memrope import MemRopeConfig
-from recap.rivals.relax_forcing import RelaxForcingConfig
-from recap.rivals.rolling_sink import RollingSinkConfig
 from recap.rollout import block_noise, rollout
 from recap.trace import block_record
 from recap.types import Candidates, Role

@@ -11,7 +11,7 @@ import pytest
 from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
 from recap.eval.sampling import sample_clip, windows
 from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, paired_interval, wilcoxon
-from recap.video import ClipWriter, open_clip
+from recap.io.video import ClipWriter, open_clip
 
 
 def test_intervals_are_as_wide_as_there_are_clusters():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.flow.classical import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.types import Block, GeneratedBlock, MemoryTrace, Role, Segment, Tokens, frame_positions

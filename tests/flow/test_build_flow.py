@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recap.files import is_offline, weights_folder
 from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
 from recap.flow.weights import FILE_NAME, find_raft_small
+from recap.io.files import is_offline, weights_folder
 
 
 @pytest.fixture

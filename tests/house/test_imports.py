@@ -11,75 +11,31 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
 
 # Room -> what it may import of ours. A room may always import from itself.
 GROUND = {"types", "contracts", "errors"}
-CORE = GROUND | {
-    "attention",
-    "flow",
-    "novelty",
-    "admissions",
-    "memory",
-    "rivals",
-    "backbones",
-    "plan",
-    "trace",
-    "rollout",
-}
-FILES = {"files", "video"}
-COMPOSED = CORE | FILES | {"build", "run", "registry", "config", "opening", "__init__"}
+CORE = GROUND | {"attention", "flow", "admission", "memory", "backbones", "plan", "trace", "rollout", "io"}
+COMPOSED = CORE | {"run", "registry", "config", "fast", "__init__"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "contracts": {"types"},
+    "io": GROUND,
     "attention": GROUND,
-    "flow": GROUND | {"files"},
-    "novelty": GROUND | {"flow.warp"},
-    # Rules beside the paper's own; one of them goes on from its flow novelty.
-    "admissions": GROUND | {"flow.warp", "novelty"},
-    "memory": GROUND,
-    # A rival may choose by rotated keys, as attention reads them.
-    "rivals": GROUND | {"memory", "attention.rope"},
-    "backbones": GROUND | {"attention", "files"},
-    # The fast twins of models: whoever composes takes either.
-    "fast": GROUND | {"backbones", "attention", "flow", "files", "rollout"},
+    "flow": GROUND | {"io.files"},
+    "admission": GROUND | {"flow.warp"},
+    "memory": GROUND | {"attention.rope"},  # a memory may choose by rotated keys, as attention reads them
+    "backbones": GROUND | {"attention", "io.files"},
     "plan": GROUND,
     "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},
-    "files": {"errors"},
-    "video": {"errors", "files"},
-    "registry": CORE,
+    "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
-    "build": CORE | {"registry", "config", "fast"},
-    "run": COMPOSED | {"fast"},
+    "run": COMPOSED,
+    "fast": COMPOSED,  # the fast twins of models, and `recap bench`, which times whole runs of them
     "__init__": COMPOSED | {"attach"},
-    # Attaching drives the same memories as a run does, under a loop that is not ours.
-    # Helios is diffusers' own model under both loops, ours and theirs, so both meet it by the same processors.
-    "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},
-    "scenes": {"errors", "flow.warp", "video"},
-    "framing": {"errors", "video"},
-    "opening": GROUND | {"framing", "video"},
-    "show": GROUND | FILES | {"framing"},
-    # Inspection is a composition of its own: novelty and bank on a clip, without a backbone.
-    "inspection": GROUND | FILES | {"novelty", "memory", "show", "framing", "__init__"},
-    "comparison": COMPOSED | {"show"},
-    "bench": COMPOSED | {"fast", "scenes", "framing", "show"},
-    # It judges files, whoever made them: neither backbones nor memory. Flow is handed to it, but for OpenCV's.
-    "eval": GROUND | FILES | {"trace", "flow"},
-    "sweep": {"errors", "files"},
-    "recipes": COMPOSED,
-    # A composition like `comparison`: recipes through a sweep, judged, shown.
-    "reproduction": COMPOSED | {"eval", "sweep", "recipes", "show", "fast"},
-    "cli": COMPOSED
-    | {
-        "comparison",
-        "inspection",
-        "show",
-        "bench",
-        "eval.vbench",
-        "fast.threads",
-        "cli",
-        "recipes",
-        "reproduction",
-        "sweep",
-    },
+    "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
+    "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words
+    "show": COMPOSED,
+    "tables": COMPOSED | {"eval", "show"},
+    "cli": COMPOSED | {"show", "eval", "tables"},
     "__main__": {"cli"},
 }
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recap.admission.retention import retain_top
 from recap.memory.bank import NoveltyBank
-from recap.novelty.retention import retain_top
 from recap.types import NO_TOKEN, Candidates
 
 LAYERS, BATCH, ROWS, COLUMNS = 3, 2, 2, 3

@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recap.admission.flow import FlowNoveltyConfig
+from recap.admission.retention import retain_top
 from recap.contracts import Flow
 from recap.fast.raft import FastRaftFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.memory.bank import NoveltyBank
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
-from recap.novelty.retention import retain_top
 from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from recap.video import open_clip
+from recap.io.video import open_clip
 
 TRIES = 20
 SCRIPT = '[{"prompt": "a red boat", "seconds": 5}, {"prompt": "a blue house", "seconds": 4}]'

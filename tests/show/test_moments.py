@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from recap.io.video import ClipWriter
 from recap.show.moments import moments_sheet
 from recap.show.side_by_side import colour_of
-from recap.video import ClipWriter
 
 SIZE, FPS = (32, 64), 8
 

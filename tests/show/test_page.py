@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from recap.io.video import ClipWriter, open_clip
 from recap.show.page import Story, build_page
 from recap.show.preview import embed
 from recap.show.sheet import Patches
 from recap.show.timeline import Timeline
-from recap.video import ClipWriter, open_clip
 
 
 def page(count: int = 3, title: str = "clip.mp4", remark: str = "") -> str:

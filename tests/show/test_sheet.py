@@ -9,10 +9,10 @@ import av
 import numpy as np
 import pytest
 
+from recap.io.video import Picture
 from recap.show.png import png_bytes, write_png
 from recap.show.sheet import Patches, contact_sheet, sprite
 from recap.show.timeline import Timeline, draw_timeline
-from recap.video import Picture
 
 
 def some_patches(count: int) -> Patches:

@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from recap.backbones.tiny.autoencoder import Autoencoder, AutoencoderSpec
 from recap.backbones.tiny.backbone import WEIGHTS, WordTable
-from recap.backbones.tiny.probe import CELL, NOBODY, Judged, Probe
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.backbones.wan.backbone import WanBackbone, draw_weights
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
+from recap.eval.judges.probe import CELL, NOBODY, Judged, Probe
 from recap.flow import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout

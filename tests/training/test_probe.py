@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recap.backbones.tiny.probe import CELL, NOBODY, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
+from recap.eval.judges.probe import CELL, NOBODY, Probe
 from training.probe import UNSURE, degrade, labels_of, probe_loss
 from training.script import ActorScript, Script
 

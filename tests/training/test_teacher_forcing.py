@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recap.admission.retention import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.model import CausalWan
@@ -15,7 +16,6 @@ from recap.backbones.wan.spec import EMBEDDED
 from recap.contracts import MemoryPolicy
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.novelty.retention import retain_top
 from recap.types import Block, Candidates
 from training.teacher_forcing import (
     DENSE_FRAMES,

@@ -14,11 +14,11 @@ from recap.attach.checkout import check_generator, find_checkout
 from recap.attach.compiling import skipped, untraced
 from recap.attach.pictures import Pictures
 from recap.attach.session import Attached, BuildMemory, Session
-from recap.build import build_memory, each_once
 from recap.config import Choice, RunConfig
 from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
 from recap.registry import MemoryConfig
+from recap.run import build_memory, each_once
 
 ABSENT = object()
 MARK = "recap_hook"

@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 import typer
 
-from recap.bench.parts import Settings
-from recap.bench.speed import run, table
 from recap.cli.options import DecoderName, Eager
+from recap.fast.parts import Settings
+from recap.fast.speed import run, table
 
 
 def bench_command(

@@ -13,9 +13,9 @@ import typer
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.options import Backbone, Device, Flow, Prompt, Script, Seconds
 from recap.cli.settings import full_config, script_shots
-from recap.comparison import compare
 from recap.config import RunConfig, override
 from recap.errors import refuse, unknown_name
+from recap.show.comparison import compare
 
 
 def compare_command(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
-from recap.comparison import RECORD, compare
 from recap.config import RunConfig, read_json
 from recap.plan import Shot
+from recap.show.comparison import RECORD, compare
 from recap.show.moments import moments_sheet
 from recap.show.png import write_png
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.cli.console import progress_bar, show_notice
 from recap.config import from_settings, override
 from recap.errors import refuse
 from recap.flow import build_flow
-from recap.inspection import inspect_clip
-from recap.novelty.flow_novelty import FlowNoveltyConfig
-from recap.video import open_clip
+from recap.io.video import open_clip
+from recap.show.inspection import inspect_clip
 
 
 def inspect_command(

@@ -10,11 +10,11 @@ import typer
 from recap.cli.console import show_notice
 from recap.cli.options import Device, Dtype, Flow
 from recap.errors import refuse
-from recap.recipes.tables import DEFAULT_PROMPTS, Ask
-from recap.reproduction.imported import import_table
-from recap.reproduction.report import write_report
-from recap.reproduction.reproduce import reproduce
-from recap.sweep.status import Status
+from recap.tables.imported import import_table
+from recap.tables.recipes import DEFAULT_PROMPTS, Ask
+from recap.tables.report import write_report
+from recap.tables.reproduce import reproduce
+from recap.tables.status import Status
 
 FrameJudge = Annotated[
     str | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recap.sweep.status import find_sweeps, sweep_status
+from recap.tables.status import find_sweeps, sweep_status
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -16,7 +16,7 @@ from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
 from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.suites import SUITES
-from recap.reproduction.suite_videos import Drawn, Order, draw_suite
+from recap.tables.suite_videos import Drawn, Order, draw_suite
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,8 +11,8 @@ from recap.backbones.helios.weights import fetch_helios_weights
 from recap.backbones.wan.weights import SETS, fetch_weights
 from recap.cli.console import byte_bar, show_notice
 from recap.errors import unknown_name
-from recap.files import weights_folder
 from recap.flow.weights import FILE_NAME, LICENCE, fetch_raft_small
+from recap.io.files import weights_folder
 
 NAMES = ("raft-small", *SETS, *ROWS)
 

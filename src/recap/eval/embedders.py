@@ -22,8 +22,8 @@ from torch.nn import functional
 from recap.errors import refuse, unknown_name
 from recap.eval.mobilenet import MobileNetV2, load_mobilenet
 from recap.eval.witnesses import Embedder, Vectors
-from recap.files import weights_folder, write_whole
-from recap.video import Picture
+from recap.io.files import weights_folder, write_whole
+from recap.io.video import Picture
 
 _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 _AT_ONCE = 16

@@ -15,7 +15,7 @@ import numpy as np
 from recap.errors import refuse
 from recap.eval.sampling import Pictures
 from recap.eval.witnesses import Box
-from recap.video import Picture
+from recap.io.video import Picture
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 ASK = (

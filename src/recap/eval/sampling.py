@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recap.errors import refuse
-from recap.video import Picture
+from recap.io.video import Picture
 
 Pictures = NDArray[np.uint8]
 """N Y X 3, RGB."""
@@ -21,7 +21,7 @@ ForwardFlow = Callable[[Tensor], Tensor]
 
 
 class Footage(Protocol):
-    """What a measure looks at; `recap.video.Clip` is one."""
+    """What a measure looks at; `recap.io.video.Clip` is one."""
 
     @property
     def fps(self) -> float: ...

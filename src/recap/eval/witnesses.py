@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.eval.sampling import Pictures
-from recap.video import Picture
+from recap.io.video import Picture
 
 Vectors = NDArray[np.float32]
 """N D, of length 1 each."""

@@ -5,7 +5,7 @@ behind one another, so that one product writes every level of a place side by si
 
 Work at 24 directed pairs of 416x240 (1,560 places, 128 channels, fp16): the product is 20 GFLOP (0.03 ms) and
 writes 154 MB (0.04 ms). Making the reverse direction as a transpose would save 7 GFLOP and write the same bytes
-after reading them first, so it cannot pay; `recap.bench.flow` measures both.
+after reading them first, so it cannot pay; `benchmarks.flow` measures both.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The floor, for 12 pairs both ways of 416x240 and 12 updates on an H200 (790 TFLO
     look-ups, 12             60 MB touched and 15 MB written each, 0.2 ms
     updates, 12              53 GFLOP each, 0.8 ms; about 0.2 GB each, mostly out of the L2, 0.6 ms
 Together 0.7 TFLOP: about 1.5 ms if all ran at peak. If convolutions of so few channels reach a third of it, and some
-350 launches cost 2 to 4 us each even in a graph, 4 to 6 ms is what to expect; `recap.bench.flow` measures it.
+350 launches cost 2 to 4 us each even in a graph, 4 to 6 ms is what to expect; `benchmarks.flow` measures it.
 
 The features of a block's first picture, which the block before had last, are made again: the contract hands over
 pictures alone, and to know one again would take a comparison on the device. That is a 13th of the encoders.

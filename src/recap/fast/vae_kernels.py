@@ -51,7 +51,7 @@ NARROW = (
 THIN = (Tile(256, 16, 0, 32, 4, 6), Tile(128, 16, 0, 32, 4, 6), Tile(256, 16, 0, 32, 8, 5))
 
 # Of the published decoder, by (channels, out); any other shape takes the first that may. Measured on an H200
-# by `recap.bench.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
+# by `benchmarks.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
 CHOSEN = {
     (384, 384): WIDE[0],
     (192, 384): WIDE[0],

@@ -9,11 +9,11 @@ import torch
 
 from recap.contracts import FlowEstimator
 from recap.errors import refuse, unknown_name
-from recap.files import OFFLINE, is_offline, weights_folder
 from recap.flow.classical import ClassicalFlow
 from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.weights import find_raft_small, obtain_raft_small
+from recap.io.files import OFFLINE, is_offline, weights_folder
 
 __all__ = ["FLOWS", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
 

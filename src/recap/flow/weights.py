@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse
-from recap.files import OFFLINE, is_offline, weights_folder, write_whole
+from recap.io.files import OFFLINE, is_offline, weights_folder, write_whole
 
 Report = Callable[[str], None]
 

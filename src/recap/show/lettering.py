@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recap.video import Picture
+from recap.io.video import Picture
 
 # Five rows of three dots for every sign; a word of fifteen letters, read line by line.
 _FONT = {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recap.contracts import Curve, Sample
-from recap.video import Picture
+from recap.io.video import Picture
 
 _LEVELS = 8  # per colour channel
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from recap.errors import refuse
+from recap.io.video import Picture, open_clip
 from recap.show.lettering import write_text
 from recap.show.side_by_side import colour_of
-from recap.video import Picture, open_clip
 
 _PAPER, _INK = 16, (200, 206, 212)
 _BAR_PX, _GAP_PX, _DOT_PX = 22, 6, 2

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recap.files import write_whole
-from recap.video import Picture
+from recap.io.files import write_whole
+from recap.io.video import Picture
 
 
 def png_bytes(picture: Picture) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from recap.video import ClipWriter, open_clip
+from recap.io.video import ClipWriter, open_clip
 
 # A page of 25 MB still opens at once; base64 makes four bytes of three.
 EMBED_LIMIT = 18_000_000

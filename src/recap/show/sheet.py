@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from recap.io.video import Picture
 from recap.show.lettering import write_text
-from recap.video import Picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from recap.io.video import ClipWriter, Picture, open_clip
 from recap.show.lettering import write_text
-from recap.video import ClipWriter, Picture, open_clip
 
 # One colour per method, in order; the page takes the same.
 COLOURS = ("#7d8796", "#2f7fe0", "#12a150", "#c4610c", "#9a4fd0", "#d03a6a", "#0d9aa5", "#a58a0d")

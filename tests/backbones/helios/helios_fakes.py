@@ -14,9 +14,9 @@ from diffusers import (
     HeliosTransformer3DModel,
 )
 
+from recap.admission.retention import retain_top
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import BASE, DISTILLED, MID
-from recap.novelty.retention import retain_top
 from recap.types import Candidates
 
 GAMMA = 0.333  # at 1/3 diffusers' own draw fails on a CPU

@@ -13,29 +13,29 @@ import pytest
 import torch
 from helios_fakes import FRAMES, PROMPT, TinyHelios
 
-import recap.comparison
-import recap.inspection
+import recap.show.comparison
+import recap.show.inspection
+from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.spec import ROWS as PUBLIC
-from recap.comparison import compare, replay_bank
 from recap.config import RunConfig
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.flow import ClassicalFlow
-from recap.inspection import inspect_clip
+from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
-from recap.novelty.flow_novelty import FlowNoveltyConfig
 from recap.plan import make_plan
-from recap.recipes.scripts import reappearance_scripts
-from recap.recipes.tables import Ask, find_recipe, plan_runs
-from recap.reproduction.drawing import draw_batch, score_drawn
-from recap.reproduction.draws import collect_draws
-from recap.reproduction.job import draw_and_score, job_of
-from recap.reproduction.looks import look_at
-from recap.reproduction.report import write_report
-from recap.reproduction.reproduce import reproduce
-from recap.reproduction.scoring import MEASURES
 from recap.rollout import rollout
+from recap.show.comparison import compare, replay_bank
+from recap.show.inspection import inspect_clip
+from recap.tables.drawing import draw_batch, score_drawn
+from recap.tables.draws import collect_draws
+from recap.tables.job import draw_and_score, job_of
+from recap.tables.looks import look_at
+from recap.tables.recipes import Ask, find_recipe, plan_runs
+from recap.tables.report import write_report
+from recap.tables.reproduce import reproduce
+from recap.tables.scoring import MEASURES
+from recap.tables.scripts import reappearance_scripts
 from recap.trace import block_record, read_lines
-from recap.video import open_clip
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
 CHUNKS = 8
@@ -98,8 +98,8 @@ def results(tmp_path_factory):
     whole = find_recipe("reappearance")
     two = dataclasses.replace(whole, rows=tuple(row for row in whole.rows if row.name in ("none", "recap")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recap.reproduction.reproduce.run_sweep", draw_here)
-        patch.setattr("recap.reproduction.reproduce.find_recipe", lambda _: two)
+        patch.setattr("recap.tables.reproduce.run_sweep", draw_here)
+        patch.setattr("recap.tables.reproduce.find_recipe", lambda _: two)
         reproduce("reappearance", ASK, folder / "reappearance", embedder="hsv", notice=said.append)
     assert not any("no pictures" in line for line in said), said
     return folder
@@ -196,10 +196,10 @@ def compared(tmp_path_factory):
             "flow": "classical",
         }
     )
-    shown, build = [], recap.comparison.build_compare_page
+    shown, build = [], recap.show.comparison.build_compare_page
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            recap.comparison, "build_compare_page", lambda made: (shown.append(made), build(made))[1]
+            recap.show.comparison, "build_compare_page", lambda made: (shown.append(made), build(made))[1]
         )
         summary = compare(
             config, ["none", "sink", "recap"], tmp_path_factory.mktemp("c") / "out", notice=quiet
@@ -234,9 +234,9 @@ def test_scenes_and_blocks_of_the_page_begin_with_their_chunks(compared):
 def test_patches_of_an_inspected_video_are_what_it_shows_then(compared, tmp_path, monkeypatch):
     """A file does not tell its model, so it is cut as any clip is; seconds and pixels are still the picture's own."""
     video = compared[0].runs["recap"] / "video.mp4"
-    stories, build = [], recap.inspection.build_page
+    stories, build = [], recap.show.inspection.build_page
     monkeypatch.setattr(
-        recap.inspection, "build_page", lambda story: (stories.append(story), build(story))[1]
+        recap.show.inspection, "build_page", lambda story: (stories.append(story), build(story))[1]
     )
     found = inspect_clip(
         video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), notice=quiet

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recap.backbones.tiny.colours import colour_distance, mean_colour, to_lab
+from recap.eval.judges.colours import colour_distance, mean_colour, to_lab
 
 NAN = float("nan")
 

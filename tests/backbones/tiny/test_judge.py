@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recap.backbones.tiny.colours import colour_distance
-from recap.backbones.tiny.judge import FARTHEST, ProbeJudge
-from recap.backbones.tiny.probe import NOBODY, Judged, Probe
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.contracts import Sample
+from recap.eval.judges.colours import colour_distance
+from recap.eval.judges.probe import NOBODY, Judged, Probe
+from recap.eval.judges.subject import FARTHEST, ProbeJudge
 
 RED, GREEN, PINK = (0.8, 0.2, 0.2), (0.1, 0.7, 0.2), (0.85, 0.3, 0.3)
 FOX, BOTH, BUS = "a fox on a beach", "a bus and a fox on a beach", "a bus on a beach"

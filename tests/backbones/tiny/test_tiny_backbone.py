@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.backbone import WordTable, build_embedded
-from recap.backbones.tiny.probe import Probe, save_probe
 from recap.backbones.tiny.vocabulary import TEXT_LENGTH, token_ids
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED
+from recap.eval.judges.probe import Probe, save_probe
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout

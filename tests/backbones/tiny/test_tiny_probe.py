@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recap.backbones.tiny.probe import SHIPPED, Probe, load_probe, load_shipped_probe, save_probe
 from recap.backbones.tiny.vocabulary import ACTORS
+from recap.eval.judges.probe import SHIPPED, Probe, load_probe, load_shipped_probe, save_probe
 
 
 def test_a_saved_probe_comes_back(tmp_path):

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.wan import Settings, measure
 from recap.backbones.wan.family import WanConfig
 from recap.backbones.wan.spec import UNTRAINED
-from recap.bench.wan import Settings, measure
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,10 @@ from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
 from recap.backbones.wan.weights import WanFiles
-from recap.build import build_backbone
 from recap.cli.main import main
 from recap.config import Choice, RunConfig
 from recap.plan import Shot
-from recap.run import generate
+from recap.run import build_backbone, generate
 from recap.types import Role
 
 MINI = replace(

@@ -9,7 +9,7 @@ import torch
 
 from recap.eval.sampling import Sampled
 from recap.eval.witnesses import Box
-from recap.video import ClipWriter
+from recap.io.video import ClipWriter
 
 SIZE = (96, 160)
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from recap.build import build_backbone, build_memory
+from recap.admission.retention import retain_top
 from recap.config import RunConfig
 from recap.eval.metrics.bank import bank_story, held_before, uniform_distance
 from recap.memory.bank import NoveltyBank
-from recap.novelty.retention import retain_top
 from recap.plan import make_plan
 from recap.rollout import rollout
-from recap.run import generate
+from recap.run import build_backbone, build_memory, generate
 from recap.trace import _entries, block_record, read_lines
 from recap.types import Candidates
 

@@ -10,7 +10,7 @@ from recap.eval.metrics.dynamic_degree import clip_moves, dynamic_degree
 from recap.eval.metrics.flickering import clip_flickering, temporal_flickering
 from recap.eval.metrics.motion import motion, split_flow, spreads
 from recap.flow import ClassicalFlow
-from recap.video import open_clip
+from recap.io.video import open_clip
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from made_clips import still, write
 
 from recap.eval.metrics.consistency import consistency, fused, mapped, sequence_consistency
 from recap.eval.metrics.vbench import COLUMNS, dimensions, group_score, missing, total_score
-from recap.eval.paper_numbers import TABLES, paper_table, paper_value
 from recap.eval.sampling import clip_spans
-from recap.video import open_clip
+from recap.io.video import open_clip
+from recap.tables.paper_numbers import TABLES, paper_table, paper_value
 
 MAIN = paper_table("main")
 SECOND_TABLE = ("Self-Forcing", "Self-Forcing+Ours")  # printed again there, with the same numbers

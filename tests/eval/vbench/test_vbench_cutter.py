@@ -14,7 +14,7 @@ import torch
 from recap.eval.sampling import clip_spans
 from recap.eval.vbench import cutter
 from recap.eval.vbench.cutter import clip_label, cut_video
-from recap.video import ClipWriter, open_clip
+from recap.io.video import ClipWriter, open_clip
 
 SIDE = 32
 

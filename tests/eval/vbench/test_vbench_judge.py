@@ -20,7 +20,7 @@ from recap.eval.vbench.averages import dimension_score
 from recap.eval.vbench.environment import installed
 from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.records import write_record
-from recap.video import ClipWriter
+from recap.io.video import ClipWriter
 
 # A prompt of every group and two seeds: vbench128 in small.
 SEEDS = 2

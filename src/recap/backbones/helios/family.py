@@ -24,7 +24,7 @@ from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, TEXT_ENCODER_BYTE
 from recap.backbones.wan.tensors import extra
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
-from recap.files import weights_folder
+from recap.io.files import weights_folder
 
 Notice = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from recap.backbones.helios.spec import ROWS
 from recap.backbones.wan.tensors import shards
 from recap.errors import refuse, unknown_name
-from recap.files import weights_folder
+from recap.io.files import weights_folder
 
 Report = Callable[[str], None]
 

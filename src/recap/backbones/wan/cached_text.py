@@ -19,7 +19,7 @@ from torch import Tensor
 from recap.backbones.wan.tensors import UNREADABLE, shards
 from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_place
 from recap.errors import refuse
-from recap.files import staged_file
+from recap.io.files import staged_file
 
 NAME = "prompt_embeds"
 LAYOUT = "recap text 1"  # part of every hash: another layout of the files never meets the old ones

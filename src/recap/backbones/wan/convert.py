@@ -21,7 +21,7 @@ from recap.backbones.wan.checkpoint import (
 from recap.backbones.wan.lora import Lora, Shape, open_lora
 from recap.backbones.wan.spec import ROWS, WAN_1_3B, WanSpec
 from recap.errors import refuse
-from recap.files import sha256_of, staged_folder
+from recap.io.files import sha256_of, staged_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FILES = ("model.safetensors", "manifest.json")

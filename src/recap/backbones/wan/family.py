@@ -32,7 +32,7 @@ from recap.backbones.wan.vae import WanVae, load_wan_vae
 from recap.backbones.wan.weights import SETS, WanFiles, find_weights
 from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
-from recap.files import weights_folder
+from recap.io.files import weights_folder
 
 Notice = Callable[[str], None]
 

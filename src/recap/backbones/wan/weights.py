@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recap.errors import refuse, unknown_name
-from recap.files import sha256_of, weights_folder
+from recap.io.files import sha256_of, weights_folder
 
 Report = Callable[[str], None]
 Progress = Callable[[int, int], None]

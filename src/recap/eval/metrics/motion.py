@@ -19,7 +19,7 @@ from recap.errors import refuse
 from recap.eval.sampling import ForwardFlow
 from recap.eval.scores import Floats, Score
 from recap.flow.classical import load_opencv
-from recap.video import Picture
+from recap.io.video import Picture
 
 EVERY = 8  # pictures between two pairs: half a second
 GRID_PX = 8

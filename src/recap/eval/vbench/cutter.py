@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 from recap.eval.sampling import clip_spans
-from recap.files import staged_folder, write_whole
-from recap.video import Clip, ClipWriter, Picture, open_clip
+from recap.io.files import staged_folder, write_whole
+from recap.io.video import Clip, ClipWriter, Picture, open_clip
 
 CRF = 12
 """x264's setting for clips; VBench's own encodes them a second time at 23, which costs detail."""

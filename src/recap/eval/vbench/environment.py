@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse
-from recap.files import weights_folder, write_whole
+from recap.io.files import weights_folder, write_whole
 
 PYTHON = (3, 11)
 SIZE = (

@@ -39,8 +39,8 @@ from recap.eval.vbench.suites import (
     load_entries,
     missing_videos,
 )
-from recap.files import sha256_of
-from recap.video import open_clip
+from recap.io.files import sha256_of
+from recap.io.video import open_clip
 
 STATIC_CLIPS = 5
 """The static filter keeps no more of a prompt."""

@@ -14,7 +14,7 @@ from typing import Any
 from recap.errors import refuse
 from recap.eval.metrics.vbench import group_score, missing, total_score
 from recap.eval.vbench.suites import Suite
-from recap.files import write_whole
+from recap.io.files import write_whole
 
 Record = dict[str, Any]
 """key, complete, suite, settings, versions, score, sources (SHA-256 of every video), clips, fast."""

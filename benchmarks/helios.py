@@ -1,0 +1,229 @@
+"""Helios-Distilled at its real size, memory on against off: `python -m benchmarks.helios [--size tiny]`
+
+Speed does not depend on values, so the transformer, the autoencoder and the flow network have random weights, made on
+the device in the precision they run in. Both videos are drawn by the same loop in the same process; the first chunk,
+which has twice the steps, is left out of the medians. Needs diffusers: where it is not installed, put a folder
+made by `pip install --no-deps --target FOLDER diffusers` on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from recap.admission.flow import FlowNoveltyConfig
+from recap.backbones.helios.backbone import HeliosBackbone
+from recap.backbones.helios.spec import DISTILLED, HeliosSpec
+from recap.backbones.wan.tensors import extra
+from recap.config import DTYPES, check_place
+from recap.contracts import Admission, FlowEstimator, MemoryPolicy
+from recap.errors import refuse
+from recap.fast.accelerate import accelerate_flow
+from recap.fast.stopwatch import Stopwatch
+from recap.flow.classical import ClassicalFlow
+from recap.flow.raft import RaftFlow, RaftSmall
+from recap.plan import Shot, make_plan
+from recap.registry import MEMORIES, look_up
+from recap.rollout import rollout
+from recap.types import Role
+
+TINY = replace(
+    DISTILLED,
+    name="helios-tiny",
+    layers=2,
+    heads=2,
+    head_dim=12,
+    text_len=5,
+    text_dim=8,
+    height=64,
+    width=128,
+)
+SIZES = {"full": DISTILLED, "tiny": TINY}
+KEPT_IN_FP32 = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
+STAGES = ("denoise", "decode", "look", "settle", "commit")
+MOST_CHUNKS = 1000
+GOAL = 1.35
+"""Of a chunk without its decoding, memory on against off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One measurement."""
+
+    size: str
+    chunks: int
+    memories: tuple[str, ...]
+    device: str
+    dtype: str
+    flow: str
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.chunks <= MOST_CHUNKS:
+            limit = f"must be 2 to {MOST_CHUNKS}: the first is left out of the medians"
+            raise refuse("--chunks", self.chunks, limit, "4 are enough")
+        check_place(self.device, self.dtype)
+        for memory in self.memories:
+            look_up("memory", memory, MEMORIES)
+
+
+def draw_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
+    """A row of the family with weights as torch draws them, on the device itself."""
+    kind = extra("diffusers").HeliosTransformer3DModel
+    width = spec.heads * spec.head_dim
+    side = (
+        spec.head_dim // 6 * 2
+    )  # the released split: a third for rows, a third for columns, the rest for time
+    small = {} if spec.head_dim == DISTILLED.head_dim else {"ffn_dim": 2 * width, "freq_dim": 16}
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with device:
+            model = kind(
+                num_attention_heads=spec.heads,
+                attention_head_dim=spec.head_dim,
+                in_channels=spec.latent_channels,
+                out_channels=spec.latent_channels,
+                text_dim=spec.text_dim,
+                num_layers=spec.layers,
+                rope_dim=(spec.head_dim - 2 * side, side, side),
+                **small,
+            )
+    finally:
+        torch.set_default_dtype(before)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in KEPT_IN_FP32):
+            parameter.data = parameter.data.float()
+    return model
+
+
+def make_backbone(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> HeliosBackbone:
+    diffusers = extra("diffusers")
+    scheduler = diffusers.HeliosDMDScheduler(use_dynamic_shifting=True, time_shift_type="linear")
+    small = {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1} if spec is TINY else {}
+    with device:
+        vae = diffusers.AutoencoderKLWan(**small).eval().requires_grad_(False)
+    text = torch.randn(1, spec.text_len, spec.text_dim)
+    return HeliosBackbone(
+        spec, draw_transformer(spec, device, dtype), scheduler, lambda prompt: text, vae, device=device
+    )
+
+
+def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings: Settings) -> dict[str, Any]:
+    """Seconds per stage and chunk of one video, and what it held."""
+    spec, cuda = backbone.spec, settings.device.startswith("cuda")
+
+    def admission() -> Admission:
+        return FlowNoveltyConfig().build(spec, flow)
+
+    policy: MemoryPolicy = look_up("memory", memory, MEMORIES)().build(spec, admission)
+    decoder, watch = backbone.decoder(), Stopwatch(cuda)
+    length = settings.chunks * spec.num_pictures(spec.frames_per_block) / spec.pictures_per_second
+    plan = make_plan([[Shot("a fox", length)]], spec)
+    verbs = [
+        (owner, name, name)
+        for owner, name in zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True)
+        if hasattr(owner, name)
+    ]
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    shares: list[Any] = []
+    finite = torch.tensor(True, device=settings.device)
+    with watch.listening(verbs):
+        watch.mark("chunk")
+        for made in rollout(backbone, policy, plan, seeds=[0], decoder=decoder):
+            watch.mark("chunk")
+            shares.append({s: part[Role.SINK] for s, part in made.stage_shares.items()})
+            finite &= made.latents.isfinite().all()  # read at the end only
+    if cuda:
+        torch.cuda.synchronize()
+    stages = {name: _steady(watch.milliseconds(name)) for name in STAGES}
+    return {
+        "stages_ms": stages,
+        "first_chunk_ms": watch.periods("chunk")[0],
+        "chunk_ms": _steady(watch.periods("chunk")),
+        "drawn_ms": sum(ms for name, ms in stages.items() if name != "decode"),
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
+        "sink_share_by_stage": {s: round(float(share.mean()), 4) for s, share in shares[-1].items()} or None,
+        "finite": bool(finite),
+    }
+
+
+def _steady(values: Sequence[float]) -> float:
+    """The median without the first chunk; 0 where a stage has nothing to do."""
+    return statistics.median(values[1:] or values) if values else 0.0
+
+
+def compare(settings: Settings) -> dict[str, Any]:
+    """Every memory in turn on one model, after a warm-up."""
+    try:
+        extra("diffusers")
+    except ValueError as missing:
+        remedy = "or put a folder of `pip install --no-deps --target FOLDER diffusers` on PYTHONPATH"
+        raise SystemExit(f"{missing}, {remedy}") from missing
+    device = torch.device(settings.device)
+    torch.manual_seed(0)
+    backbone = make_backbone(SIZES[settings.size], device, DTYPES[settings.dtype])
+    flow: FlowEstimator = ClassicalFlow()
+    if device.type == "cuda":
+        flow = RaftFlow(RaftSmall().to(device))
+        flow = accelerate_flow(flow) if settings.flow == "fast" else flow
+    weights_gb = sum(p.numel() * p.element_size() for p in backbone.transformer.parameters()) / 1e9
+    for memory in settings.memories:  # kernels chosen, the flow recorded
+        measure(backbone, memory, flow, replace(settings, chunks=2))
+    found = {memory: measure(backbone, memory, flow, settings) for memory in settings.memories}
+    off, *others = settings.memories
+    ratios = {
+        memory: {part: found[memory][part] / found[off][part] for part in ("drawn_ms", "chunk_ms")}
+        for memory in others
+    }
+    return {"weights_gb": weights_gb, "by_memory": found, "to_off": ratios}
+
+
+def show(result: dict[str, Any], off: str) -> None:
+    names = list(result["by_memory"])
+    print(f"{'':24}" + "".join(f"{name:>12}" for name in names))
+    columns = []
+    for found in result["by_memory"].values():
+        column = {f"{stage}, ms": found["stages_ms"][stage] for stage in STAGES}
+        column |= {"chunk, ms": found["chunk_ms"], "without decode, ms": found["drawn_ms"]}
+        column |= {"first chunk, ms": found["first_chunk_ms"], "peak, GB": found["peak_gb"] or float("nan")}
+        columns.append(column)
+    for label in columns[0]:
+        print(f"{label:24}" + "".join(f"{column[label]:12.2f}" for column in columns))
+    for name, ratio in result["to_off"].items():
+        drawn, whole = ratio["drawn_ms"], ratio["chunk_ms"]
+        print(f"{name} to {off}: {drawn:.3f} without decode (goal {GOAL}), {whole:.3f} with it")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--size", choices=list(SIZES), default="full")
+    parser.add_argument("--chunks", type=int, default=4)
+    parser.add_argument("--memories", default="none,recap", help="the first is what ratios are to")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16" if cuda else "float32")
+    parser.add_argument("--flow", choices=["fast", "eager"], default="fast", help="which RAFT, on a GPU")
+    given = vars(parser.parse_args())
+    given["memories"] = tuple(given["memories"].split(","))
+    try:
+        settings = Settings(**given)
+        result = compare(settings)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    show(result, settings.memories[0])
+    chip = torch.cuda.get_device_name() if settings.device.startswith("cuda") else "cpu"
+    about = {"bench": "helios", "torch": torch.__version__, "chip": chip, "weights": "random"}
+    print(json.dumps({**about, **given, **result}))
+
+
+if __name__ == "__main__":
+    main()

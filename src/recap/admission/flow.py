@@ -1,0 +1,247 @@
+"""`flow`: what no reliable antecedent in the previous picture explains is new. Eq. (novelty) of the paper.
+
+For a pixel u of picture t with backtrace u' = u + F(t -> t-1)(u):
+    e_cyc = |F(t -> t-1)(u) + F(t-1 -> t)(u')|      in pixels of the grid the flow is computed on
+    e_pho = mean over RGB of |x_t(u) - x_{t-1}(u')|  colours 0..1
+u is *flagged* when e_cyc > tau_cyc, e_pho > tau_pho or u' lies outside, and then nu = e_cyc + alpha e_pho.
+It *fires* if flagged and u' does not land on claimed ground; fired pixels are claimed, and the claimed map
+travels with the flow where the cycle holds, so content that stays traceable fires once, and whatever shows
+behind a broken correspondence may fire: a new side of a subject, the next scene. A token scores the maximum
+over its pictures and pixels, divided by max(90th percentile of the block's positive scores, 1), and keeps that
+score for good.
+
+Where the paper is silent:
+- Outside the picture there is no flow and no colour: both read as 0. Otherwise a smooth pan, whose flow is the
+  same on both sides of the border, would score what it reveals near 0.
+- What the camera has shown before and brings back into the picture is not new (`borders`, see surroundings.py).
+- The claimed map holds 0..1 and is sampled bilinearly; at least one half is claimed ground. A map of bits
+  moved by whole pixels would stand still under motion of less than half a pixel per picture.
+- Picture 0 fires nothing and claims nothing: the sink owns it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recap.admission.retention import retain_top
+from recap.admission.surroundings import CUT_SHARE, Surroundings
+from recap.contracts import Flow, FlowEstimator, State
+from recap.errors import refuse
+from recap.flow.warp import backtrace, inside, reading_grid, sample_at
+from recap.types import BackboneSpec, Block, Candidates
+
+CLAIMS = ("traced", "carried")
+BORDERS = ("seen", "literal")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowNoveltyConfig:
+    """Optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
+
+    keeps: ClassVar[str] = "what no reliable antecedent in the previous picture explains"
+    needs: ClassVar[str] = "optical flow"
+
+    cycle_threshold_px: float = 2.0
+    photometric_threshold: float = 0.2
+    photometric_weight: float = 0.5
+    flow_downscale: int = 2
+    percentile: float = 90.0
+    scale_floor: float = 1.0
+    claims: Literal["traced", "carried"] = (
+        "traced"  # a claim travels where the cycle holds, or along any flow
+    )
+    borders: Literal["seen", "literal"] = (
+        "seen"  # what enters is new unless the camera showed it before, or always
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor"):
+            value = getattr(self, name)
+            if not (value >= 0 and value < float("inf")):
+                raise refuse(
+                    name, value, "must be 0 or more and finite", "leave it out for the paper's value"
+                )
+        if self.scale_floor == 0:
+            raise refuse("scale_floor", 0, "must be above 0", "the paper's is 1")
+        if not 0 <= self.percentile <= 100:
+            raise refuse("percentile", self.percentile, "must lie in 0..100", "the paper's is 90")
+        if self.flow_downscale not in (1, 2, 4):
+            raise refuse("flow_downscale", self.flow_downscale, "must be 1, 2 or 4", "2 is half resolution")
+        for name, known in (("claims", CLAIMS), ("borders", BORDERS)):
+            if getattr(self, name) not in known:
+                limit = f"must be one of {', '.join(known)}"
+                raise refuse(name, getattr(self, name), limit, f"{known[0]} is the default")
+
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowNovelty:
+        return FlowNovelty(
+            self,
+            flow,
+            spec.grid,
+            spec.token_pixels,
+            spec.pictures_per_frame,
+            decodes_alone=spec.decodes_alone,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """What one block showed that was new."""
+
+    fired: Tensor  # B T y x: nu where a pixel fired, 0 elsewhere, on the flow's grid
+    raw: Tensor  # B F rows columns: s(p), the maximum of a token's pixels
+    score: Tensor  # B F rows columns: s(p) over the block's scale
+
+
+class Evidence(NamedTuple):
+    """What the pixels of a block's pictures say before claims are looked at, B P y x each."""
+
+    novelty: Tensor  # nu, 0 where a pixel is not flagged
+    flagged: Tensor  # bool
+    traced: Tensor  # bool: what was claimed at `whence` is still claimed here
+    whence: Tensor  # B P 2 y x: the place in the picture before
+
+
+class FlowNovelty:
+    def __init__(
+        self,
+        config: FlowNoveltyConfig,
+        flow: FlowEstimator,
+        grid: tuple[int, int],
+        token_pixels: int,
+        pictures_per_frame: int,
+        *,
+        decodes_alone: bool = False,
+    ):
+        self.config = config
+        self._flow = flow
+        self._grid = grid
+        self._token_pixels = token_pixels
+        self._pictures_per_frame = pictures_per_frame
+        self._decodes_alone = decodes_alone  # then the first frame of every call is one picture
+        self._last: Tensor | None = None  # B 3 y x: the previous block's last picture, at the flow's size
+        self._claimed: Tensor | None = None  # B y x, 0..1
+        self._surroundings = Surroundings()
+
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        """Every token of the block, frame by frame, row-major."""
+        score = self.notice(pixels).score
+        batch, frames, rows, columns = score.shape
+        axes = torch.meshgrid(
+            torch.arange(block.first_frame, block.first_frame + frames, device=score.device),
+            torch.arange(rows, device=score.device),
+            torch.arange(columns, device=score.device),
+            indexing="ij",
+        )
+        source = torch.stack(axes, dim=-1).reshape(1, -1, 3).expand(batch, -1, -1)
+        return Candidates(source, score.flatten(1))
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        return retain_top(pool, capacity)
+
+    @torch.no_grad()
+    def notice(self, pixels: Tensor) -> Noticed:
+        """Score the next pictures of the stream, B T 3 Y X in 0..1."""
+        self._check(pixels)
+        small = self._shrink(pixels.float())
+        opening = self._last is None
+        stream = small if self._last is None else torch.cat([self._last[:, None], small], dim=1)
+        fired = torch.zeros_like(small[:, :, 0])
+        if stream.shape[1] > 1:
+            fired[:, 1 if opening else 0 :] = self._fire(stream)
+        elif self._claimed is None:
+            self._claimed = torch.zeros_like(small[:, 0, 0])
+        self._last = small[:, -1].clone()
+        raw = self._pool(fired, opening or self._decodes_alone)
+        return Noticed(fired, raw, raw / self._scale(raw))
+
+    def _fire(self, stream: Tensor) -> Tensor:
+        """nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
+        flow = self._flow(stream)
+        forward, backward = flow
+        before, now = stream[:, :-1], stream[:, 1:]
+        at = backtrace(backward)
+        size = (now.shape[-2], now.shape[-1])
+        within = inside(at, size)
+        found = sample_at(torch.cat([forward, before], dim=2), reading_grid(at, size)) * within[:, :, None]
+        cfg = self.config
+        cycle = torch.linalg.vector_norm(backward + found[:, :, :2], dim=2)
+        photometric = (now - found[:, :, 2:]).abs().mean(dim=2)
+        broken = within & ((cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold))
+        enters = ~within
+        if cfg.borders == "seen":
+            cut = (within & (cycle > cfg.cycle_threshold_px)).flatten(2).float().mean(dim=-1) > CUT_SHARE
+            step = backward.flatten(3).median(dim=-1).values
+            enters &= ~self._surroundings.known(stream, at, step, cut, cfg.photometric_threshold)
+        flagged = enters | broken
+        holds = within & (cycle <= cfg.cycle_threshold_px)
+        novelty = cycle + cfg.photometric_weight * photometric
+        traced = holds if cfg.claims == "traced" else within
+        return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
+
+    def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
+        """A pickier rule differs here."""
+        return evidence
+
+    def _claim(self, evidence: Evidence) -> Tensor:
+        """Carry the claimed map through the pictures; only here does one picture depend on the last.
+
+        So only what must be done picture by picture is: on a GPU every operation in this loop is a launch.
+        """
+        novelty, flagged, traced, whence = evidence
+        grid = reading_grid(whence, (novelty.shape[-2], novelty.shape[-1]))
+        claimed = torch.zeros_like(novelty[:, 0]) if self._claimed is None else self._claimed
+        fired = []
+        for picture in range(novelty.shape[1]):
+            carried = sample_at(claimed[:, None], grid[:, picture])[:, 0] * traced[:, picture]
+            fires = flagged[:, picture] & (carried < 0.5)
+            claimed = torch.where(fires, 1.0, carried)
+            fired.append(fires)
+        self._claimed = claimed
+        return novelty * torch.stack(fired, dim=1)
+
+    def _shrink(self, pixels: Tensor) -> Tensor:
+        factor = self.config.flow_downscale
+        small: Tensor = functional.avg_pool2d(pixels.flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
+        return small
+
+    def _pool(self, fired: Tensor, first_alone: bool) -> Tensor:
+        """Maximum over the pixels of a token and the pictures of a frame; the first may be one picture alone."""
+        side = self._token_pixels // self.config.flow_downscale
+        patches = functional.max_pool2d(fired, side)
+        alone = int(first_alone)
+        frames: Tensor = patches[:, alone:].unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
+        return torch.cat([patches[:, :alone], frames], dim=1)
+
+    def _scale(self, raw: Tensor) -> Tensor:
+        """max(rho_b, 1): the percentile of the block's positive scores, row by row."""
+        positive = torch.where(raw > 0, raw, torch.nan).flatten(1)
+        rho = torch.nanquantile(positive, self.config.percentile / 100, dim=1)
+        return rho.nan_to_num(0.0).clamp(min=self.config.scale_floor)[:, None, None, None]
+
+    def _check(self, pixels: Tensor) -> None:
+        size = (self._grid[0] * self._token_pixels, self._grid[1] * self._token_pixels)
+        if pixels.dim() != 5 or pixels.shape[2] != 3 or tuple(pixels.shape[3:]) != size:
+            limit = f"must be B T 3 {size[0]} {size[1]}, the pictures of a {self._grid} grid of tokens"
+            raise refuse("pixels", tuple(pixels.shape), limit, "resize or crop the pictures first")
+        # A NaN would rank above every score for good. On a GPU the check would stall the block; there the run's own
+        # check of each finished block stands in.
+        if pixels.device.type == "cpu" and not bool(torch.isfinite(pixels).all()):
+            raise refuse("pixels", "NaN or infinity", "must be finite", "look for the step that made them")
+        whole = pixels.shape[1] - (self._last is None or self._decodes_alone)
+        if whole < 0 or whole % self._pictures_per_frame:
+            limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"
+            raise refuse("pixels", tuple(pixels.shape), limit, "hold the rest back until the frame is whole")
+
+    def state(self) -> State:
+        if self._last is None or self._claimed is None:
+            return {}
+        return {"last": self._last.clone(), "claimed": self._claimed.clone(), **self._surroundings.state()}
+
+    def load_state(self, state: State) -> None:
+        self._last, self._claimed = state.get("last"), state.get("claimed")
+        self._surroundings.load_state(state)

@@ -1,0 +1,50 @@
+"""`recent`: the last tokens that left the window. Recent History of the paper's ablation.
+
+The clock is the score, and tokens are offered as they leave: what the prior still holds would only be there
+twice. A memory that does not offer leaving tokens gets the literal reading, the last tokens drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from recap.admission.retention import retain_top
+from recap.admission.tokens import sources
+from recap.contracts import FlowEstimator, State
+from recap.types import BackboneSpec, Block, Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class RecentHistoryConfig:
+    """The last tokens that left the window; the ablation's Recent History."""
+
+    keeps: ClassVar[str] = "as many tokens as fit of those that left the window last"
+    needs: ClassVar[str] = "nothing"
+    needs_flow: ClassVar[bool] = False
+
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> RecentHistory:
+        return RecentHistory(spec.grid)
+
+
+class RecentHistory:
+    def __init__(self, grid: tuple[int, int]):
+        self._grid = grid
+
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        return self.score_leaving(sources(block, self._grid, pixels))
+
+    def score_leaving(self, source: Tensor) -> Candidates:
+        # One more than the frame, since a score of 0 means nothing new; exact up to 2^24 frames.
+        return Candidates(source, (source[..., 0] + 1).float())
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        return retain_top(pool, capacity)
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        pass

@@ -1,1 +1,0 @@
-"""Benchmarks: each prints a table, then one JSON line."""

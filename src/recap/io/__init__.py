@@ -1,0 +1,1 @@
+"""Files and video: safe writing, reading and writing of clips, sizes, openings from a file."""

@@ -1,1 +1,0 @@
-"""What others keep: one file per published memory, behind the same `MemoryPolicy`, none knowing another."""

@@ -1,1 +1,0 @@
-"""sweep: many small independent jobs, done once each, whatever is killed on the way."""

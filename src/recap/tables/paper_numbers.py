@@ -1,0 +1,40 @@
+"""The paper's own numbers, as printed, to stand beside ours. Percentages unless a file's columns say otherwise."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib import resources
+
+from recap.errors import unknown_name
+
+TABLES = (
+    "main",
+    "ablation",
+    "sweeps",
+    "identity",
+    "retention",
+    "speed",
+    "motion",
+    "human",
+    "scalars",
+    "settings",
+)
+
+
+@cache
+def paper_table(name: str) -> tuple[dict[str, str], ...]:
+    """Rows of one of the paper's tables, by column name."""
+    if name not in TABLES:
+        raise unknown_name("paper table", name, TABLES)
+    file = resources.files("recap.tables").joinpath("paper", f"{name}.csv")
+    return tuple(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+
+
+def paper_value(table: str, column: str, /, **wanted: str) -> float | None:
+    """One cell, None where the paper prints nothing."""
+    for row in paper_table(table):
+        if all(row.get(key) == value for key, value in wanted.items()):
+            text = row.get(column) or ""
+            return float(text) if text else None
+    return None

@@ -1,0 +1,50 @@
+"""The same sweep on a real local Ray cluster, one of its workers killed at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sweep_work import RULES, jobs
+
+from recap.tables.jobs import canonical
+from recap.tables.on_ray import run_on_ray
+from recap.tables.pool import run_sweep
+from recap.tables.status import sweep_status
+
+WORK = "sweep_work:linger"
+
+
+def test_without_ray_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install recap-forcing\[ray\]"):
+        run_on_ray(jobs(1), WORK, tmp_path)
+
+
+def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])))
+    monkeypatch.setenv("LINGER_S", "20")
+    folder = tmp_path / "ray"
+    killed = []
+
+    def kill_one_at_work():
+        pid = folder / "jobs" / jobs(8)[1].key / "pid"
+        while not pid.exists():
+            time.sleep(0.05)
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        killed.append(pid.read_text())
+
+    thread = threading.Thread(target=kill_one_at_work, daemon=True)
+    thread.start()
+    on_ray = run_on_ray(jobs(8), WORK, folder, rules=RULES)
+    thread.join(1)
+    assert killed and sweep_status(folder).counts.retries == 1
+    monkeypatch.setenv("LINGER_S", "0")
+    local = run_sweep(jobs(8), WORK, tmp_path / "local")
+    assert canonical(on_ray) == canonical(local) and len(on_ray) == 8

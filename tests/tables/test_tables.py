@@ -1,0 +1,147 @@
+"""Every table of the paper as run configs, and the prompt sets behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
+from recap.config import RunConfig
+from recap.tables.job import job_of
+from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
+from recap.tables.scoring import MEASURES
+from recap.tables.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
+
+REAL = "self-forcing"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_gives_configs_that_survive_a_file(name):
+    recipe = find_recipe(name)
+    assert recipe.name == name and set(recipe.measures) <= set(MEASURES)
+    assert recipe.ours in {row.name for row in recipe.rows}
+    runs = list(plan_runs(recipe, Ask(prompts=2, seeds=2)))
+    rows = [row for row in recipe.rows if row.available]
+    assert len(runs) == 4 * len(rows)
+    assert len({(run.row.name, run.script.name, run.seed) for run in runs}) == len(runs)
+    for run in runs:
+        assert RunConfig.from_dict(run.config.to_dict()) == run.config
+
+
+def test_less_than_one_is_nothing_to_ask_for():
+    for asked in ({"prompts": 0}, {"prompts": -1}, {"seeds": 0}):
+        with pytest.raises(ValueError, match=r"is (0|-1): must be 1 or more"):
+            Ask(**asked)
+
+
+def test_arms_are_paired_and_prompts_have_their_own_seeds():
+    runs = list(plan_runs(find_recipe("identity"), Ask(prompts=2, seeds=2)))
+    for start in range(0, len(runs), 4):
+        assert len({(run.seed, run.script) for run in runs[start : start + 4]}) == 1
+    assert len({run.seed for run in runs}) == 4
+
+
+def test_settings_of_the_paper():
+    rows = {row.name: row for row in find_recipe("components").rows}
+    assert rows["sink"].memory == {"name": "sink", "reinforcement": 5.0}
+    assert rows["bank"].memory["reinforcement"] == 1.0
+    assert [row.value for row in find_recipe("capacity").rows] == [0.25, 0.5, 1, 2, 4, 8]
+    assert [row.value for row in find_recipe("lambda").rows] == [1, 3, 5, 8, 10, 12]
+    assert {run.config.shots[0].seconds for run in plan_runs(find_recipe("time"), Ask(prompts=1))} == {
+        60,
+        120,
+        300,
+    }
+    assert find_recipe("retention-5min").seconds == 300
+
+
+@pytest.mark.parametrize("backbone", ["embedded", REAL])
+def test_twenty_prompts_and_twenty_scripts_all_different(backbone):
+    one, other = identity_scripts(backbone, 60), reappearance_scripts(backbone, 24)
+    for made in (one, other):
+        assert (
+            len(made) == len({script.name for script in made}) == len({script.shots for script in made}) == 20
+        )
+    for script in other:
+        empty, present, again, back = (shot.prompt for shot in script.shots)
+        assert empty == again != present == back
+        assert [shot.seconds for shot in script.shots] == [3, 6, 7.5, 7.5] and all(
+            s.cut for s in script.shots
+        )
+
+
+@pytest.mark.parametrize("backbone", ["embedded", REAL])
+def test_a_second_subject_enters_leaves_and_returns_without_a_cut(backbone):
+    made = entering_scripts(backbone, 60)
+    assert len(made) == len({script.name for script in made}) == len({script.shots for script in made}) == 20
+    assert len({script.subject for script in made}) == len({script.late_subject for script in made}) == 20
+    timings = [tuple(shot.seconds for shot in script.shots) for script in made]
+    for script, (enters, stays, gone, rest) in zip(made, timings, strict=True):
+        alone, both, again, back = (shot.prompt for shot in script.shots)
+        assert alone == again != both == back and not any(shot.cut for shot in script.shots)
+        assert 15 <= enters <= 25 and 8 <= stays <= 12 and 10 <= gone <= 15 and rest >= 8
+        assert enters + stays + gone + rest == 60
+        assert script.late_subject.split()[-1] in both and script.late_subject.split()[-1] not in alone
+        assert script.subject.split()[-1] in alone and script.subject.split()[-1] in both
+    # Rows of one batch share their timing; the first five already show all there are.
+    assert sorted(timings.count(each) for each in set(timings)) == [4] * 5 and len(set(timings[:5])) == 5
+    assert [shot.seconds for shot in entering_scripts(backbone, 30)[0].shots] == [s / 2 for s in timings[0]]
+
+
+def test_who_enters_late_is_named_with_the_first_and_in_many_scenes():
+    worlds = []
+    for script in entering_scripts("embedded", 60):
+        alone, both = (parse_prompt(shot.prompt) for shot in script.shots[:2])
+        assert alone.actors == (script.subject,) and both.actors == (script.subject, script.late_subject)
+        worlds.append((alone.scene, alone.time))
+    assert {scene for scene, _ in worlds} == set(SCENES) and {time for _, time in worlds} == set(TIMES)
+
+
+def test_only_jobs_with_a_late_subject_name_one():
+    """What was done before there were any stays done: its key is a digest of its data."""
+    for name, late in (("retention", None), ("entering", "balloon")):
+        recipe = find_recipe(name)
+        planned = next(plan_runs(recipe, Ask(prompts=1, seeds=1)))
+        assert job_of(planned, recipe, "hsv").data.get("late_subject") == late
+
+
+def test_every_memory_and_rule_is_asked_who_entered():
+    rows = {row.name for row in find_recipe("entering").rows}
+    assert rows == {row.name for table in ("identity", "reappearance-all") for row in find_recipe(table).rows}
+    assert len(list(plan_runs(find_recipe("entering"), Ask()))) == len(rows) * 100
+
+
+def test_the_embedded_world_knows_its_prompts():
+    for script in identity_scripts("embedded", 60):
+        assert parse_prompt(script.shots[0].prompt).actors == (script.subject,)
+    for script in reappearance_scripts("embedded", 24):
+        assert [parse_prompt(shot.prompt).actors for shot in script.shots] == [(), (script.subject,)] * 2
+
+
+def test_a_subject_is_named_in_its_own_prompt():
+    """A detector is asked for the phrase, so the prompt must have asked for the same thing."""
+    for script in identity_scripts(REAL, 60):
+        noun = (
+            script.subject.split()[-1]
+            if " with " not in script.subject
+            else script.subject.split(" with ")[0]
+        )
+        assert noun.split()[-1].lower() in script.shots[0].prompt.lower(), script.subject
+
+
+def test_shorter_scripts_keep_their_proportions():
+    shots = scripts("reappearance", "embedded", 12, 1)[0].shots
+    assert [shot.seconds for shot in shots] == [1.5, 3, 3.75, 3.75]
+    runs = list(plan_runs(find_recipe("reappearance"), Ask(prompts=1, seeds=1, seconds=12)))
+    assert runs[0].config.shots == shots
+
+
+def test_what_cannot_be_asked_is_refused():
+    with pytest.raises(ValueError, match="did you mean 'reappearance'"):
+        find_recipe("reapearance")
+    with pytest.raises(ValueError, match="the set has 20"):
+        list(plan_runs(find_recipe("identity"), Ask(prompts=21)))
+    with pytest.raises(ValueError, match="backbone is 'embeded'"):
+        Ask(backbone="embeded")
+    with pytest.raises(ValueError, match="--seeds is 0"):
+        Ask(seeds=0)
+    assert Ask(backbone="tiny").backbone_name == "embedded"
