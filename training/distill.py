@@ -13,10 +13,9 @@ Writes what train_dit writes, and fake-1.safetensors ... so that a run can resum
 
 from __future__ import annotations
 
-import argparse
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from recap.errors import refuse
 from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
+from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
 from training.rollouts import LongRollout, Rollout, judged_layouts, rollout_layouts
 from training.sampling import write_samples
@@ -296,29 +296,7 @@ def _captions(world: World, count: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--teacher", type=Path, required=True)
-    parser.add_argument("--autoencoder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--guidance", type=float)
-    parser.add_argument("--later-guidance", type=float)
-    parser.add_argument("--opening-weight", type=float)
-    parser.add_argument("--steady", type=float)
-    parser.add_argument("--alone", type=float)
-    parser.add_argument("--longest", type=int)
-    parser.add_argument("--generator-rate", type=float)
-    parser.add_argument("--fake-rate", type=float)
-    parser.add_argument("--bank-rows", action="store_true")
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    options = replace(Options(*(given[n] for n in ("minutes", "teacher", "autoencoder", "out"))), **given)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    options, device = read_options(Options, __doc__), choose_device()
     Trainer(options, open_world(device), device).run()
 
 

@@ -8,9 +8,8 @@ statistics), record.json, autoencoder.png (unseen clips, each above its reconstr
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn import functional
 from recap.backbones.tiny.autoencoder import EMBEDDED_AUTOENCODER, Autoencoder, AutoencoderSpec
 from training.clips import PixelPool, World, open_world
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
+from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights, write_sheet
 
 UNSEEN_SEED = 10_000_000
@@ -190,21 +190,7 @@ def plain_settings(settings: dict[str, object]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--muon-rate", type=float)
-    parser.add_argument("--adam-rate", type=float)
-    parser.add_argument("--noise", type=float)
-    parser.add_argument("--compile", action="store_true")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    options = replace(Options(given["minutes"], given["out"]), **given)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    options, device = read_options(Options, __doc__), choose_device()
     Trainer(options, open_world(device), device).run()
 
 

@@ -8,10 +8,9 @@ text.safetensors (running mean, fp16), record.json, and samples of unseen prompt
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from training.clips import LatentClips, LatentPool, World, open_world
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
+from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
 from training.sampling import write_samples
 from training.teacher_forcing import ClipBatch, Layout, Turns, make_turns, predict_flow, spread_rows
@@ -323,25 +323,7 @@ def load_encoder(file: Path, device: str) -> Encode:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--autoencoder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--muon-rate", type=float)
-    parser.add_argument("--adam-rate", type=float)
-    parser.add_argument("--actor-weight", type=float)
-    parser.add_argument("--floor", type=float)
-    parser.add_argument("--sample-blocks", type=int)
-    parser.add_argument("--bank-rows", action="store_true")
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    options = replace(Options(given["minutes"], given["autoencoder"], given["out"]), **given)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    options, device = read_options(Options, __doc__), choose_device()
     Trainer(options, open_world(device), load_encoder(options.autoencoder, device), device).run()
 
 

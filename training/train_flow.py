@@ -8,7 +8,6 @@ errors on unseen clips and how well what is new is found by it. The atlas must h
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from recap.flow.world_flow import COARSE, FINE, WorldFlow, WorldFlowNet, enlarge
 from training.flow_clips import FlowClips, FlowPool, FlowWorld, Recode, load_recode, open_flow_world
 from training.flow_quality import judge
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
+from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
 from training.train_autoencoder import UNSEEN_SEED, plain_settings
 
@@ -206,23 +206,7 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--autoencoder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", type=Path)
-    for name, kind in (
-        ("seed", int), ("batch", int), ("muon-rate", float), ("adam-rate", float), ("head-rate", float),
-        ("mean-decay", float),
-        ("actor-weight", float), ("decoded-share", float), ("pool", int), ("start-pool", int),
-        ("fresh", int), ("fresh-every", int), ("eval-clips", int), ("eval-every-s", float), ("floor", float),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind)
-    chosen = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    options = replace(Options(chosen["minutes"], chosen["autoencoder"], chosen["out"]), **chosen)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    options, device = read_options(Options, __doc__), choose_device()
     recode = load_recode(options.autoencoder, device, noise=options.latent_noise)
     Trainer(options, open_flow_world(device), recode, device).run()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recap.types import BackboneSpec
 
@@ -14,7 +14,7 @@ PICTURES_PER_SECOND = 24
 
 @dataclass(frozen=True, slots=True)
 class HeliosSpec:
-    """One released checkpoint, without defaults: each row states itself in full."""
+    """One released checkpoint. There are no defaults: BASE is stated in full, the others replace fields of it."""
 
     name: str
     repository: str
@@ -75,43 +75,19 @@ BASE = HeliosSpec(
     distilled=False,
     amplify_first=False,
 )
-MID = HeliosSpec(
+MID = replace(
+    BASE,
     name="helios-mid",
     repository="BestWishYsh/Helios-Mid",
-    layers=40,
-    heads=40,
-    head_dim=128,
-    latent_channels=16,
-    patch=2,
-    text_len=512,
-    text_dim=4096,
-    height=384,
-    width=640,
-    frames_per_block=9,
-    history_frames=(16, 2, 1),
     steps=(20, 20, 20),
-    guidance=5.0,
     zero_star=True,
-    distilled=False,
-    amplify_first=False,
 )
-DISTILLED = HeliosSpec(
+DISTILLED = replace(
+    BASE,
     name="helios-distilled",
     repository="BestWishYsh/Helios-Distilled",
-    layers=40,
-    heads=40,
-    head_dim=128,
-    latent_channels=16,
-    patch=2,
-    text_len=512,
-    text_dim=4096,
-    height=384,
-    width=640,
-    frames_per_block=9,
-    history_frames=(16, 2, 1),
     steps=(2, 2, 2),
     guidance=1.0,
-    zero_star=False,
     distilled=True,
     amplify_first=True,
 )

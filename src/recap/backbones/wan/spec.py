@@ -112,9 +112,10 @@ WAN_1_3B = WanSpec(
     steps=(1000, 750, 500, 250),
     phases="window",
 )
-"""Wan2.1 1.3B under the paper's shared window. Checkpoint rows are `replace`d from it; it is none itself."""
+"""Wan2.1 1.3B under the paper's shared window. Other specs replace fields of it; it is not a checkpoint."""
 
-UNTRAINED = WanSpec(
+UNTRAINED = replace(
+    WAN_1_3B,
     name="untrained",
     dim=96,
     ffn_dim=192,
@@ -123,44 +124,21 @@ UNTRAINED = WanSpec(
     freq_dim=64,
     text_dim=32,
     text_len=16,
-    in_channels=16,
-    out_channels=16,
-    patch=(1, 2, 2),
-    eps=1e-6,
     latent_size=(8, 12),
-    token_pixels=16,
-    frames_per_block=3,
-    window_frames=6,
-    pictures_per_frame=4,
-    pictures_per_second=16,
-    shift=5.0,
-    steps=(1000, 750, 500, 250),
-    phases="window",
 )
 """The same architecture at a size a laptop runs in milliseconds, with random weights: it means nothing."""
 
-EMBEDDED = WanSpec(
+EMBEDDED = replace(
+    WAN_1_3B,
     name="embedded",
     dim=384,
     ffn_dim=1408,
     heads=6,
     layers=6,
-    freq_dim=256,
     text_dim=128,
     text_len=5,
-    in_channels=16,
-    out_channels=16,
-    patch=(1, 2, 2),
-    eps=1e-6,
     latent_size=(16, 26),
-    token_pixels=16,
-    frames_per_block=3,
-    window_frames=6,
-    pictures_per_frame=4,
-    pictures_per_second=16,
     shift=3.0,
-    steps=(1000, 750, 500, 250),
-    phases="window",
 )
 """The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
