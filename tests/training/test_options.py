@@ -22,7 +22,18 @@ class Options:
 
 
 def test_words_become_typed_fields():
-    words = "--minutes 2 --out a --resume b --num-clips 9 --no-compile --bank-rows".split()
+    words = [
+        "--minutes",
+        "2",
+        "--out",
+        "a",
+        "--resume",
+        "b",
+        "--num-clips",
+        "9",
+        "--no-compile",
+        "--bank-rows",
+    ]
     assert read_options(Options, "x", words) == Options(2.0, Path("a"), Path("b"), 9, False, True)
 
 
