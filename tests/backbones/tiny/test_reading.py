@@ -1,4 +1,4 @@
-"""Prompts as people write them: what is drawn, what is left out with a notice, and what is refused."""
+"""Prompts as people write them: what is shown, what is left out with a notice, and what is refused."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def test_a_valid_prompt_is_read_as_it_is_and_without_a_word():
         ("a fox", Prompt(("fox",), "beach"), ["no scene is named: the video is set on a beach"]),
         ("a whale at night", Prompt(("whale",), "sea", "night"), ["no scene.*set under the sea"]),
         ("a red fox on a beach", Prompt(("fox",), "beach"), ["'red': left out, as colours cannot be asked"]),
-        ("two foxes on a beach", Prompt(("fox",), "beach"), ["'two': numbers.*one of each kind is drawn"]),
+        ("two foxes on a beach", Prompt(("fox",), "beach"), ["'two': numbers.*one of each kind is shown"]),
         ("a flock of 3 birds in a city", Prompt(("bird",), "city"), ["'flock', '3': numbers"]),
-        ("a lion on a beach", Prompt(("cat",), "beach"), ["'lion' is not in the vocab.*: a cat is drawn"]),
-        ("wolves in the snow", Prompt(("fox",), "snow"), ["'wolves'.*a fox is drawn instead"]),
-        ("a truck and a bus in a city", Prompt(("car", "bus"), "city"), ["'truck'.*a car is drawn instead"]),
+        ("a lion on a beach", Prompt(("cat",), "beach"), ["'lion' is not in the vocab.*: a cat is shown"]),
+        ("wolves in the snow", Prompt(("fox",), "snow"), ["'wolves'.*a fox is shown instead"]),
+        ("a truck and a bus in a city", Prompt(("car", "bus"), "city"), ["'truck'.*a car is shown instead"]),
         ("a fox in a jungle", Prompt(("fox",), "forest"), ["'jungle'.*set in a forest"]),
         ("a fox on a beach at dawn", Prompt(("fox",), "beach", "evening"), ["'dawn'.*set in the evening"]),
         ("a fox in a village in the snow", Prompt(("fox",), "snow"), ["'village': left out"]),
         ("a fox on the sand of a beach", Prompt(("fox",), "beach"), []),
-        ("a sea lion on a beach", Prompt(("whale",), "beach"), ["'sea lion'.*a whale is drawn"]),
+        ("a sea lion on a beach", Prompt(("whale",), "beach"), ["'sea lion'.*a whale is shown"]),
         ("a tiger shark under the sea", Prompt(("fish",), "sea"), ["'tiger': left out", "'shark'.*a fish"]),
         ("a teddy bear in a city", Prompt(("bear",), "city"), []),
         ("a fox’s beach", Prompt(("fox",), "beach"), []),
@@ -197,7 +197,7 @@ def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
     [
         (
             "a xylophone and a trumpet in a kitchen",
-            "'xylophone', 'trumpet', 'kitchen'; actors: fox.*public models take any prompt .`recap list`",
+            "'xylophone', 'trumpet', 'kitchen'; actors: fox.*public models accept any prompt .`recap list`",
         ),
         ("a penguine on a beech", "'penguine', 'beech'; did you mean 'penguin' for 'penguine', 'beach' for"),
         ("penguine beach", "did you mean 'penguin'"),

@@ -215,5 +215,5 @@ def test_tables_that_differ_are_refused(model: Any, tmp_path: Path) -> None:
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tensors["encoder.embed_tokens.weight"] = torch.zeros(80, TEXT_DIM)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="differ, and are one table"):
+    with pytest.raises(ValueError, match="must be one table, but differ"):
         load_umt5(tmp_path, TEXT_DIM)

@@ -1,4 +1,4 @@
-"""Sizes of the Wan family: one row states one model in full, so nothing has a default."""
+"""Sizes of the Wan family. A spec states all sizes of one model, so nothing has a default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recap.errors import refuse
 from recap.types import BackboneSpec
 
 NUM_TRAIN_STEPS = 1000
-"""Points of the schedule the family was trained on; model time runs from 0 (clean) to this."""
+"""Points of the schedule that the family was trained on; model time runs from 0 (clean) to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,26 @@ class WanSpec:
     ffn_dim: int
     heads: int
     layers: int
-    freq_dim: int  # size of the sinusoid of the time
+    # Channels of the sinusoidal embedding of the time.
+    freq_dim: int
     text_dim: int
     text_len: int
     in_channels: int
     out_channels: int
-    patch: tuple[int, int, int]  # frames, rows, columns of latents in one token
+    # Frames, rows and columns of latents in one token.
+    patch: tuple[int, int, int]
     eps: float
-    latent_size: tuple[int, int]  # rows, columns of one latent frame
-    token_pixels: int  # side of one token's square of pixels
+    # Rows and columns of one latent frame.
+    latent_size: tuple[int, int]
+    # Side of a token's square of pixels.
+    token_pixels: int
     frames_per_block: int
     window_frames: int
     pictures_per_frame: int
     pictures_per_second: int
     shift: float
-    steps: tuple[int, ...]  # places on the unshifted schedule at which the sampler stops
+    # Points of the unshifted schedule at which the sampler runs the model.
+    steps: tuple[int, ...]
     phases: Literal["window", "absolute"]
 
     def __post_init__(self) -> None:
@@ -67,11 +72,11 @@ class WanSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tokens per frame: rows, columns."""
+        """Rows and columns of tokens in a frame."""
         return self.latent_size[0] // self.patch[1], self.latent_size[1] // self.patch[2]
 
     def backbone_spec(self) -> BackboneSpec:
-        """What the other rooms need to know."""
+        """Return the part of the sizes that the rest of the package needs."""
         return BackboneSpec(
             name=self.name,
             layers=self.layers,
@@ -112,9 +117,10 @@ WAN_1_3B = WanSpec(
     steps=(1000, 750, 500, 250),
     phases="window",
 )
-"""Wan2.1 1.3B under the paper's shared window. Checkpoint rows are `replace`d from it; it is none itself."""
+"""Wan2.1 1.3B with the paper's shared window. The other specs are derived from it; it is not itself a checkpoint."""
 
-UNTRAINED = WanSpec(
+UNTRAINED = replace(
+    WAN_1_3B,
     name="untrained",
     dim=96,
     ffn_dim=192,
@@ -123,46 +129,23 @@ UNTRAINED = WanSpec(
     freq_dim=64,
     text_dim=32,
     text_len=16,
-    in_channels=16,
-    out_channels=16,
-    patch=(1, 2, 2),
-    eps=1e-6,
     latent_size=(8, 12),
-    token_pixels=16,
-    frames_per_block=3,
-    window_frames=6,
-    pictures_per_frame=4,
-    pictures_per_second=16,
-    shift=5.0,
-    steps=(1000, 750, 500, 250),
-    phases="window",
 )
-"""The same architecture at a size a laptop runs in milliseconds, with random weights: it means nothing."""
+"""The same architecture at a size that a laptop runs in milliseconds, for random weights."""
 
-EMBEDDED = WanSpec(
+EMBEDDED = replace(
+    WAN_1_3B,
     name="embedded",
     dim=384,
     ffn_dim=1408,
     heads=6,
     layers=6,
-    freq_dim=256,
     text_dim=128,
     text_len=5,
-    in_channels=16,
-    out_channels=16,
-    patch=(1, 2, 2),
-    eps=1e-6,
     latent_size=(16, 26),
-    token_pixels=16,
-    frames_per_block=3,
-    window_frames=6,
-    pictures_per_frame=4,
-    pictures_per_second=16,
     shift=3.0,
-    steps=(1000, 750, 500, 250),
-    phases="window",
 )
-"""The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
+"""The model in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
 SELF_FORCING = replace(WAN_1_3B, name="self-forcing")
 INFINITE_FORCING = replace(WAN_1_3B, name="infinite-forcing")
@@ -175,7 +158,7 @@ ROWS: dict[str, WanSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a public code does where the paper's shared setting (window 6, phases in the window) differs."""
+    """The settings of a model's public code that differ from the paper's shared ones (window 6, phases in it)."""
 
     window_frames: int
     sink_frames: int
@@ -183,7 +166,7 @@ class Released:
 
 
 RELEASED: dict[str, Released] = {
-    # Its cache holds the 21 frames it was trained on and does not slide; ours slides where it would stop.
+    # Its cache has room for the 21 frames it was trained on and does not slide; ours slides instead of stopping.
     "self-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
     "infinite-forcing": Released(window_frames=6, sink_frames=1, phases="window"),
     "longlive": Released(window_frames=12, sink_frames=3, phases="absolute"),
@@ -191,6 +174,6 @@ RELEASED: dict[str, Released] = {
 
 
 def as_released(row: WanSpec) -> WanSpec:
-    """The row with the window and the phases of its public code."""
+    """Return the spec with the window and the phases of its public code."""
     released = RELEASED[row.name]
     return replace(row, window_frames=released.window_frames, phases=released.phases)
