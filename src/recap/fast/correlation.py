@@ -10,8 +10,6 @@ same bytes before writing them, so it cannot pay; `benchmarks.flow` measures bot
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,7 +72,6 @@ def read_plain(volume: Tensor, flow: Tensor, channels: int) -> Tensor:
     return F.pad(windows, (0, channels - windows.shape[-1]))
 
 
-@functools.cache
 def fused_reader() -> bool:
     """Tell whether `read_fused` can run; called only on CUDA, because importing Triton takes time."""
     from recap.fast.triton_import import AVAILABLE
@@ -84,6 +81,6 @@ def fused_reader() -> bool:
 
 def read_fused(volume: Tensor, flow: Tensor, channels: int) -> Tensor:
     """Compute `read_plain` in one launch."""
-    from recap.fast import windows
+    from recap.fast import correlation_kernel
 
-    return windows.launch(volume, flow, channels)
+    return correlation_kernel.launch(volume, flow, channels)

@@ -187,7 +187,7 @@ class WindowStorage:
     def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
-        # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not told apart.
+        # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
         self._by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
         for segment in kept:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recap.attention.context import BlockContext
 from recap.contracts import Decoder, MemoryPolicy
 from recap.fast.accelerate import choose_aside
 from recap.fast.growth import draw_curve
@@ -29,7 +30,7 @@ from recap.fast.stopwatch import Stopwatch
 from recap.fast.threads import use_fair_threads
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
-from recap.rollout import at_once, rollout
+from recap.rollout import at_once, block_noise, rollout
 
 # Blocks until the memory is full, graphs are recorded and clock rates are steady.
 FULL = 5
@@ -104,25 +105,22 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
     """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
-    from recap.attention.context import BlockContext
-    from recap.rollout import block_noise
-
     spec, policy = parts.backbone.spec, parts.policy(settings.memory)
     plan = make_plan([[Shot("a fox on a beach at night", 5 * 0.75)]], spec)
     worst = 0.0
     with torch.no_grad():
-        given = parts.readable.condition(plan.blocks[0].prompts)
+        conditioning = parts.readable.condition(plan.blocks[0].prompts)
         decoder = parts.open_decoder()
         for block in plan.blocks:
             found = []
             for backbone in (parts.readable, parts.backbone):
                 context = BlockContext(policy, policy.begin(block))
-                found.append(backbone.denoise(block_noise(spec, [0], block), given, context).double())
+                found.append(backbone.denoise(block_noise(spec, [0], block), conditioning, context).double())
             error = (found[1] - found[0]).norm() / found[0].norm()
             worst = max(worst, float(error))
             # Both continue from the readable path's block.
             context = BlockContext(policy, policy.begin(block))
-            parts.readable.settle(found[0].float(), given, context.settling())
+            parts.readable.settle(found[0].float(), conditioning, context.settling())
             policy.commit(block, decoder.decode(found[0].float()))
     return {"largest_relative_error": worst, "limit": 2e-2 if settings.dtype != "float32" else 1e-3}
 

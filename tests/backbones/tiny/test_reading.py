@@ -99,9 +99,9 @@ def test_nouns_become_what_is_alike():
         "crocodile": {"dinosaur", "turtle"}, "panda": {"bear"}, "goose": {"duck"}, "mouse": {"rabbit"},
         "helicopter": {"bird", "balloon"}, "toad": {"frog"}, "rhino": {"elephant"}, "ship": {"boat"},
     }  # fmt: skip
-    for word, drawn in likely.items():
+    for word, shown in likely.items():
         (actor,) = read_prompt(f"a {word} on a beach").prompt.actors
-        assert actor in drawn, word
+        assert actor in shown, word
     assert read_prompt("a boat on the ocean").prompt.scene == "sea"
 
 
@@ -109,7 +109,7 @@ def test_the_table_of_nouns_is_sound():
     assert len(english.NEAR) >= 150
     assert len(english.NEAR) == sum(
         map(len, (english.NEAR_ACTORS, english.NEAR_SCENES, english.NEAR_TIMES))
-    ), "a noun stands for an actor, a scene or a time"
+    ), "a noun is an actor, a scene or a time"
     assert not english.NEAR.keys() & {*NAMED, *ALIASES, *FILLERS, *english.HARMLESS, *english.COLOURS}
     for table, known in (
         (english.NEAR_ACTORS, ACTORS),
@@ -186,10 +186,10 @@ def test_what_may_not_be_wanted_is_refused(text):
 )
 def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
     try:
-        drawn = read_prompt(sentence.format(f"{negation} {actor}")).prompt.actors
+        shown = read_prompt(sentence.format(f"{negation} {actor}")).prompt.actors
     except ValueError:
         return
-    assert drawn in ((), ("robot",))
+    assert shown in ((), ("robot",))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
         ("<b>a fox</b> on a beach", "'b'"),
         ("狐狸在海滩上", "狐狸在海滩上"),
         ("a fox " * 1000, "6000 characters|at most 3"),
-        ("happy fox on a beach " * 200, f"4200 characters, and {LONGEST}"),
+        ("happy fox on a beach " * 200, f"4200 characters, and at most {LONGEST}"),
     ],
 )
 def test_refusals_name_everything_at_once(text, message):
@@ -304,7 +304,7 @@ def test_the_backbone_draws_what_was_read_and_says_so_once():
     backbone = EmbeddedConfig().build(
         device="cpu", dtype=torch.float32, prompts=("a cute lion",), notice=lines.append
     )
-    assert lines == [], "nothing is said of prompts before they are asked for"
+    assert lines == [], "there are no notices before prompts are read"
     meant = backbone.condition(("a cat on a beach",))
     for prompts in (("a cute lion",), ("a cute lion", "a cute lion")):
         asked = backbone.condition(prompts)

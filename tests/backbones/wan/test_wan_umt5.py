@@ -71,11 +71,11 @@ def test_prompts_are_padded_and_end_with_the_end(tokenizer_folder: Path) -> None
 
 
 def test_a_prompt_that_is_too_long_is_cut_with_a_notice(tokenizer_folder: Path) -> None:
-    said: list[str] = []
-    tokenize = Umt5Tokenizer(tokenizer_folder, TEXT_LEN, said.append)
+    notices: list[str] = []
+    tokenize = Umt5Tokenizer(tokenizer_folder, TEXT_LEN, notices.append)
     ids, mask = tokenize("a fox walks on a beach by day and " * 3)
     assert mask.sum() == TEXT_LEN and ids[0, -1] == 1
-    (line,) = said
+    (line,) = notices
     assert f"the model reads {TEXT_LEN}" in line and "a fox walks" in line
 
 

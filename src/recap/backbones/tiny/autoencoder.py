@@ -39,11 +39,7 @@ class AutoencoderSpec:
 
 
 EMBEDDED_AUTOENCODER = AutoencoderSpec(
-    latent_channels=16,
-    pictures_per_frame=4,
-    widths=(32, 112, 160),
-    depths=(2, 3, 2),
-    remembered=(48, 80),
+    latent_channels=16, pictures_per_frame=4, widths=(32, 112, 160), depths=(2, 3, 2), remembered=(48, 80)
 )
 
 

@@ -21,10 +21,10 @@ from recap.backbones.tiny.vocabulary import (
     ACTORS,
     ALIASES,
     NAMED,
-    PLACE,
+    SCENE_PHRASES,
     SCENES,
+    TIME_PHRASES,
     TIMES,
-    WHEN,
     Prompt,
     clipped,
     empty_with,
@@ -96,7 +96,7 @@ def read_prompt(text: str) -> PromptReading:
         lines.append(f"prompt: left out as asked: {', '.join(unwanted)}")
     if scene is None:
         scene = "sea" if actors[0] in IN_THE_SEA else USUAL_SCENE
-        lines.append(f"prompt: no scene is named: the video is set {PLACE[scene]}")
+        lines.append(f"prompt: no scene is named: the video is set {SCENE_PHRASES[scene]}")
     return PromptReading(Prompt(tuple(actors), scene, time or "day"), tuple(lines))
 
 
@@ -192,7 +192,7 @@ def _instead(written: str, shown: str) -> str:
     if shown in ACTORS:
         thing = f"{'an' if shown[0] in 'aeiou' else 'a'} {shown} is shown instead"
     else:
-        thing = f"the video is set {PLACE[shown] if shown in PLACE else WHEN[shown]}"
+        thing = f"the video is set {(SCENE_PHRASES | TIME_PHRASES)[shown]}"
     return f"prompt: {clipped(written, 30)!r} is not in the vocabulary: {thing}"
 
 

@@ -33,12 +33,12 @@ FIRST_TIME = WORDS.index(TIMES[0])
 FIRST_ACTOR = WORDS.index(ACTORS[0])
 TEXT_LENGTH = 2 + MAX_ACTORS
 
-PLACE = {
+SCENE_PHRASES = {
     "beach": "on a beach", "forest": "in a forest", "city": "in a city", "desert": "in a desert",
     "snow": "in the snow", "meadow": "in a meadow", "sea": "under the sea", "mountains": "in the mountains",
 }  # fmt: skip
-_EMPTY_PLACE = {"snow": "empty snow", "mountains": "empty mountains"}
-WHEN = {"day": "by day", "evening": "in the evening", "night": "at night"}
+_EMPTY_PHRASES = {"snow": "empty snow", "mountains": "empty mountains"}
+TIME_PHRASES = {"day": "by day", "evening": "in the evening", "night": "at night"}
 
 FILLERS = frozenset((
     "a", "an", "the", "and", "on", "in", "at", "by", "with", "of", "under", "over", "near", "during", "some",
@@ -96,10 +96,10 @@ def parse_prompt(text: str) -> Prompt:
 def prompt_text(prompt: Prompt) -> str:
     """Write a prompt as a sentence, which `parse_prompt` reads back."""
     if not prompt.actors:
-        return f"{_EMPTY_PLACE.get(prompt.scene, f'an empty {prompt.scene}')} {WHEN[prompt.time]}"
+        return f"{_EMPTY_PHRASES.get(prompt.scene, f'an empty {prompt.scene}')} {TIME_PHRASES[prompt.time]}"
     named = [f"{'an' if actor[0] in 'aeiou' else 'a'} {actor}" for actor in prompt.actors]
     listed = " and ".join((*((", ".join(named[:-1]),) if named[:-1] else ()), named[-1]))
-    return f"{listed} {PLACE[prompt.scene]} {WHEN[prompt.time]}"
+    return f"{listed} {SCENE_PHRASES[prompt.scene]} {TIME_PHRASES[prompt.time]}"
 
 
 def token_ids(prompt: Prompt | str, *, as_named: bool = False) -> list[int]:
@@ -147,7 +147,9 @@ def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...])
 
 
 def no_scene(text: str) -> ValueError:
-    return refuse("prompt", clipped(text), "it names no scene", f"say where: {', '.join(PLACE.values())}")
+    return refuse(
+        "prompt", clipped(text), "it names no scene", f"say where: {', '.join(SCENE_PHRASES.values())}"
+    )
 
 
 def empty_with(text: str, actor: str) -> ValueError:

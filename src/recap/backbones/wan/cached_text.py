@@ -168,12 +168,12 @@ def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
     if isinstance(found, Mapping):
         found = found.get(NAME)
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        limit = f"it holds no tensor of floats, alone or under the name {NAME!r}"
+        limit = f"it contains no tensor of floats, alone or under the name {NAME!r}"
         raise refuse(field, str(path), limit, f"save {{{NAME!r}: tensor}}")
     rows = found.unsqueeze(0) if found.dim() == 2 else found
     wanted = f"rows of up to {text_len} slots of {text_dim} channels"
     if rows.dim() != 3 or 0 in rows.shape or rows.shape[1] > text_len or rows.shape[2] != text_dim:
         raise refuse(f"{field} in {path.name}", tuple(found.shape), f"the model reads {wanted}", "pass B L C")
     if not rows.isfinite().all():
-        raise refuse(field, str(path), "it holds values that are not finite", "encode the prompt again")
+        raise refuse(field, str(path), "it contains values that are not finite", "encode the prompt again")
     return torch.nn.functional.pad(rows, (0, 0, 0, text_len - rows.shape[1]))

@@ -19,14 +19,7 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.spec import (
-    INFINITE_FORCING,
-    LONGLIVE,
-    RELEASED,
-    SELF_FORCING,
-    WanSpec,
-    as_released,
-)
+from recap.backbones.wan.spec import INFINITE_FORCING, LONGLIVE, RELEASED, SELF_FORCING, WanSpec, as_released
 from recap.backbones.wan.taehv import Taehv, load_taehv
 from recap.backbones.wan.umt5 import Notice
 from recap.backbones.wan.vae import WanVae, load_wan_vae
@@ -119,7 +112,7 @@ class WanConfig:
         if self.prompt_embeds:
             embeds = load_prompt_embeds(Path(self.prompt_embeds), spec.text_len, spec.text_dim)
             if len(embeds) != 1:
-                limit = f"it holds {len(embeds)} rows, and every prompt gets the same one"
+                limit = f"it contains {len(embeds)} rows, and every prompt gets the same one"
                 raise refuse("backbone.prompt_embeds", self.prompt_embeds, limit, "save one row")
             return lambda prompt: embeds
         named = bool(self.text_encoder and self.tokenizer)

@@ -152,7 +152,7 @@ INFINITE_FORCING = replace(WAN_1_3B, name="infinite-forcing")
 LONGLIVE = replace(WAN_1_3B, name="longlive")
 
 ROWS: dict[str, WanSpec] = {
-    row.name: row for row in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
+    spec.name: spec for spec in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
 }
 
 
@@ -173,7 +173,7 @@ RELEASED: dict[str, Released] = {
 }
 
 
-def as_released(row: WanSpec) -> WanSpec:
+def as_released(spec: WanSpec) -> WanSpec:
     """Return the spec with the window and the phases of its public code."""
-    released = RELEASED[row.name]
-    return replace(row, window_frames=released.window_frames, phases=released.phases)
+    released = RELEASED[spec.name]
+    return replace(spec, window_frames=released.window_frames, phases=released.phases)

@@ -129,10 +129,7 @@ class Umt5Encoder:
 
 
 def load_umt5(
-    path: Path,
-    text_dim: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
+    path: Path, text_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> Umt5Encoder:
     """Load the encoder from Wan's `models_t5_umt5-xxl-enc-bf16.pth` (or the same names in safetensors).
 
