@@ -25,7 +25,8 @@ from recap.admission.retention import retain_top
 from recap.backbones.wan.spec import EMBEDDED, WAN_1_3B
 from recap.contracts import Flow, FlowEstimator
 from recap.fast.correlation import READ_CHANNELS, correlate, fused_reader, pool_levels, read_fused, read_plain
-from recap.fast.raft import CapturedCall, FastRaftFlow, enlarge
+from recap.fast.graphs import Graphed
+from recap.fast.raft import FastRaftFlow, enlarge
 from recap.fast.raft_steps import MOVED
 from recap.flow.raft import FEATURES, STRIDE, RaftFlow, RaftSmall, load_raft_small
 from recap.memory.bank import NoveltyBank
@@ -109,8 +110,9 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
 
 def graph_milliseconds(function: Callable[[Tensor], Tensor], given: Tensor, repeats: int) -> float:
     """The same of a function replayed as a CUDA graph, so that launches do not count; plain on the CPU."""
-    run = CapturedCall(function, given).replay if given.is_cuda else (lambda: function(given))
-    return milliseconds(run, repeats)
+    graphed = Graphed(function, tune=True)
+    # `milliseconds` leaves out two calls: the first is plain, the second records.
+    return milliseconds(lambda: graphed(given), repeats)
 
 
 def scores(scene: Scene, flow: FlowEstimator) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.wan.backbone import WanBackbone
-from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import NUM_TRAIN_STEPS
 from recap.contracts import Context, Noise
@@ -41,7 +41,7 @@ class EulerBackbone(WanBackbone):
     no_text: Tensor | None = None  # 1 L text_dim, of no prompt; needed for any other guidance
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
+    def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
         """Draw one block, B F C rows columns; calls `noise` once."""
         x = self._draw(noise)
         wordless = None

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.spec import NUM_TRAIN_STEPS, WanSpec
 from recap.types import Role, Segment, frame_positions
 
@@ -301,8 +301,8 @@ def predict_flow(model: CausalWan, batch: ClipBatch, layouts: tuple[Layout, ...]
     return flow.unflatten(0, (rows, entries))[:, blocks:]
 
 
-def spread_text(given: Conditioning, rows: int, blocks: int, entries: int) -> Conditioning:
-    """Conditioning of rows x (blocks, extra) -> rows x entries: blocks in both streams, extra ones once."""
+def spread_text(given: TextConditioning, rows: int, blocks: int, entries: int) -> TextConditioning:
+    """TextConditioning of rows x (blocks, extra) -> rows x entries: blocks in both streams, extra ones once."""
     device = given.keys[0].device
     order = torch.arange(entries, device=device)
     order = torch.where(order < blocks, order, order - blocks)
@@ -310,4 +310,4 @@ def spread_text(given: Conditioning, rows: int, blocks: int, entries: int) -> Co
     def spread(x: Tensor) -> Tensor:
         return x.unflatten(0, (rows, -1)).index_select(1, order).flatten(0, 1)
 
-    return Conditioning(tuple(map(spread, given.keys)), tuple(map(spread, given.values)))
+    return TextConditioning(tuple(map(spread, given.keys)), tuple(map(spread, given.values)))

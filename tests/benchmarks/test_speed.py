@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recap.fast.parts import Settings, make_parts
+from recap.fast.parts import SpeedSettings, make_parts
 from recap.fast.speed import main, measure, run
 from recap.fast.stopwatch import Stopwatch
 
-SMALL = Settings("untrained", "recap", "full", "cpu", "float32", 8)
+SMALL = SpeedSettings("untrained", "recap", "full", "cpu", "float32", 8)
 
 
 def test_every_stage_is_timed_and_paths_are_compared(tmp_path: Path) -> None:

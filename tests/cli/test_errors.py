@@ -263,7 +263,7 @@ def test_generate_tells_what_it_draws_instead(recap, tmp_path):
     notices = [line for line in said.splitlines() if line.startswith("prompt: ")]
     assert len(notices) == 4
     for line, words in zip(
-        notices, ("'cute', 'runs', 'happily'", "colours", "a cat is drawn", "on a beach"), strict=True
+        notices, ("'cute', 'runs', 'happily'", "colours", "a cat is shown", "on a beach"), strict=True
     ):
         assert words in line
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["shots"][0]["prompt"] == text

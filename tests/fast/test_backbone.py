@@ -1,4 +1,4 @@
-"""The fast path draws what the readable one draws."""
+"""The fast path generates what the readable one generates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain() -> WanBackbone:
     return build_untrained()
 
 
-def draw(backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1) -> list[GeneratedBlock]:
+def generate(backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1) -> list[GeneratedBlock]:
     spec = backbone.spec
 
     def admission():  # type: ignore[no-untyped-def]
@@ -44,8 +44,8 @@ def draw(backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1) -> l
 
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("rows", [1, 2])
-def test_fast_and_readable_draw_the_same(plain: WanBackbone, name: str, rows: int) -> None:
-    readable, fast = draw(plain, name, rows), draw(FastWanBackbone(plain), name, rows)
+def test_fast_and_readable_generate_the_same(plain: WanBackbone, name: str, rows: int) -> None:
+    readable, fast = generate(plain, name, rows), generate(FastWanBackbone(plain), name, rows)
     for slow, quick in zip(readable, fast, strict=True):
         torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
         assert quick.memory.tokens == slow.memory.tokens
@@ -54,35 +54,35 @@ def test_fast_and_readable_draw_the_same(plain: WanBackbone, name: str, rows: in
 
 
 def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -> None:
-    """On a CPU; on a GPU the keys without a bias are read at once, and only a reinforced sink's share is known."""
-    blocks = draw(FastWanBackbone(plain), "recap")
+    """On a CPU. On a GPU one kernel reads all keys without a bias, so only a reinforced sink has a known share."""
+    blocks = generate(FastWanBackbone(plain), "recap")
     assert set(blocks[-1].shares) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
     torch.testing.assert_close(sum(blocks[-1].shares.values()), torch.ones(1))
 
 
 def test_one_backbone_serves_one_rollout_after_another(plain: WanBackbone) -> None:
     fast = FastWanBackbone(plain)
-    first = draw(fast, "recap")
-    draw(fast, "none", rows=2)
-    draw(fast, "recap, no zero scores")  # windows of the same size, read otherwise
-    again = draw(fast, "recap")
+    first = generate(fast, "recap")
+    generate(fast, "none", rows=2)
+    generate(fast, "recap, no zero scores")
+    again = generate(fast, "recap")
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.latents, other.latents)
 
 
 def test_windows_keep_their_storage(plain: WanBackbone) -> None:
-    """What a recording reads must lie where it lay."""
+    """What a recording reads must stay at its address."""
     fast = FastWanBackbone(plain)
-    draw(fast, "recap")
-    places = {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._drawers.items()}
-    draw(fast, "recap")
-    assert places == {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._drawers.items()}
+    generate(fast, "recap")
+    addresses = {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._runners.items()}
+    generate(fast, "recap")
+    assert addresses == {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._runners.items()}
 
 
-def test_a_memory_may_keep_what_it_is_given(plain: WanBackbone) -> None:
-    """The README's memory holds on to the very tensors; a fast path that reuses them would change its past."""
+def test_a_memory_may_keep_the_tokens_it_receives(plain: WanBackbone) -> None:
+    """The README's memory keeps the tensors themselves; a fast path that reuses them would change its past."""
 
-    class Hoarder:
+    class KeepsTokens:
         """The previous block's own tensors, and nothing else."""
 
         def __init__(self) -> None:
@@ -115,7 +115,7 @@ def test_a_memory_may_keep_what_it_is_given(plain: WanBackbone) -> None:
             pass
 
     plan = make_plan([[Shot("a red boat", 3.75)]], plain.spec)
-    slow = [made.latents for made in rollout(plain, Hoarder(), plan, seeds=[0])]
-    quick = [made.latents for made in rollout(FastWanBackbone(plain), Hoarder(), plan, seeds=[0])]
+    slow = [made.latents for made in rollout(plain, KeepsTokens(), plan, seeds=[0])]
+    quick = [made.latents for made in rollout(FastWanBackbone(plain), KeepsTokens(), plan, seeds=[0])]
     for one, other in zip(slow, quick, strict=True):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)

@@ -31,14 +31,14 @@ for more in ({}, {"added": added}, {"added": added, "gate": gate}):
         same(mine, meant)
 same(dit_kernels.rms(x, gate, 1e-6), dit.rms(x, gate, 1e-6))
 
-turn = rotation(frame_positions(torch.arange(1, device=device) + 3, (2, 3)), channels)
+rope = rotation(frame_positions(torch.arange(1, device=device) + 3, (2, 3)), channels)
 qkv, norms = make(rows, tokens, 3 * size), (make(size), make(size))
 for keep in (False, True):
     results = []
     for kernels in (dit_kernels, dit):
         window = torch.zeros(2, rows, 4 + tokens, heads, channels, device=device)
         own = window[0][:, 4:], window[1][:, 4:]
-        made = kernels.split_turn(qkv, norms, turn, own, 1e-6, keep)
+        made = kernels.split_rotate(qkv, norms, rope, own, 1e-6, keep)
         results.append((window, *(made if keep else made[:1])))
     for mine, meant in zip(*results):
         same(mine, meant)
@@ -51,17 +51,17 @@ for biases in ([1.6, 0.0], [0.0, 0.7], [1.6, 0.0, 0.3]):
 
 positions = torch.rand(rows, tokens, 3, device=device).double() * 5
 for place in (positions, positions[:1]):
-    turn = rotation(place, channels)
+    rope = rotation(place, channels)
     store = make(2, rows, tokens + 3, heads, channels)
     windows = [torch.zeros(2, rows, 2 * tokens, heads, channels, device=device) for _ in range(2)]
     for kernels, window in zip((dit_kernels, dit), windows):
         places = window[0][:, 2 : 2 + tokens], window[1][:, 2 : 2 + tokens]
-        kernels.fill(store[0][:, 3:], store[1][:, 3:], turn, *places)
+        kernels.fill(store[0][:, 3:], store[1][:, 3:], rope, *places)
     same(*windows)
     # One token that stands for all, as a mean does.
     for kernels, window in zip((dit_kernels, dit), windows):
         places = window[0][:, 2 : 2 + tokens], window[1][:, 2 : 2 + tokens]
-        kernels.fill(*(part[:, :1].expand(-1, tokens, -1, -1) for part in store), turn, *places)
+        kernels.fill(*(part[:, :1].expand(-1, tokens, -1, -1) for part in store), rope, *places)
     same(*windows)
 print("alike")
 """

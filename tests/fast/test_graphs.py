@@ -8,7 +8,7 @@ from recap.fast.graphs import Graphed
 
 
 class Sum:
-    """Adds what it is given to a total that it keeps in place."""
+    """Adds its input to a total that it keeps in place."""
 
     def __init__(self, device: str) -> None:
         self.total = torch.zeros(3, device=device)

@@ -1,4 +1,4 @@
-"""What both fast decoders promise of their storage, and after errors."""
+"""What both fast decoders promise about their storage, and after errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def latents(frames: int, rows: int = 1) -> Tensor:
     return torch.randn(rows, frames, 16, 4, 6, generator=torch.Generator().manual_seed(frames))
 
 
-def places(stream: Any) -> list[int]:
+def addresses(stream: Any) -> list[int]:
     return [kept.data_ptr() for kept in stream._kept]
 
 
@@ -50,13 +50,13 @@ def test_states_are_loaded_where_recordings_look_for_them(made: Any) -> None:
     first = stream.decode(latents(1))
     early = stream.state()
     following = stream.decode(latents(3))
-    before, recordings = places(stream), stream._steady
+    before, recordings = addresses(stream), stream._steady
     for state, block, goal in ((early, 3, following), ({}, 1, first), (early, 3, following)):
         stream.load_state(state)
         assert torch.equal(stream.decode(latents(block)), goal)
-        assert places(stream) == before and stream._steady is recordings
+        assert addresses(stream) == before and stream._steady is recordings
     other.decode(latents(1, rows=2))
-    stream.load_state(other.state())  # of another size: new places
+    stream.load_state(other.state())
     assert stream._steady is not recordings
     assert torch.equal(stream.decode(latents(3, rows=2)), other.decode(latents(3, rows=2)))
     stream.load_state({})
@@ -64,7 +64,7 @@ def test_states_are_loaded_where_recordings_look_for_them(made: Any) -> None:
 
 
 def test_storage_goes_with_the_stream(made: Any) -> None:
-    """At full size it is gigabytes, and would wait for the garbage collector in a circle of references."""
+    """At full size it is gigabytes, which a reference cycle would keep until the garbage collector runs."""
     stream = made[0].open_decoder()
     stream.decode(latents(1))
     stream.decode(latents(1))
@@ -95,7 +95,7 @@ def test_after_an_error_within_a_block_a_state_is_asked_for(made: Any, head: int
         stream.decode(latents(3))
     change(kept)
     for ask in (lambda: stream.decode(latents(3)), stream.state):
-        with pytest.raises(RuntimeError, match="load one of before"):
+        with pytest.raises(RuntimeError, match="load an earlier state"):
             ask()
     stream.load_state(state)
     whole = fast.open_decoder()

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from recap.backbones.wan.backbone import WanBackbone, build_untrained
+from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.taehv import Taehv
-from recap.fast.taehv import FastTaehv
+from recap.fast.accelerate import fast_decoder
+from recap.fast.taehv import FastTaehv, FastTaehvStream
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def test_blocks_of_any_length_equal_the_readable_stream(model: Taehv, cut: list[
 
 @pytest.mark.parametrize("frames", [1, 3])
 def test_states_are_those_of_the_readable_stream(model: Taehv, frames: int) -> None:
-    """Either stream goes on where the other stopped, and a state stays as it was."""
+    """Either stream continues where the other stopped, and a state stays as it was."""
     fast = FastTaehv(model)
     head, tail = latents(frames), latents(2)
     ours, theirs = fast.open_decoder(), model.open_decoder()
@@ -85,3 +88,13 @@ def test_half_precision_comes_as_close_as_the_readable_model(model: Taehv) -> No
     for fast in (FastTaehv(half), FastTaehv(model, torch.bfloat16)):
         ours = (fast.open_decoder().decode(latents(3)) - exact).abs().mean()
         assert 0 < ours < 1.2 * theirs
+
+
+def test_a_backbone_s_own_autoencoder_gets_its_fast_version(model: Taehv) -> None:
+    """However its streams are opened: a wrapper around `open_decoder` must not turn acceleration off."""
+    plain = build_untrained()
+    kept = WanBackbone(
+        plain.model, lambda prompt: latents(1), lambda: model.open_decoder(), autoencoder=model
+    )
+    assert isinstance(fast_decoder(kept)(), FastTaehvStream)
+    assert isinstance(fast_decoder(plain)(), UpsampleDecoder)

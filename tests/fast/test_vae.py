@@ -12,7 +12,7 @@ from recap.fast.vae import FastVae
 
 @pytest.fixture(scope="module")
 def vae() -> WanVae:
-    """Wan's autoencoder with 8 channels where the published one has 96."""
+    """Wan's autoencoder with 8 channels; the published one has 96."""
     from diffusers import AutoencoderKLWan
 
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def test_blocks_of_any_length_equal_the_readable_stream(vae: WanVae, cut: list[i
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
 
 
-def test_what_is_handed_out_stays(vae: WanVae) -> None:
+def test_decoded_pixels_are_not_overwritten(vae: WanVae) -> None:
     stream = FastVae.of(vae).open_decoder()
     stream.decode(latents(1))
     second = stream.decode(latents(3))
@@ -51,7 +51,7 @@ def test_what_is_handed_out_stays(vae: WanVae) -> None:
 
 @pytest.mark.parametrize("frames", [1, 2, 4])
 def test_states_are_those_of_the_readable_stream(vae: WanVae, frames: int) -> None:
-    """Either stream goes on where the other stopped, and a state stays as it was."""
+    """Either stream continues where the other stopped, and a state stays as it was."""
     fast = FastVae.of(vae)
     head, tail = latents(frames), latents(3)
     ours, theirs = fast.open_decoder(), vae.open_decoder()
@@ -73,7 +73,7 @@ def test_states_are_those_of_the_readable_stream(vae: WanVae, frames: int) -> No
     assert torch.equal(ours.decode(head), fast.open_decoder().decode(head))
 
 
-def test_the_past_keeps_its_place(vae: WanVae) -> None:
+def test_the_past_keeps_its_address(vae: WanVae) -> None:
     """A recorded graph knows tensors by their addresses."""
     stream: Any = FastVae.of(vae).open_decoder()
     stream.decode(latents(1))

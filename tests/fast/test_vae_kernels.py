@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recap.fast.vae import FastDecoder, FastVae
 from recap.fast.vae_kernels import CHOSEN, candidates, tile_for
-from recap.fast.vae_layers import CausalConv, Residual, can_fuse
+from recap.fast.vae_layers import CausalConv, ResidualUnit, can_fuse
 
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of Hopper
 
@@ -43,8 +43,8 @@ def interpreted() -> None:
     """What the test below runs in a process of its own: Triton decides at import who runs its kernels."""
     for channels, out, frames in ((64, 96, 1), (192, 192, 2), (96, 96, 3)):
         torch.manual_seed(frames)
-        plain = Residual(channels, out).requires_grad_(False)
-        plain.conv2.place = 1
+        plain = ResidualUnit(channels, out).requires_grad_(False)
+        plain.conv2.index = 1
         fused = copy.deepcopy(plain)
         for block in (plain, fused):
             for module in (block.norm1, block.norm2):
@@ -58,7 +58,7 @@ def interpreted() -> None:
         compare(plain, fused, torch.randn(2, frames, 3, 4, channels), (channels, out))
 
 
-def compare(plain: Residual, fused: Residual, x: Tensor, widths: tuple[int, ...]) -> None:
+def compare(plain: ResidualUnit, fused: ResidualUnit, x: Tensor, widths: tuple[int, ...]) -> None:
     pasts = [[torch.randn(2, 2, 3, 4, channels) for channels in widths]]
     pasts.append([past.clone() for past in pasts[0]])
     made = [block(x.clone(), kept) for block, kept in zip((plain, fused), pasts, strict=True)]
@@ -94,7 +94,7 @@ def test_on_a_gpu_they_come_as_close_as_the_plain_layers(dtype: torch.dtype) -> 
 
 
 def test_tiles_depend_on_the_shape_alone_and_fit_the_chip() -> None:
-    convs = [conv for conv in FastDecoder(96, 16).convs if conv.side == 3 and conv.place]
+    convs = [conv for conv in FastDecoder(96, 16).convs if conv.side == 3 and conv.index]
     assert {(conv.channels, len(conv.weight)) for conv in convs} == set(CHOSEN)
     for channels, out in CHOSEN:
         tile, fitting = tile_for(channels, out), candidates(channels, out)

@@ -18,41 +18,41 @@ def home(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def said():
+def notices():
     return []
 
 
-def test_auto_without_weights_is_classical_and_says_so_once(home, said):
+def test_auto_without_weights_is_classical_and_says_so_once(home, notices):
     pytest.importorskip("cv2")
-    assert isinstance(build_flow("auto", notice=said.append), ClassicalFlow)
-    assert len(said) == 1 and "recap weights raft-small" in said[0]
+    assert isinstance(build_flow("auto", notice=notices.append), ClassicalFlow)
+    assert len(notices) == 1 and "recap weights raft-small" in notices[0]
 
 
 @pytest.mark.parametrize("name", ["auto", "raft-small"])
-def test_installed_weights_are_used_in_silence(home, said, raft_weights, name):
+def test_installed_weights_are_used_in_silence(home, notices, raft_weights, name):
     (home / FILE_NAME).write_bytes(raft_weights.read_bytes())
-    assert isinstance(build_flow(name, notice=said.append), RaftFlow)
-    assert said == []
+    assert isinstance(build_flow(name, notice=notices.append), RaftFlow)
+    assert notices == []
 
 
-def test_a_file_of_weights_may_be_named(home, said, raft_weights):
-    assert isinstance(build_flow("raft-small", weights=raft_weights, notice=said.append), RaftFlow)
+def test_a_file_of_weights_may_be_named(home, notices, raft_weights):
+    assert isinstance(build_flow("raft-small", weights=raft_weights, notice=notices.append), RaftFlow)
 
 
-def test_classical_by_name_is_silent(home, said):
+def test_classical_by_name_is_silent(home, notices):
     pytest.importorskip("cv2")
-    assert isinstance(build_flow("classical", notice=said.append), ClassicalFlow)
-    assert said == []
+    assert isinstance(build_flow("classical", notice=notices.append), ClassicalFlow)
+    assert notices == []
 
 
-def test_raft_without_weights_is_refused(home, said):
+def test_raft_without_weights_is_refused(home, notices):
     with pytest.raises(ValueError, match=r"not in .*recap weights raft-small"):
-        build_flow("raft-small", notice=said.append)
+        build_flow("raft-small", notice=notices.append)
 
 
-def test_unknown_names_are_refused_with_the_nearest(home, said):
+def test_unknown_names_are_refused_with_the_nearest(home, notices):
     with pytest.raises(ValueError, match="did you mean 'raft-small'"):
-        build_flow("raft_small", notice=said.append)
+        build_flow("raft_small", notice=notices.append)
 
 
 def test_every_name_has_a_line():
@@ -61,11 +61,11 @@ def test_every_name_has_a_line():
 
 
 @pytest.mark.parametrize("name", ["raft-small", "classical"])
-def test_estimators_keep_the_contract(home, said, raft_weights, name):
+def test_estimators_keep_the_contract(home, notices, raft_weights, name):
     """Shapes, type, device, rows apart, and the pictures left as they were."""
     if name == "classical":
         pytest.importorskip("cv2")
-    estimate = build_flow(name, weights=raft_weights, notice=said.append)
+    estimate = build_flow(name, weights=raft_weights, notice=notices.append)
     # A drifting texture: on unrelated noise the updates amplify rounding, a thousandfold in 8 of them.
     texture = F.interpolate(torch.rand(2, 3, 16, 20), size=(64, 80), mode="bicubic").clamp(0, 1)
     pictures = torch.stack([texture[..., i : i + 48, 2 * i : 2 * i + 64] for i in range(3)], dim=1)
@@ -82,7 +82,7 @@ def test_the_suite_neither_fetches_nor_sees_what_is_installed(installed_home):
     assert is_offline() and find_raft_small() is None and weights_folder() != installed_home
 
 
-def test_raft_forward_is_the_forward_half(said, random_raft):
-    estimate = build_flow("raft-small", weights=random_raft / FILE_NAME, notice=said.append)
+def test_raft_forward_is_the_forward_half(notices, random_raft):
+    estimate = build_flow("raft-small", weights=random_raft / FILE_NAME, notice=notices.append)
     pictures = torch.rand(2, 3, 3, 40, 48)
     torch.testing.assert_close(estimate.forward(pictures), estimate(pictures).forward)

@@ -1,4 +1,4 @@
-"""OpenCV's flow behind our contract."""
+"""OpenCV's flow keeps our contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_error_on_a_real_pair(rubber_whale):
     assert rubber_whale.error(ClassicalFlow()(rubber_whale.pictures)) == pytest.approx(0.224, abs=0.01)
 
 
-def test_directions_rows_and_pairs_stand_where_they_should(drifting):
+def test_directions_rows_and_pairs_are_in_order(drifting):
     flow = ClassicalFlow()(drifting)
     assert flow.forward.shape == flow.backward.shape == (2, 2, 2, 40, 56)
     assert flow.forward.dtype == torch.float32

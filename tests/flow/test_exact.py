@@ -1,4 +1,4 @@
-"""Known flow, handed out in stream order."""
+"""Known flow is returned in the order of the clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a flow field, against loops over pixels."""
+"""Functions that follow a flow field equal loops over pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recap.flow.warp import backtrace, inside, sample
 
 
 def read_slowly(image, x, y):
-    """Bilinear reading of one position, coordinates clamped to the picture first."""
+    """Read one position bilinearly, after clamping it to the picture."""
     height, width = image.shape[-2:]
     x, y = min(max(x, 0.0), width - 1.0), min(max(y, 0.0), height - 1.0)
     left, top = math.floor(x), math.floor(y)
@@ -62,7 +62,7 @@ def test_beyond_the_border_the_border_counts():
     assert sample(image, at).flatten().tolist() == [0.0, 7.0, 11.0]
 
 
-def test_leading_dimensions_are_rows_of_their_own():
+def test_leading_dimensions_are_independent():
     image, at = torch.rand(2, 3, 4, 5, 6), torch.rand(2, 3, 2, 7, 8) * 5
     read = sample(image, at)
     assert read.shape == (2, 3, 4, 7, 8)

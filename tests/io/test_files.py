@@ -1,4 +1,4 @@
-"""Results are there whole or not at all."""
+"""Results are complete or absent."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_result_beside_something_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_result_next_to_something_else_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     fill(out, "old")
     (out / "notes.txt").write_text("mine")

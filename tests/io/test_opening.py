@@ -1,4 +1,4 @@
-"""Videos that go on from given pictures."""
+"""Videos that continue from a clip or a picture."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def pictures_of(path):
     return np.stack([np.array(picture) for picture in open_clip(path).pictures()])
 
 
-def test_a_video_goes_on_from_a_clip(tmp_path, clip, spec):
+def test_a_video_continues_from_a_clip(tmp_path, clip, spec):
     said: list[str] = []
     config = RunConfig.from_dict({"shots": SHOTS, "opening": str(clip), "flow": "classical"})
     record = generate(config, tmp_path / "run", notice=said.append)
     assert any("1 pictures fill no whole frame" in line for line in said)
     shown, wanted = pictures_of(record.videos[0]), pictures_of(clip)
-    # 17 pictures are 5 frames, given as blocks of 2 and 3; then 1.5 s are drawn.
+    # 17 pictures are 5 frames, encoded as blocks of 2 and 3; then 1.5 s are generated.
     assert record.num_pictures == len(shown) == 17 + 24 and record.num_blocks == 4
     error = np.square(shown[:17].astype(float) - wanted[:17]).mean()
     assert 10 * np.log10(255**2 / error) > 25  # through the autoencoder and two codecs

@@ -1,4 +1,4 @@
-"""Clips: what is written can be read, parts join without loss, and bad files are named for what they are."""
+"""Clips that are written can be read, parts join without loss, and messages name what is wrong with bad files."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_joined_clip_shows_the_pictures_of_its_parts(
     assert times == pytest.approx([index / fps for index in range(sum(counts))], abs=1e-3)
 
 
-def test_joining_strangers_is_refused(tmp_path: Path) -> None:
+def test_joining_clips_of_other_settings_is_refused(tmp_path: Path) -> None:
     first = make(tmp_path / "a.mp4")
     other = make(tmp_path / "b.mp4", fps=25)
     with pytest.raises(ValueError, match=r"b\.mp4"):
@@ -187,7 +187,7 @@ def test_files_that_are_no_video(tmp_path: Path) -> None:
             open_clip(path)
 
 
-def test_portrait_clips_of_telephones_stand_upright(tmp_path: Path) -> None:
+def test_portrait_clips_of_telephones_are_upright(tmp_path: Path) -> None:
     path = make(tmp_path / "a.mp4")
     matrix = bytes.fromhex("00010000000000000000000000000000000100000000000000000000000000004000" + "0000")
     quarter = bytes.fromhex("0000000000010000000000 00ffff00000000000000000000".replace(" ", "")) + bytes(8)

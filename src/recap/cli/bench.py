@@ -10,7 +10,7 @@ import torch
 import typer
 
 from recap.cli.options import DecoderName, Eager
-from recap.fast.parts import Settings
+from recap.fast.parts import SpeedSettings
 from recap.fast.speed import run, table
 
 
@@ -44,7 +44,7 @@ def bench_command(
     """
     where = _chosen(device, "cuda" if torch.cuda.is_available() else "cpu")
     cuda = where.startswith("cuda")
-    settings = Settings(
+    settings = SpeedSettings(
         backbone=_chosen(backbone, "self-forcing" if cuda else "embedded"),
         memory=memory,
         decoder=_chosen(decoder, "full"),

@@ -1,1 +1,1 @@
-"""Fast twins: finished models transformed for one GPU, which the readable ones hold to the same results."""
+"""Fast versions of the readable models, transformed for one GPU; the readable ones define the results."""

@@ -1,4 +1,4 @@
-"""Finished parts in, fast ones out: what a run does unless it is told `--eager`."""
+"""Replaces the parts of a run by their fast versions. Every run does this unless `--eager` is set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Aside, Backbone, Decoder, FlowEstimator
 from recap.fast.backbone import FastWanBackbone
-from recap.fast.lanes import SideStream
 from recap.fast.raft import FastRaftFlow
+from recap.fast.side_stream import SideStream
 from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastVae
 from recap.flow.raft import RaftFlow
@@ -20,35 +20,35 @@ from recap.rollout import at_once
 
 
 def accelerate(backbone: Backbone, *, on_cpu: bool = False) -> Backbone:
-    """The same model by the fast path, if it has one that pays.
+    """Return the fast version of a backbone where there is one that pays, else the backbone itself.
 
-    On a CPU products take most of the time and are the same in both: 585 ms a block for 618 (EPYC, 2 cores,
-    embedded row). So there only benchmarks ask for it.
+    On a CPU matrix products take most of the time and are the same in both: 585 ms a block instead of 618 (EPYC,
+    2 cores, embedded backbone). So only benchmarks ask for it there.
     """
     if not isinstance(backbone, WanBackbone):
         return backbone
     if backbone.model.device.type == "cuda":
-        return FastWanBackbone(backbone, fast_decoder(backbone.open_decoder))
+        return FastWanBackbone(backbone, fast_decoder(backbone))
     return FastWanBackbone(backbone) if on_cpu else backbone
 
 
-def fast_decoder(open_decoder: Callable[[], Decoder]) -> Callable[[], Decoder]:
-    """The same, of a public autoencoder on its fast path; streams of others are opened as they are."""
-    owner = getattr(open_decoder, "__self__", None)  # streams are opened by a method of their model
-    if isinstance(owner, WanVae):
-        return FastVae.of(owner).open_decoder
-    if isinstance(owner, Taehv):
-        return FastTaehv(owner, torch.float16).open_decoder
-    return open_decoder
+def fast_decoder(backbone: WanBackbone) -> Callable[[], Decoder]:
+    """Return what opens the backbone's decoding streams, with the fast version of a public autoencoder."""
+    autoencoder = backbone.autoencoder
+    if isinstance(autoencoder, WanVae):
+        return FastVae.of(autoencoder).open_decoder
+    if isinstance(autoencoder, Taehv):
+        return FastTaehv(autoencoder, torch.float16).open_decoder
+    return backbone.open_decoder
 
 
 def choose_aside(device: str) -> Aside:
-    """Where a memory may look at a block's pixels while the clean pass runs."""
+    """Choose how a memory looks at a block's pixels while the clean pass runs."""
     return SideStream(device) if device.startswith("cuda") else at_once
 
 
 def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
-    """RAFT in half precision as one recording; anything else as it is."""
+    """Return RAFT in half precision as one CUDA graph; any other estimator is returned as it is."""
     if isinstance(flow, RaftFlow) and next(flow.model.parameters()).is_cuda:
         return FastRaftFlow(flow, dtype=torch.float16, captured=True)
     return flow

@@ -1,4 +1,4 @@
-"""A causal Wan backbone on the fast path: the same promises, prompts and noise, other code under them."""
+"""A causal Wan backbone on the fast path: it keeps the same promises and takes the same prompts and noise."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from recap.backbones.wan.backbone import CLEAN_TIME, WanBackbone
-from recap.backbones.wan.model import Conditioning
+from recap.backbones.wan.model import TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.contracts import Context, Decoder, Noise, OpenContext
-from recap.fast.dit import FastWan, Made, Window
+from recap.fast.dit import FastWan, LayerTokens, WindowStorage
 from recap.fast.graphs import Graphed
 from recap.types import BackboneSpec, Role, Segment, Tokens
 
@@ -27,20 +27,22 @@ def _layout(kept: list[Segment]) -> Layout:
     )
 
 
-class Drawer:
-    """The steps of a block over one layout of the window, recorded where there is a GPU to record on."""
+class BlockRunner:
+    """The steps of a block over one layout of the window, recorded as CUDA graphs where there is a GPU."""
 
-    def __init__(self, fast: FastWan, sigmas: tuple[float, ...], text: Conditioning, window: Window) -> None:
+    def __init__(
+        self, fast: FastWan, sigmas: tuple[float, ...], text: TextConditioning, window: WindowStorage
+    ) -> None:
         self.window = window
-        # Functions of what they need, not methods: a drawer that is let go frees its gigabytes at once.
-        self.draw = Graphed(partial(_draw, fast, sigmas, text, window))
+        # Functions instead of methods: without a reference cycle a dropped runner frees its gigabytes at once.
+        self.denoise = Graphed(partial(_denoise, fast, sigmas, text, window))
         self.settle = Graphed(partial(_settle, fast, len(sigmas), text, window))
 
 
-def _draw(
-    fast: FastWan, sigmas: tuple[float, ...], text: Conditioning, window: Window, noises: Tensor
+def _denoise(
+    fast: FastWan, sigmas: tuple[float, ...], text: TextConditioning, window: WindowStorage, noises: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Noise steps B F C rows columns -> latents, and the share of the mass of each group, groups B."""
+    """Turn noise, steps B F C rows columns, into latents; also return each group's share of attention, groups B."""
     noisy, shares = noises[0], []
     for step, sigma in enumerate(sigmas):
         flow, mass = fast.forward(noisy, step, text, window)
@@ -51,17 +53,19 @@ def _draw(
     return clean, torch.stack(shares).mean(dim=0)
 
 
-def _settle(fast: FastWan, step: int, text: Conditioning, window: Window, latents: Tensor) -> list[Made]:
-    made: list[Made] = []
-    fast.forward(latents, step, text, window, made)
-    return made
+def _settle(
+    fast: FastWan, step: int, text: TextConditioning, window: WindowStorage, latents: Tensor
+) -> list[LayerTokens]:
+    tokens: list[LayerTokens] = []
+    fast.forward(latents, step, text, window, tokens)
+    return tokens
 
 
 class FastWanBackbone:
-    """Takes a finished backbone and draws with its weights. One rollout at a time: windows are shared storage."""
+    """Generates with the weights of a readable backbone. One rollout at a time: windows are shared storage."""
 
     def __init__(self, plain: WanBackbone, open_decoder: Callable[[], Decoder] | None = None) -> None:
-        """Streams are opened by the plain one, if no faster way is given."""
+        """Take over a readable backbone, and its decoder unless `open_decoder` opens a faster one."""
         model = plain.model
         self.plain = plain
         self._open_decoder = open_decoder or plain.open_decoder
@@ -70,96 +74,95 @@ class FastWanBackbone:
         times = [*map(model_time, self._sigmas), CLEAN_TIME]
         with torch.no_grad():
             self._fast = FastWan(model, times)
-        self._drawers: dict[tuple[Layout, tuple[int, ...]], Drawer] = {}
-        self._text: Conditioning | None = None
-        self._given: Conditioning | None = None
-        self._filled: tuple[Drawer, OpenContext] | None = None
+        self._runners: dict[tuple[Layout, tuple[int, ...]], BlockRunner] = {}
+        self._text: TextConditioning | None = None
+        self._copied_text: TextConditioning | None = None
+        self._filled: tuple[BlockRunner, OpenContext] | None = None
 
-    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
-        """One prompt per row."""
+    def condition(self, prompts: tuple[str, ...]) -> TextConditioning:
+        """Encode one prompt per row."""
         return self.plain.condition(prompts)
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
-        """Draw one block, B F C rows columns."""
-        if not self._serves(context):
+    def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
+        """Generate the latents of one block, B F C rows columns."""
+        if not self._supports(context):
             return self.plain.denoise(noise, given, context)
         model = self.plain.model
         noises = torch.stack([noise() for _ in self._sigmas])
         if model.device.type == "cuda":
-            noises = noises.pin_memory()  # else the host would wait here for the block before
+            # From pageable memory the copy would make the host wait for the previous block.
+            noises = noises.pin_memory()
         noises = noises.to(model.device, non_blocking=True).to(model.dtype)
-        drawer = self._open(noises.shape[1:], given, context)
-        latents, masses = drawer.draw(noises)
+        runner = self._prepare(noises.shape[1:], given, context)
+        latents, shares = runner.denoise(noises)
         context.measured(
             {
-                group.role: mass.clone()
-                for group, mass in zip(drawer.window.groups, masses, strict=True)
+                group.role: share.clone()
+                for group, share in zip(runner.window.groups, shares, strict=True)
                 if group.role is not None
             }
         )
-        return latents.clone()  # the next block's steps end where these did
+        # A copy, because the next block overwrites the output of the recording.
+        return latents.clone()
 
     @torch.no_grad()
-    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
-        """One forward at the clean time; every layer's tokens go to the memory."""
-        if not self._serves(context):
+    def settle(self, latents: Tensor, given: TextConditioning, context: Context) -> None:
+        """Run one forward at the clean time; every layer's tokens go to the memory."""
+        if not self._supports(context):
             return self.plain.settle(latents, given, context)
         model = self.plain.model
         latents = latents.to(model.device, model.dtype)
-        drawer = self._open(latents.shape, given, context)
+        runner = self._prepare(latents.shape, given, context)
         positions = context.positions(model.spec.grid, model.device)
-        for layer, made in enumerate(drawer.settle(latents)):
-            # Copies: a memory may keep what it is given, and the next block writes where these lie.
-            own = (made.queries.clone(), made.keys.clone(), made.values.clone())
-            context.hand_over(layer, Tokens(*own, positions))
+        for layer, own in enumerate(runner.settle(latents)):
+            # Copies, because a memory may keep the tokens and the next block overwrites these.
+            queries, keys, values = (part.clone() for part in own)
+            context.hand_over(layer, Tokens(queries, keys, values, positions))
 
     def decoder(self) -> Decoder:
-        """A fresh decoding stream."""
+        """Open a new decoding stream."""
         return self._open_decoder()
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Latents of given pictures."""
+        """Encode pictures as latents."""
         return self.plain.encode(pixels)
 
-    def _serves(self, context: Context) -> TypeGuard[OpenContext]:
-        """Whether the window is known before the first step, and laid out alike in all layers."""
+    def _supports(self, context: Context) -> TypeGuard[OpenContext]:
+        """Tell whether the window is known before the first step and has the same layout in all layers."""
         if not isinstance(context, OpenContext) or not context.foreseeable:
             return False
         return len({_layout(context.kept(layer)) for layer in range(self.spec.layers)}) == 1
 
-    def _open(self, shape: tuple[int, ...], given: Conditioning, context: OpenContext) -> Drawer:
-        """The drawer for such a window, filled."""
+    def _prepare(self, shape: tuple[int, ...], text: TextConditioning, context: OpenContext) -> BlockRunner:
+        """Return the runner for the context's window, with the window and the text filled in."""
         model = self.plain.model
         rows, frames = shape[:2]
         kept = context.kept(0)
-        layout = _layout(kept)
-        self._take_text(given)
-        assert self._text is not None
-        key = (layout, tuple(shape))
-        if key not in self._drawers:
-            window = Window(model, kept, rows, frames)
-            self._drawers[key] = Drawer(self._fast, self._sigmas, self._text, window)
-        drawer = self._drawers[key]
-        # The memory is frozen all block long, so the clean pass finds the window as the steps left it.
-        if self._filled != (drawer, context):
+        own_text = self._copy_text(text)
+        key = (_layout(kept), tuple(shape))
+        if key not in self._runners:
+            window = WindowStorage(model, kept, rows, frames)
+            self._runners[key] = BlockRunner(self._fast, self._sigmas, own_text, window)
+        runner = self._runners[key]
+        # The memory does not change within a block, so the clean pass finds the window as the steps left it.
+        if self._filled != (runner, context):
             positions = context.positions(model.spec.grid, model.device)
-            drawer.window.fill(context, positions, self._fast.kernels)
-            self._filled = (drawer, context)
-        return drawer
+            runner.window.fill(context, positions, self._fast.kernels)
+            self._filled = (runner, context)
+        return runner
 
-    def _take_text(self, given: Conditioning) -> None:
-        """Copy a new prompt's keys and values to where recordings read them."""
-        if given is self._given:
-            return
-        if self._text is None or self._text.keys[0].shape != given.keys[0].shape:
-            self._drawers.clear()  # they read the old place
-            self._text = Conditioning(
-                tuple(k.clone() for k in given.keys), tuple(v.clone() for v in given.values)
-            )
-        else:
-            for mine, theirs in zip(
-                (*self._text.keys, *self._text.values), (*given.keys, *given.values), strict=True
-            ):
-                mine.copy_(theirs)
-        self._given = given
+    def _copy_text(self, text: TextConditioning) -> TextConditioning:
+        """Copy a new prompt's keys and values to the storage that recordings read, and return that storage."""
+        own = self._text
+        if own is None or own.keys[0].shape != text.keys[0].shape:
+            # The recordings read the old storage.
+            self._runners.clear()
+            own = TextConditioning(tuple(k.clone() for k in text.keys), tuple(v.clone() for v in text.values))
+            self._text = own
+        elif text is not self._copied_text:
+            pairs = zip((*own.keys, *own.values), (*text.keys, *text.values), strict=True)
+            for target, source in pairs:
+                target.copy_(source)
+        self._copied_text = text
+        return own

@@ -1,13 +1,13 @@
-"""The causal Wan transformer as the GPU likes it: one recording per block, nothing computed twice.
+"""The causal Wan transformer for a GPU: one recording per block, and nothing is computed twice.
 
-A transformation of the finished model: the same parameters, read by other code. Against the readable forward
-- what depends on the time alone is made once, for all steps of the sampler;
-- queries, keys and values come from one product;
-- the kept keys are turned once per block into a window of fixed storage, behind which every step writes its own;
-- keys with a log-bias are read apart and merged by log-sum-exp, all others by one kernel;
-- element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
+The parameters are those of the readable model. The forward differs from the readable one in that
+- everything that depends only on the time is computed once, for all steps of the sampler;
+- one product computes queries, keys and values;
+- kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
+- keys with a log-bias are read separately and merged by log-sum-exp; one kernel reads all others;
+- the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
-Rounding differs from the readable path's; `recap bench --compare` says by how much.
+Rounding differs from the readable path; `recap bench --compare` measures by how much.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from torch.nn import functional
 
 from recap.attention.attend import read_group
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.backbones.wan.layers import Block
-from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.layers import TransformerBlock
+from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.contracts import OpenContext
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
 
-class Layer(NamedTuple):
-    """The parameters of one block, as they are read."""
+class LayerWeights(NamedTuple):
+    """The parameters of one transformer block, in the form in which they are used."""
 
-    qkv: tuple[Tensor, Tensor]  # weight (3 M) M and bias
+    # Weight (3 M) M and bias.
+    qkv: tuple[Tensor, Tensor]
     norm_q: Tensor
     norm_k: Tensor
     merge: tuple[Tensor, Tensor]
-    norm_text: tuple[Tensor, Tensor]  # fp32
+    # In fp32.
+    norm_text: tuple[Tensor, Tensor]
     text_query: tuple[Tensor, Tensor]
     text_norm_q: Tensor
     text_merge: tuple[Tensor, Tensor]
@@ -44,31 +46,31 @@ class Layer(NamedTuple):
     narrow: tuple[Tensor, Tensor]
 
 
-def read_layer(block: Block) -> Layer:
-    """Only the three projections are copied, into one."""
-    mine, text = block.self_attn, block.cross_attn
-    linear = (mine.q, mine.k, mine.v)
-    joined = torch.cat([p.weight for p in linear]), torch.cat([p.bias for p in linear])
-    return Layer(
-        qkv=(joined[0].detach(), joined[1].detach()),
-        norm_q=mine.norm_q.weight.detach(),
-        norm_k=mine.norm_k.weight.detach(),
-        merge=_pair(mine.o),
-        norm_text=(_pair(block.norm3)[0].float(), _pair(block.norm3)[1].float()),
-        text_query=_pair(text.q),
+def read_layer(block: TransformerBlock) -> LayerWeights:
+    """Collect a block's parameters; only the three projections are copied, into one."""
+    own, text = block.self_attn, block.cross_attn
+    projections = [_weight_bias(part) for part in (own.q, own.k, own.v)]
+    norm_weight, norm_bias = _weight_bias(block.norm3)
+    return LayerWeights(
+        qkv=(torch.cat([weight for weight, _ in projections]), torch.cat([bias for _, bias in projections])),
+        norm_q=own.norm_q.weight.detach(),
+        norm_k=own.norm_k.weight.detach(),
+        merge=_weight_bias(own.o),
+        norm_text=(norm_weight.float(), norm_bias.float()),
+        text_query=_weight_bias(text.q),
         text_norm_q=text.norm_q.weight.detach(),
-        text_merge=_pair(text.o),
-        widen=_pair(block.ffn[0]),
-        narrow=_pair(block.ffn[2]),
+        text_merge=_weight_bias(text.o),
+        widen=_weight_bias(block.ffn[0]),
+        narrow=_weight_bias(block.ffn[2]),
     )
 
 
-def _pair(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def _weight_bias(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
     assert isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
     return module.weight.detach(), module.bias.detach()
 
 
-# Element-wise work: what each kernel means. x B N M is the stream between layers, M channels.
+# Element-wise work: these functions define what each kernel computes. x B N M passes from layer to layer.
 
 
 def norm(
@@ -79,39 +81,42 @@ def norm(
     added: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
+    """Return x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
     return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift).to(x.dtype)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over channels."""
+    """Normalise by the root mean square over channels."""
     normed: Tensor = functional.rms_norm(x, x.shape[-1:], eps=eps) * weight
     return normed
 
 
-def split_turn(
+def split_rotate(
     qkv: Tensor,
     norms: tuple[Tensor, Tensor],
-    turn: Rotation,
+    rope: Rotation,
     own: tuple[Tensor, Tensor],
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm and turn; turned keys and values go to their places. Returns queries turned, queries and keys unturned."""
+    """Split, normalise and rotate: rotated keys and the values are written to `own`.
+
+    Returns rotated queries, then queries and keys without rotation; `keep` matters only to the kernel version.
+    """
     heads = own[0].shape[-2]
     query, keys, values = qkv.chunk(3, dim=-1)
     query, keys = (
         rms(x, weight, eps).unflatten(-1, (heads, -1)) for x, weight in zip((query, keys), norms, strict=True)
     )
-    own[0].copy_(rotate(keys, turn))
+    own[0].copy_(rotate(keys, rope))
     own[1].copy_(values.unflatten(-1, (heads, -1)))
-    return rotate(query, turn), query, keys
+    return rotate(query, rope), query, keys
 
 
 def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
-    """Parts B H N D with their log-sum-exps and biases -> B N (H D), and each part's share of the mass, parts B N."""
+    """Merge parts B H N D by log-sum-exps and biases into B N (H D); also return each part's share, parts B N."""
     biased = torch.stack([mass + bias if bias else mass for mass, bias in zip(masses, biases, strict=True)])
     weights = biased.softmax(dim=0)
     merged = weights[0].unsqueeze(-1) * outputs[0]
@@ -120,29 +125,31 @@ def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> t
     return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weights.mean(dim=2)
 
 
-def fill(keys: Tensor, values: Tensor, turn: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
-    """Keys B N H D, turned, and values into their places in a window."""
-    new_keys.copy_(rotate(keys, turn))
+def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
+    """Write keys B N H D, rotated, and values into a window."""
+    new_keys.copy_(rotate(keys, rope))
     new_values.copy_(values)
 
 
-class Kernels:
-    """The functions above, by Triton where there is a GPU; products and attention by the libraries that are best."""
+class DitKernels:
+    """The functions above, as Triton kernels on a GPU; libraries do matrix products and attention."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        found: Any = sys.modules[__name__]
+        functions: Any = sys.modules[__name__]
         if self._cuda:
-            from recap.fast import dit_kernels as found  # needs Triton, which comes with CUDA builds only
-        self.norm = found.norm
-        self.rms = found.rms
-        self.split_turn = found.split_turn
-        self.merge = found.merge
-        self.fill = found.fill
+            # Imported here because it needs Triton, which comes with CUDA builds only.
+            from recap.fast import dit_kernels as functions
+        self.norm = functions.norm
+        self.rms = functions.rms
+        self.split_rotate = functions.split_rotate
+        self.merge = functions.merge
+        self.fill = functions.fill
 
     def widen(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """A product and its GELU."""
-        if self._cuda:  # the library's product does it before it writes
+        """Compute a linear layer and its GELU."""
+        if self._cuda:
+            # The library applies the GELU before it writes the product.
             flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
             wide: Tensor = flat.unflatten(0, x.shape[:2])
             return wide
@@ -151,93 +158,86 @@ class Kernels:
     def read(
         self, query: Tensor, keys: Tensor, values: Tensor, token_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries B N H D over keys and values B N H D -> B H N D and log-sum-exp B H N; token_bias B N."""
+        """Attend with B N H D each to B H N D and log-sum-exps B H N; token_bias is B N."""
         q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
         return read_group(q, k, v, token_bias)
 
 
 class Group(NamedTuple):
-    """Keys that one kernel reads. A role of None stands for all keys without a bias."""
+    """Keys that one kernel reads together. A role of None stands for all keys without a bias."""
 
     role: Role | None
     log_bias: float
-    token_bias: bool = False  # whether each token has one of its own
+    # Whether each token has its own bias.
+    token_bias: bool = False
 
 
 def group_of(segment: Segment, *, by_role: bool) -> Group:
-    """On a GPU every kernel costs, so that keys without a bias are read at once and their roles not told apart."""
+    """Return the segment's group. With `by_role` false, all segments without a bias are one group."""
     own = segment.token_bias is not None
     return Group(segment.role if by_role or segment.log_bias or own else None, segment.log_bias, own)
 
 
-class Window:
-    """Fixed storage of what every layer may see: one group of keys per bias, the block's own tokens last of all.
+class WindowStorage:
+    """Fixed storage of what every layer may see: one group of keys per bias, with the block's own tokens last.
 
-    A recording reads from here, so blocks whose windows are laid out alike share it.
+    A recording reads from here, so blocks whose windows have the same layout share it.
     """
 
     def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
+        # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
         self._by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
         for segment in kept:
             group = group_of(segment, by_role=self._by_role)
             sizes[group] = sizes.get(group, 0) + segment.keys.shape[1]
-        # The own tokens end the last group; they have no bias.
+        # The block's own tokens have no bias and are at the end of the last group.
         last = Group(Role.CURRENT if self._by_role else None, 0.0)
         sizes[last] = sizes.pop(last, 0) + self.own
         self.groups: list[Group] = list(sizes)
-        shape = (spec.layers, rows, -1, spec.heads, spec.head_dim)
+        shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
         self.keys, self.values = (
-            [
-                torch.empty(*shape[:2], size, *shape[3:], dtype=model.dtype, device=model.device)
-                for size in sizes.values()
-            ]
-            for _ in range(2)
+            [torch.empty(shape, dtype=model.dtype, device=model.device) for shape in shapes] for _ in range(2)
         )
         self.token_bias = [
             torch.zeros(rows, size, device=model.device) if group.token_bias else None
             for group, size in sizes.items()
         ]
         wide = torch.promote_types(model.dtype, torch.float32)
-        self.turn = Rotation(
-            *(
-                torch.empty(1, self.own, 1, spec.head_dim // 2, dtype=wide, device=model.device)
-                for _ in range(2)
-            )
-        )
-
+        table = torch.empty(1, self.own, 1, spec.head_dim // 2, dtype=wide, device=model.device)
+        self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
 
-    def own_places(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Where a step writes the layer's own turned keys and its values."""
+    def own_slices(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
 
-    def fill(self, context: OpenContext, positions: Tensor, kernels: Kernels) -> None:
-        """Bring in all that is kept, and the positions 1 N 3 of the block's own tokens."""
-        device, head_dim, wide = self.turn.cos.device, self.keys[0].shape[-1], self.turn.cos.dtype
-        for place, made in zip(self.turn, rotation(positions, head_dim, wide), strict=True):
-            place.copy_(made)
+    def fill(self, context: OpenContext, positions: Tensor, kernels: DitKernels) -> None:
+        """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
+        device, head_dim, wide = self.rope.cos.device, self.keys[0].shape[-1], self.rope.cos.dtype
+        for target, table in zip(self.rope, rotation(positions, head_dim, wide), strict=True):
+            target.copy_(table)
         kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
         if not kept[0]:
             return
         self._fill_biases(kept[0])
-        # All layers commonly share positions, so that few tables are made.
+        # Layers usually share positions, so few tables are computed.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
         order = [[tables[id(s.positions)] for s in layer] for layer in kept]
-        turns = [rotation(where.to(device), head_dim, wide) for where in positions_of.values()]
-        # Kept keys lie where they lay, unless the memory is still growing.
-        places = tuple(
+        ropes = [rotation(each.to(device), head_dim, wide) for each in positions_of.values()]
+        # Kept keys stay at their addresses unless the memory is still growing.
+        addresses = tuple(
             part.data_ptr() for layer in kept for segment in layer for part in (segment.keys, segment.values)
         )
-        if self._copying is None or self._copying[0] != places:
-            self._copying = (places, Graphed(lambda *turns: self._copy(kept, order, turns, kernels)))
-        self._copying[1](*(part for turn in turns for part in turn))
+        if self._copying is None or self._copying[0] != addresses:
+            self._copying = (addresses, Graphed(lambda *ropes: self._copy(kept, order, ropes, kernels)))
+        self._copying[1](*(part for rope in ropes for part in rope))
 
     def _fill_biases(self, kept: Sequence[Segment]) -> None:
-        """The same in all layers: which slots of a bank are empty does not depend on the layer."""
+        """Copy the biases, which all layers share: whether a slot of a bank is empty is the same in every layer."""
         starts = dict.fromkeys(self.groups, 0)
         for segment in kept:
             if segment.token_bias is not None:
@@ -249,89 +249,103 @@ class Window:
                 starts[group] = stop
 
     def _copy(
-        self, kept: list[list[Segment]], order: list[list[int]], turns: tuple[Tensor, ...], kernels: Kernels
+        self,
+        kept: list[list[Segment]],
+        order: list[list[int]],
+        ropes: tuple[Tensor, ...],
+        kernels: DitKernels,
     ) -> None:
-        """All layers' kept segments into their groups, turned by cosines and sines in the order given."""
+        """Copy all layers' segments into their groups; `order` gives the index of each one's cosines and sines."""
         for layer, segments in enumerate(kept):
             starts = [0] * len(self.groups)
             for index, segment in zip(order[layer], segments, strict=True):
                 group = self.groups.index(group_of(segment, by_role=self._by_role))
-                place = slice(starts[group], starts[group] + segment.keys.shape[1])
-                starts[group] = place.stop
+                target = slice(starts[group], starts[group] + segment.keys.shape[1])
+                starts[group] = target.stop
                 parts = (
-                    part.to(turns[0].device, non_blocking=True) for part in (segment.keys, segment.values)
+                    part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
                 )
-                to = (store[group][layer][:, place] for store in (self.keys, self.values))
-                kernels.fill(*parts, Rotation(*turns[2 * index : 2 * index + 2]), *to)
+                targets = (store[group][layer][:, target] for store in (self.keys, self.values))
+                kernels.fill(*parts, Rotation(*ropes[2 * index : 2 * index + 2]), *targets)
 
 
-class Made(NamedTuple):
-    """What a layer made of the block, nothing turned: B N H D each."""
+class LayerTokens(NamedTuple):
+    """Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
 
     queries: Tensor
     keys: Tensor
     values: Tensor
 
 
-class Step(NamedTuple):
-    """All that depends on the time alone, fp32: a layer's is shift, scale, gate of attention and feed-forward."""
+class TimeTables(NamedTuple):
+    """Everything that depends only on the time, in fp32."""
 
-    layers: Tensor  # L 6 M; scales have their one added
-    head: Tensor  # 2 M: shift, scale
+    # L 6 M: shift, 1 + scale and gate of attention, then of feed-forward.
+    layers: Tensor
+    # 2 M: shift and 1 + scale.
+    head: Tensor
 
 
 class FastWan:
-    """The model's forward over a filled window, at times known beforehand."""
+    """The model's forward over a filled window, at times that are known in advance."""
 
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
-        self.kernels = Kernels(model.device)
-        blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.kernels = DitKernels(model.device)
+        blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
         self.steps = []
         ones = torch.zeros(6, 1, device=model.device)
         ones[[1, 4]] = 1
         for time in times:
-            embedded, projected = model._embed_time(time)
+            embedded, projected = model.embed_time(time)
             tables = torch.cat([block.modulation + projected[0] for block in blocks]).float() + ones
             head = (model.head.modulation + embedded).squeeze(0).float() + ones[:2]
-            self.steps.append(Step(tables, head))
+            self.steps.append(TimeTables(tables, head))
 
     def forward(
-        self, latents: Tensor, step: int, text: Conditioning, window: Window, made: list[Made] | None = None
+        self,
+        latents: Tensor,
+        step: int,
+        text: TextConditioning,
+        window: WindowStorage,
+        tokens: list[LayerTokens] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Flow B F C rows columns, and the share of the mass each group got, groups B; `made` is added to."""
+        """Return flow B F C rows columns and each group's share of attention, groups B.
+
+        The tokens of every layer are appended to `tokens` if it is a list.
+        """
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
         _, hidden = kernels.norm(x, table[0, 1], table[0, 0], eps)
-        masses = []
+        shares = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
             following = table[index + 1] if index + 1 < len(self.layers) else head
-            attended, mass = self._attend(index, hidden, window, made)
-            masses.append(mass)
+            attended, share = self._attend(index, hidden, window, tokens)
+            shares.append(share)
             merged = functional.linear(attended, *layer.merge)
             x, hidden = kernels.norm(x, *layer.norm_text, eps, merged, gate1)
             x, hidden = kernels.norm(x, scale2, shift2, eps, self._read_text(index, hidden, text))
             fed = functional.linear(kernels.widen(hidden, *layer.widen), *layer.narrow)
             x, hidden = kernels.norm(x, following[1], following[0], eps, fed, gate2)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
-        return model.unpatchify(patches), torch.stack(masses).mean(dim=(0, 3))
+        return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
     def _attend(
-        self, index: int, hidden: Tensor, window: Window, made: list[Made] | None
+        self, index: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
     ) -> tuple[Tensor, Tensor]:
         layer, kernels = self.layers[index], self.kernels
-        own = window.own_places(index)
+        own = window.own_slices(index)
         qkv = functional.linear(hidden, *layer.qkv)
-        turned, query, keys = kernels.split_turn(
-            qkv, (layer.norm_q, layer.norm_k), window.turn, own, self.model.spec.eps, made is not None
+        rotated, query, keys = kernels.split_rotate(
+            qkv, (layer.norm_q, layer.norm_k), window.rope, own, self.model.spec.eps, tokens is not None
         )
-        if made is not None:
-            made.append(Made(query, keys, own[1]))
+        if tokens is not None:
+            tokens.append(LayerTokens(query, keys, own[1]))
         parts = [
-            kernels.read(turned, k[index], v[index], bias)
+            kernels.read(rotated, k[index], v[index], bias)
             for k, v, bias in zip(window.keys, window.values, window.token_bias, strict=True)
         ]
         if len(parts) == 1:
@@ -343,10 +357,10 @@ class FastWan:
         )
         return joined
 
-    def _read_text(self, index: int, hidden: Tensor, text: Conditioning) -> Tensor:
+    def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:
         layer, spec = self.layers[index], self.model.spec
-        asked = self.kernels.rms(functional.linear(hidden, *layer.text_query), layer.text_norm_q, spec.eps)
-        query = asked.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
+        normed = self.kernels.rms(functional.linear(hidden, *layer.text_query), layer.text_norm_q, spec.eps)
+        query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
         read = functional.scaled_dot_product_attention(query, keys, values)
         return functional.linear(read.transpose(1, 2).flatten(2), *layer.text_merge)

@@ -1,26 +1,17 @@
-"""The element-wise work of the transformer as Triton kernels; `recap.fast.dit` says what each means.
+"""The element-wise work of the transformer as Triton kernels; `recap.fast.dit` defines what each one computes.
 
-One program per token: a row of all channels is read once, reduced, and written once. The compiler's own fusions
-read rows twice and split the second kernel in four (H200: 26 and 60 us where these need 14 and 21 by bandwidth).
+One program handles one token: its channels are read once, reduced, and written once. The compiler's own fusions
+read them twice and split the second kernel in four (H200: 26 and 60 us, where bandwidth allows these 14 and 21).
 """
 
 from __future__ import annotations
-
-import importlib
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from recap.attention.rope import Rotation
 from recap.fast import dit
-
-try:
-    triton: Any = importlib.import_module("triton")
-    tl: Any = importlib.import_module("triton.language")
-except ImportError:  # it comes with CUDA builds of torch only, and every module must import
-    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=int)
+from recap.fast.triton_import import tl, triton
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -28,55 +19,55 @@ def _norm(  # type: ignore[no-untyped-def]
     x, added, gate, scale, shift, kept, out, size, eps, ADDS: tl.constexpr, GATES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * size
-    place = tl.arange(0, WIDTH)
-    inside = place < size
-    value = tl.load(x + row + place, inside, 0.0).to(tl.float32)
+    token = tl.program_id(0).to(tl.int64) * size
+    channel = tl.arange(0, WIDTH)
+    inside = channel < size
+    value = tl.load(x + token + channel, inside, 0.0).to(tl.float32)
     if ADDS:
-        more = tl.load(added + row + place, inside, 0.0).to(tl.float32)
+        more = tl.load(added + token + channel, inside, 0.0).to(tl.float32)
         if GATES:
-            more = more * tl.load(gate + place, inside, 0.0).to(tl.float32)
+            more = more * tl.load(gate + channel, inside, 0.0).to(tl.float32)
         stored = (value + more).to(kept.dtype.element_ty)
-        tl.store(kept + row + place, stored, inside)
+        tl.store(kept + token + channel, stored, inside)
         value = stored.to(tl.float32)
     mean = tl.sum(value, 0) / size
     centred = tl.where(inside, value - mean, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / size + eps)
-    scaled = normed * tl.load(scale + place, inside, 0.0) + tl.load(shift + place, inside, 0.0)
-    tl.store(out + row + place, scaled.to(out.dtype.element_ty), inside)
+    scaled = normed * tl.load(scale + channel, inside, 0.0) + tl.load(shift + channel, inside, 0.0)
+    tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split_turn(  # type: ignore[no-untyped-def]
-    qkv, norm_q, norm_k, cos, sin, turned, query, keys, own_keys, own_values, size, half, tokens, row_stride,
+def _split_rotate(  # type: ignore[no-untyped-def]
+    qkv, norm_q, norm_k, cos, sin, rotated_query, query, keys, own_keys, own_values, size, half, tokens, row_stride,
     eps, KEEP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     token, row = tl.program_id(0), tl.program_id(1)
     entry = (row * tokens + token).to(tl.int64)
-    place = tl.arange(0, WIDTH)
-    inside = place < size
-    own = row.to(tl.int64) * row_stride + token.to(tl.int64) * size + place
-    source = qkv + entry * 3 * size + place
+    channel = tl.arange(0, WIDTH)
+    inside = channel < size
+    own = row.to(tl.int64) * row_stride + token.to(tl.int64) * size + channel
+    source = qkv + entry * 3 * size + channel
     tl.store(own_values + own, tl.load(source + 2 * size, inside), inside)
     pair = tl.arange(0, WIDTH // 2)
     angle = token * half + pair % half
-    real_turn = tl.load(cos + angle, pair < size // 2, 0.0)
-    imaginary_turn = tl.load(sin + angle, pair < size // 2, 0.0)
+    cosine = tl.load(cos + angle, pair < size // 2, 0.0)
+    sine = tl.load(sin + angle, pair < size // 2, 0.0)
     for part in tl.static_range(2):
         value = tl.load(source + part * size, inside, 0.0).to(tl.float32)
         normed = value * tl.rsqrt(tl.sum(value * value, 0) / size + eps)
-        weight = tl.load((norm_q if part == 0 else norm_k) + place, inside, 0.0).to(tl.float32)
-        # Rounded before it is turned, as the keys are that the memory keeps.
-        plain = (normed.to(turned.dtype.element_ty).to(tl.float32) * weight).to(turned.dtype.element_ty)
-        if KEEP:
-            tl.store((query if part == 0 else keys) + entry * size + place, plain, inside)
-        real, imaginary = tl.split(tl.reshape(plain.to(tl.float32), (WIDTH // 2, 2)))
-        both = tl.join(
-            real * real_turn - imaginary * imaginary_turn, real * imaginary_turn + imaginary * real_turn
+        weight = tl.load((norm_q if part == 0 else norm_k) + channel, inside, 0.0).to(tl.float32)
+        # Rounded before the rotation, as are the keys that the memory keeps.
+        plain = (normed.to(rotated_query.dtype.element_ty).to(tl.float32) * weight).to(
+            rotated_query.dtype.element_ty
         )
-        rotated = tl.reshape(both, (WIDTH,)).to(turned.dtype.element_ty)
+        if KEEP:
+            tl.store((query if part == 0 else keys) + entry * size + channel, plain, inside)
+        real, imaginary = tl.split(tl.reshape(plain.to(tl.float32), (WIDTH // 2, 2)))
+        both = tl.join(real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+        rotated = tl.reshape(both, (WIDTH,)).to(rotated_query.dtype.element_ty)
         if part == 0:
-            tl.store(turned + entry * size + place, rotated, inside)
+            tl.store(rotated_query + entry * size + channel, rotated, inside)
         else:
             tl.store(own_keys + own, rotated, inside)
 
@@ -89,11 +80,11 @@ def _merge(  # type: ignore[no-untyped-def]
     token, row, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     head, channel = tl.arange(0, HEADS), tl.arange(0, CHANNELS)
     real = head < heads
-    # Masses are B H N: one weight per head, by which all of its channels are mixed.
+    # Log-sum-exps are B H N: one weight per head mixes all of its channels.
     mass = (row * heads + head).to(tl.int64) * tokens + token
     ahead = tl.load(first_mass + mass, real, 0.0) + bias - tl.load(second_mass + mass, real, 0.0)
     weight = 1 / (1 + tl.exp(-ahead))
-    # Outputs lie as the queries do, B N H D.
+    # Outputs have the layout of the queries, B N H D.
     start = (row * tokens + token).to(tl.int64) * heads * channels
     entry = start + head[:, None] * channels + channel[None, :]
     inside = real[:, None] & (channel < channels)[None, :]
@@ -110,36 +101,34 @@ def _merge(  # type: ignore[no-untyped-def]
 def _rms(  # type: ignore[no-untyped-def]
     x, weight, out, size, eps, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * size
-    place = tl.arange(0, WIDTH)
-    inside = place < size
-    value = tl.load(x + row + place, inside, 0.0).to(tl.float32)
+    token = tl.program_id(0).to(tl.int64) * size
+    channel = tl.arange(0, WIDTH)
+    inside = channel < size
+    value = tl.load(x + token + channel, inside, 0.0).to(tl.float32)
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / size + eps)
     rounded = normed.to(out.dtype.element_ty).to(tl.float32)
-    scaled = rounded * tl.load(weight + place, inside, 0.0).to(tl.float32)
-    tl.store(out + row + place, scaled.to(out.dtype.element_ty), inside)
+    scaled = rounded * tl.load(weight + channel, inside, 0.0).to(tl.float32)
+    tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fill(  # type: ignore[no-untyped-def]
-    keys, values, cos, sin, new_keys, new_values, size, half, from_stride, token_stride, turn_stride, to_stride,
+    keys, values, cos, sin, new_keys, new_values, size, half, from_stride, token_stride, rope_stride, to_stride,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     token, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    place = tl.arange(0, WIDTH)
-    inside = place < size
-    source = row * from_stride + token * token_stride + place
-    target = row * to_stride + token * size + place
+    channel = tl.arange(0, WIDTH)
+    inside = channel < size
+    source = row * from_stride + token * token_stride + channel
+    target = row * to_stride + token * size + channel
     tl.store(new_values + target, tl.load(values + source, inside), inside)
     pair = tl.arange(0, WIDTH // 2)
-    angle = row * turn_stride + token * half + pair % half
-    real_turn = tl.load(cos + angle, pair < size // 2, 0.0)
-    imaginary_turn = tl.load(sin + angle, pair < size // 2, 0.0)
+    angle = row * rope_stride + token * half + pair % half
+    cosine = tl.load(cos + angle, pair < size // 2, 0.0)
+    sine = tl.load(sin + angle, pair < size // 2, 0.0)
     value = tl.load(keys + source, inside, 0.0).to(tl.float32)
     real, imaginary = tl.split(tl.reshape(value, (WIDTH // 2, 2)))
-    both = tl.join(
-        real * real_turn - imaginary * imaginary_turn, real * imaginary_turn + imaginary * real_turn
-    )
+    both = tl.join(real * cosine - imaginary * sine, real * sine + imaginary * cosine)
     tl.store(new_keys + target, tl.reshape(both, (WIDTH,)).to(new_keys.dtype.element_ty), inside)
 
 
@@ -155,7 +144,7 @@ def norm(
     added: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
+    """Compute `recap.fast.dit.norm`."""
     size = x.shape[-1]
     out = torch.empty_like(x)
     kept = x if added is None else torch.empty_like(x)
@@ -166,35 +155,34 @@ def norm(
     return kept, out
 
 
-def split_turn(
+def split_rotate(
     qkv: Tensor,
     norms: tuple[Tensor, Tensor],
-    turn: Rotation,
+    rope: Rotation,
     own: tuple[Tensor, Tensor],
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `recap.fast.dit.split_turn`; unturned queries and keys are made only if kept."""
+    """Compute `recap.fast.dit.split_rotate`; queries and keys without rotation are written only with `keep`."""
     rows, tokens, heads, channels = own[0].shape
     size = heads * channels
     assert own[0].stride()[1:] == own[1].stride()[1:] == (size, channels, 1)
-    turned = qkv.new_empty((rows, tokens, heads, channels))
-    query, keys = (torch.empty_like(turned) if keep else turned for _ in range(2))
-    _split_turn[(tokens, rows)](
-        qkv, *norms, turn.cos, turn.sin, turned, query, keys, *own, size, channels // 2, tokens,
+    rotated_query = qkv.new_empty((rows, tokens, heads, channels))
+    query, keys = (torch.empty_like(rotated_query) if keep else rotated_query for _ in range(2))
+    _split_rotate[(tokens, rows)](
+        qkv, *norms, rope.cos, rope.sin, rotated_query, query, keys, *own, size, channels // 2, tokens,
         own[0].stride(0), eps, KEEP=keep, WIDTH=_width(size), num_warps=8,
     )  # fmt: skip
-    return turned, query, keys
+    return rotated_query, query, keys
 
 
 def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
-    """Two parts B H N D with their log-sum-exps and biases -> B N (H D), and each part's share of the mass, 2 B N."""
+    """Compute `recap.fast.dit.merge`."""
     if len(outputs) != 2:
-        return dit.merge(
-            outputs, masses, biases
-        )  # no memory of ours has two biases, so no kernel is worth it
+        # No memory in the package has two biases, so a kernel for more parts is not worth it.
+        return dit.merge(outputs, masses, biases)
     rows, heads, tokens, channels = outputs[0].shape
-    # The library lays outputs out as the queries are; a copy would cost what this kernel does.
+    # The library's outputs have the layout of the queries, so this copies nothing.
     first, second = (output.transpose(1, 2).contiguous() for output in outputs)
     out = first.new_empty((rows, tokens, heads * channels))
     shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=out.device)
@@ -206,21 +194,21 @@ def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> t
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over channels."""
+    """Compute `recap.fast.dit.rms`."""
     size = x.shape[-1]
     out = torch.empty_like(x)
     _rms[(x.numel() // size,)](x, weight, out, size, eps, WIDTH=_width(size), num_warps=8)
     return out
 
 
-def fill(keys: Tensor, values: Tensor, turn: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
-    """Keys B N H D, turned, and values into their places in a window; one token may stand for all N."""
+def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
+    """Compute `recap.fast.dit.fill`; one token may stand for all N."""
     rows, tokens, heads, channels = keys.shape
     size = heads * channels
     for pair in ((keys, values), (new_keys, new_values)):
         assert pair[0].stride() == pair[1].stride() and pair[0].stride()[2:] == (channels, 1)
     assert new_keys.stride(1) == size
     _fill[(tokens, rows)](
-        keys, values, turn.cos, turn.sin, new_keys, new_values, size, channels // 2, keys.stride(0), keys.stride(1),
-        turn.cos.stride(0) if len(turn.cos) > 1 else 0, new_keys.stride(0), WIDTH=_width(size), num_warps=8,
+        keys, values, rope.cos, rope.sin, new_keys, new_values, size, channels // 2, keys.stride(0), keys.stride(1),
+        rope.cos.stride(0) if len(rope.cos) > 1 else 0, new_keys.stride(0), WIDTH=_width(size), num_warps=8,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Record once, replay after: a CUDA graph per shape of the inputs; on the CPU a plain call."""
+"""CUDA graphs: a function is recorded once per shape of its inputs, then replayed. On the CPU it is just called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+
+# Calls before a tuned recording: one compiles, one chooses convolution kernels, one runs as it will be recorded.
+TUNING_RUNS = 3
 
 
 class Recording(NamedTuple, Generic[Result]):
@@ -19,15 +23,19 @@ class Recording(NamedTuple, Generic[Result]):
 
 
 class Graphed(Generic[Result]):
-    """A function of tensors, without the host's work between its kernels.
+    """A function of tensors that runs without the host's work between its kernels.
 
-    The function may change tensors that it owns in place, but must not allocate them anew, read values on the
-    host, or do anything in Python that later calls depend on: only its kernels are repeated. What a call
-    returns is overwritten by the next one with inputs of the same shapes.
+    The function may change tensors that it owns in place, but must not allocate new ones for them, read values
+    on the host, or do anything in Python that later calls depend on: only its kernels are repeated. The next
+    call with inputs of the same shapes overwrites what a call returned.
+
+    With `tune`, cuDNN times its convolution kernels before the recording, which takes a few extra calls: the
+    function must then not change anything in place.
     """
 
-    def __init__(self, function: Callable[..., Result]) -> None:
+    def __init__(self, function: Callable[..., Result], *, tune: bool = False) -> None:
         self._function = function
+        self._tune = tune
         self._recordings: dict[Signature, Recording[Result] | None] = {}
 
     def __call__(self, *inputs: Tensor) -> Result:
@@ -35,8 +43,8 @@ class Graphed(Generic[Result]):
             return self._function(*inputs)
         signature = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
         if signature not in self._recordings:
-            # The warm-up is a call in earnest, so that tensors changed in place change once. Kernels are compiled
-            # and chosen in it, neither of which is possible while recording.
+            # The first call is the warm-up, and it counts: tensors changed in place must change once. It compiles
+            # and chooses kernels, neither of which is possible while recording.
             result = self._function(*inputs)
             self._recordings[signature] = None
             return result
@@ -51,7 +59,29 @@ class Graphed(Generic[Result]):
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording[Result]:
         static = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as a writer of files, may go on using the device meanwhile.
+        if not self._tune:
+            return Recording(graph, static, self._capture(graph, static))
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with _timed_convolutions():
+            with torch.cuda.stream(side):
+                for _ in range(TUNING_RUNS):
+                    self._function(*static)
+            current.wait_stream(side)
+            return Recording(graph, static, self._capture(graph, static))
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, static: tuple[Tensor, ...]) -> Result:
+        # Other threads, such as a writer of files, may use the device in the meantime.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = self._function(*static)
-        return Recording(graph, static, result)
+            return self._function(*static)
+
+
+@contextmanager
+def _timed_convolutions() -> Iterator[None]:
+    """Let cuDNN choose its convolution kernels by timing them."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,4 +1,4 @@
-"""Milliseconds and memory of every block of a long rollout, as a picture: a flat line is the claim."""
+"""Plots milliseconds and memory of every block of a long rollout; the claim is that both lines are flat."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from html import escape
 WIDTH, HEIGHT, MARGIN = 720, 240, 44
 
 
-def draw_curve(times_ms: list[float], held_gb: list[float], title: str) -> str:
-    """An SVG with time per block and, where it was measured, memory held."""
+def draw_curve(times_ms: list[float], memory_gb: list[float], title: str) -> str:
+    """Return an SVG of the time per block and, where it was measured, the memory in use."""
     top = max(sorted(times_ms)[int(0.98 * (len(times_ms) - 1))] * 1.25, 1e-9)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"',
@@ -20,12 +20,12 @@ def draw_curve(times_ms: list[float], held_gb: list[float], title: str) -> str:
         f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 8}" text-anchor="end">block {len(times_ms)}</text>',
         f'<text x="{MARGIN}" y="36" fill="#1f6feb">ms per block, {top:.0f} at the top</text>',
     ]
-    if held_gb:
-        most = max(held_gb) * 1.25
+    if memory_gb:
+        most = max(memory_gb) * 1.25
         parts += [
-            _line(held_gb, most, "#b35900"),
+            _line(memory_gb, most, "#b35900"),
             f'<text x="{WIDTH - MARGIN}" y="36" text-anchor="end" fill="#b35900">',
-            f"GB held, {most:.0f} at the top</text>",
+            f"GB in use, {most:.0f} at the top</text>",
         ]
     return "\n".join([*parts, "</svg>"])
 

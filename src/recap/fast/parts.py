@@ -1,6 +1,6 @@
-"""What a speed measurement is made on: a backbone, its decoder and flow, of real weights or of random ones.
+"""Builds what a speed measurement runs: a backbone, its decoder and its flow, with real or random weights.
 
-Speed does not depend on values, so a public row at its real size needs no file: its weights are drawn on the device.
+Speed does not depend on values, so a public model at its real size needs no file: its weights are random.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from recap.flow.raft import RaftFlow, RaftSmall
 from recap.registry import BACKBONES, MEMORIES, look_up
 
 MOST_BLOCKS = 10_000
-VAE_WIDTH = 96  # channels of the public decoder's last stage
+# Channels of the public decoder's last stage.
+VAE_WIDTH = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """One measurement."""
+class SpeedSettings:
+    """The settings of one measurement."""
 
     backbone: str
     memory: str
@@ -52,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything a rollout needs, and the words for what was chosen."""
+    """Everything a rollout needs, and a description of what was chosen."""
 
     readable: WanBackbone
     backbone: Backbone
@@ -68,14 +69,14 @@ class Parts:
         return made
 
 
-def make_parts(settings: Settings) -> Parts:
-    """The parts of a measurement, random where only files would tell otherwise."""
+def make_parts(settings: SpeedSettings) -> Parts:
+    """Build the parts of a measurement, with random weights where real ones would need files."""
     kind = look_up("backbone", settings.backbone, BACKBONES)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):
-        readable = draw_backbone(kind.row, device, dtype)
-        open_decoder, weights = draw_decoder(settings, kind.row, device, dtype), "random, at real size"
+        readable = random_backbone(kind.row, device, dtype)
+        open_decoder, weights = random_decoder(settings, kind.row, device, dtype), "random, at real size"
     else:
         if settings.decoder != "full":
             limit = f"{settings.backbone} has one decoder, its own"
@@ -92,8 +93,8 @@ def make_parts(settings: Settings) -> Parts:
     return Parts(readable, accelerate(readable, on_cpu=True), open_decoder, accelerate_flow(flow), about)
 
 
-def draw_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> WanBackbone:
-    """A row of the family with weights as torch draws them, on the device itself."""
+def random_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> WanBackbone:
+    """Build a model of the family with torch's own random weights, directly on the device."""
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
@@ -109,15 +110,16 @@ def draw_backbone(spec: WanSpec, device: torch.device, dtype: torch.dtype) -> Wa
     return WanBackbone(model, lambda prompt: text, no_decoder)
 
 
-def draw_decoder(
-    settings: Settings, spec: WanSpec, device: torch.device, dtype: torch.dtype
+def random_decoder(
+    settings: SpeedSettings, spec: WanSpec, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], Decoder]:
+    """Return what opens streams of the chosen decoder with random weights."""
     if settings.decoder == "tiny":
         half = torch.float16 if device.type == "cuda" else dtype
         model = Taehv().requires_grad_(False).to(device, half)
         return model.open_decoder if settings.eager else FastTaehv(model).open_decoder
     if settings.eager:
-        limit = "the readable full decoder is made of files"
+        limit = "the readable full decoder needs its weight files"
         raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
     network = FastDecoder(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
     for tensor in network.state_dict().values():

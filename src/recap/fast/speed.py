@@ -1,9 +1,9 @@
-"""How fast a video is drawn with its memory on: `recap bench`, or `python -m recap.fast.speed`
+"""Measures how fast a video is generated with a memory: `recap bench`, or `python -m recap.fast.speed`
 
-Every stage of a block is timed by events on the device, so that measuring makes nobody wait. Cold is the first block
-of the process, steady the median of all blocks once the memory is full. The block of `sink` is timed before and
-after, for the overhead. End to end is the time from one block's
-pictures, in the host's memory as bytes, to the next one's. Ratios are taken within one process.
+Every stage of a block is timed by events on the device, so measuring does not wait for it. Cold is the first block
+of the process, steady the median of all blocks once the memory is full. The overhead is relative to `sink`, which
+is timed before and after. End to end is the time from one block's pictures, as bytes in the host's memory, to the
+next block's. All ratios are taken within one process.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recap.attention.context import BlockContext
 from recap.contracts import Decoder, MemoryPolicy
 from recap.fast.accelerate import choose_aside
 from recap.fast.growth import draw_curve
-from recap.fast.parts import Parts, Settings, make_parts
+from recap.fast.parts import Parts, SpeedSettings, make_parts
 from recap.fast.stopwatch import Stopwatch
 from recap.fast.threads import use_fair_threads
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
-from recap.rollout import at_once, rollout
+from recap.rollout import at_once, block_noise, rollout
 
-FULL = 5  # blocks until memory, recordings and clocks are settled
+# Blocks until the memory is full, graphs are recorded and clock rates are steady.
+FULL = 5
 ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
-"""The released code of Self-Forcing on one H200 at 832 x 480, without memory: what ratios are to."""
+"""The times of Self-Forcing's released code on one H200 at 832 x 480, without memory, which we compare with."""
 ANCHORS_SIZE = (480, 832)
 STAGES = ("denoise", "decode", "look", "settle", "commit")
 
 
-def measure(parts: Parts, settings: Settings, blocks: int) -> dict[str, Any]:
-    """Milliseconds per stage and block of one rollout, and what it held."""
+def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any]:
+    """Run one rollout; return milliseconds per stage and block, and the memory used."""
     spec, cuda = parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
     policy, decoder = parts.policy(settings.memory), parts.open_decoder()
     length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
     plan = make_plan([[Shot("a fox on a beach at night", length)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
-    with watch.listening(_verbs(parts, policy, decoder)):
+    with watch.listening(_timed_methods(parts, policy, decoder)):
         began = time.perf_counter()
-        drawn = rollout(parts.backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
-        first_picture_s = _deliver(drawn, watch, cuda, began)
+        blocks_made = rollout(parts.backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
+        first_picture_s = _deliver(blocks_made, watch, cuda, began)
     if cuda:
         torch.cuda.synchronize()
     stages = {name: watch.milliseconds(name) for name in STAGES}
@@ -60,22 +62,22 @@ def measure(parts: Parts, settings: Settings, blocks: int) -> dict[str, Any]:
         "stages": {name: _summary(values) for name, values in stages.items() if values},
         "block": _summary(periods),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
-        "held_gb": [round(x / 1e9, 4) for x in watch.held],
+        "memory_gb": [round(x / 1e9, 4) for x in watch.memory],
     }
 
 
-def _verbs(parts: Parts, policy: MemoryPolicy, decoder: Decoder) -> list[tuple[object, str, str]]:
-    """Object, method and stage of all that is timed."""
+def _timed_methods(parts: Parts, policy: MemoryPolicy, decoder: Decoder) -> list[tuple[object, str, str]]:
+    """List (object, method, stage) of everything that is timed."""
     named = [(parts.backbone, "denoise"), (decoder, "decode"), (parts.backbone, "settle"), (policy, "commit")]
     found: list[tuple[object, str, str]] = [(owner, name, name) for owner, name in named]
     return [*found, (policy, "look", "look")] if hasattr(policy, "look") else found
 
 
-def _deliver(drawn: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) -> float:
-    """Bring every block's pictures to the host as bytes, a block behind the drawing; seconds to the first."""
-    first, waiting = 0.0, None
-    for made in drawn:
-        pictures: Tensor = (made.pixels * 255).round().to(torch.uint8)
+def _deliver(blocks: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) -> float:
+    """Copy every block's pictures to the host as bytes, one block late; return the seconds to the first picture."""
+    first, wait = 0.0, None
+    for block in blocks:
+        pictures: Tensor = (block.pixels * 255).round().to(torch.uint8)
         if cuda:
             host = torch.empty(pictures.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(pictures, non_blocking=True)
@@ -84,14 +86,15 @@ def _deliver(drawn: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) -
             if cuda:
                 torch.cuda.synchronize()
             first = time.perf_counter() - began
-        if waiting is not None:
-            waiting()  # the host runs one block ahead of the device, no more
-        waiting = watch.fence()
+        if wait is not None:
+            # The host runs at most one block ahead of the device.
+            wait()
+        wait = watch.fence()
     return first
 
 
 def _summary(values: list[float]) -> dict[str, float]:
-    """Cold, and median and 90th percentile once all is settled."""
+    """Return the cold value, and the median and 90th percentile of the steady ones."""
     steady = sorted(values[FULL:] or values)
     return {
         "cold": values[0],
@@ -100,44 +103,41 @@ def _summary(values: list[float]) -> dict[str, float]:
     }
 
 
-def compare_paths(parts: Parts, settings: Settings) -> dict[str, float]:
-    """The largest relative error of a block's latents, fast against readable, on the same memory and noise."""
-    from recap.attention.context import BlockContext
-    from recap.rollout import block_noise
-
+def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
+    """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
     spec, policy = parts.backbone.spec, parts.policy(settings.memory)
     plan = make_plan([[Shot("a fox on a beach at night", 5 * 0.75)]], spec)
     worst = 0.0
     with torch.no_grad():
-        given = parts.readable.condition(plan.blocks[0].prompts)
+        conditioning = parts.readable.condition(plan.blocks[0].prompts)
         decoder = parts.open_decoder()
         for block in plan.blocks:
             found = []
             for backbone in (parts.readable, parts.backbone):
                 context = BlockContext(policy, policy.begin(block))
-                found.append(backbone.denoise(block_noise(spec, [0], block), given, context).double())
+                found.append(backbone.denoise(block_noise(spec, [0], block), conditioning, context).double())
             error = (found[1] - found[0]).norm() / found[0].norm()
             worst = max(worst, float(error))
-            # Both go on from the readable path's block.
+            # Both continue from the readable path's block.
             context = BlockContext(policy, policy.begin(block))
-            parts.readable.settle(found[0].float(), given, context.settling())
+            parts.readable.settle(found[0].float(), conditioning, context.settling())
             policy.commit(block, decoder.decode(found[0].float()))
     return {"largest_relative_error": worst, "limit": 2e-2 if settings.dtype != "float32" else 1e-3}
 
 
-def run(settings: Settings, *, compare: bool, plot: Path | None, profile: bool) -> dict[str, Any]:
-    """Warm up, measure, measure the plain sink beside it; everything as plain data."""
+def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: bool) -> dict[str, Any]:
+    """Warm up, then measure the memory and, for comparison, the plain sink; return everything as plain data."""
     began = time.perf_counter()
     parts = make_parts(settings)
     loaded = time.perf_counter()
-    cold = measure(parts, replace(settings, memory=settings.memory), FULL)
+    cold = measure(parts, settings, FULL)
     warm = time.perf_counter()
     plain = replace(settings, memory="sink")
     before = measure(parts, plain, min(settings.blocks, 20))
     if settings.device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     steady = measure(parts, settings, settings.blocks)
-    # Before and after: a chip that grows warm grows slow, and that is not the memory's fault.
+    # Before and after, because a chip that gets warm gets slow, which must not count against the memory.
     after = measure(parts, plain, min(settings.blocks, 20))
     sink_ms = statistics.mean(run["block"]["median"] for run in (before, after))
     spec = parts.backbone.spec
@@ -159,9 +159,8 @@ def run(settings: Settings, *, compare: bool, plot: Path | None, profile: bool) 
     times = steady["blocks_ms"]
     if len(times) >= 60:
         result["late_to_early"] = statistics.median(times[-30:]) / statistics.median(times[10:40])
-        result["held_late_to_early"] = (
-            steady["held_gb"][-1] / steady["held_gb"][10] if steady["held_gb"] else None
-        )
+        memory = steady["memory_gb"]
+        result["memory_late_to_early"] = memory[-1] / memory[10] if memory else None
     if spec.picture_size == ANCHORS_SIZE:
         measured = {"denoise + settle": dit, "decode": stages["decode"], "block": steady["block"]["median"]}
         result["times_faster_than_released"] = {k: ANCHORS_MS[k] / v for k, v in measured.items()}
@@ -170,12 +169,12 @@ def run(settings: Settings, *, compare: bool, plot: Path | None, profile: bool) 
     if profile:
         result["kernels"] = top_kernels(lambda: measure(parts, settings, FULL + 1))
     if plot is not None:
-        write_whole(plot, draw_curve(times, steady["held_gb"], _title(result)).encode())
+        write_whole(plot, draw_curve(times, steady["memory_gb"], _title(result)).encode())
     return result
 
 
 def top_kernels(work: Callable[[], object]) -> list[str]:
-    """Names of what takes longest on the device, with its share of all."""
+    """Name the kernels that take longest on the device, with their share of the time."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = torch.cuda.is_available()
@@ -192,14 +191,14 @@ def _title(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """What people read."""
+    """Format a result of `run` for people."""
     lines = [
         f"{_title(result)}: {result['path']} path, torch {result['torch']}, weights {result['weights']}",
         "",
+        f"{'stage':<10}{'cold ms':>10}{'median':>10}{'p90':>10}",
     ]
-    lines.append(f"{'stage':<10}{'cold ms':>10}{'median':>10}{'p90':>10}")
-    for name, row in [*result["stages"].items(), ("block", result["block"])]:
-        lines.append(f"{name:<10}{row['cold']:>10.1f}{row['median']:>10.1f}{row['p90']:>10.1f}")
+    for name, times in [*result["stages"].items(), ("block", result["block"])]:
+        lines.append(f"{name:<10}{times['cold']:>10.1f}{times['median']:>10.1f}{times['p90']:>10.1f}")
     lines += [
         "",
         f"denoise only {result['denoise_fps']:.1f} pictures/s, end to end {result['end_to_end_fps']:.1f}",
@@ -210,13 +209,13 @@ def table(result: dict[str, Any]) -> str:
     ]
     for name, text in (
         ("late_to_early", "last 30 blocks / blocks 10 to 40"),
-        ("held_late_to_early", "memory held"),
+        ("memory_late_to_early", "memory in use"),
     ):
         if result.get(name):
             lines.append(f"{text}: {result[name]:.3f}")
-    for name, times in result.get("times_faster_than_released", {}).items():
+    for name, factor in result.get("times_faster_than_released", {}).items():
         lines.append(
-            f"{name}: {times:.2f} times as fast as the released code without memory ({ANCHORS_MS[name]:.0f} ms)"
+            f"{name}: {factor:.2f} times as fast as the released code without memory ({ANCHORS_MS[name]:.0f} ms)"
         )
     if "compare" in result:
         found = result["compare"]
@@ -227,11 +226,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run `recap bench` where the packages of the command line are not installed."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backbone", default="self-forcing" if cuda else "embedded")
     parser.add_argument("--memory", default="recap")
-    parser.add_argument("--decoder", default="full", help="full or tiny, of the public rows")
+    parser.add_argument("--decoder", default="full", help="full or tiny, for the public models")
     parser.add_argument("--blocks", type=int, default=30 if cuda else 12)
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
@@ -239,11 +239,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--compare", action="store_true", help="readable and fast path on the same inputs")
     parser.add_argument("--profile", action="store_true", help="name the kernels that take longest")
     parser.add_argument("--plot", type=Path, help="write the growth curve as SVG")
-    given = vars(parser.parse_args(arguments))
-    options = {name: given.pop(name) for name in ("compare", "profile", "plot")}
+    values = vars(parser.parse_args(arguments))
+    options = {name: values.pop(name) for name in ("compare", "profile", "plot")}
     use_fair_threads()
     try:
-        result = run(Settings(**given), **options)
+        result = run(SpeedSettings(**values), **options)
     except ValueError as error:
         sys.exit(f"error: {error}")
     print(table(result))

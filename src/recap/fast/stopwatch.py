@@ -1,4 +1,4 @@
-"""Times of named stages, without making anybody wait: events on a GPU, the clock elsewhere."""
+"""Times named stages without waiting for the device: by events on a GPU, by the clock elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Stopwatch:
         self._cuda = cuda
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
         self._marks: dict[str, list[Any]] = {}
-        self.held: list[int] = []  # bytes at every mark, on a GPU
+        # Bytes allocated on the GPU at every mark.
+        self.memory: list[int] = []
 
     def now(self) -> Any:
-        """A moment of the current stream."""
+        """Return the present moment: an event of the current stream on a GPU."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -28,31 +29,32 @@ class Stopwatch:
 
     @contextmanager
     def listening(self, verbs: list[tuple[object, str, str]]) -> Iterator[None]:
-        """Time every call of these methods, each as its stage, until the end."""
+        """Time every call of these (object, method, stage) until the context ends."""
         for owner, name, stage in verbs:
             setattr(owner, name, self._timed(getattr(owner, name), stage))
         try:
             yield
         finally:
             for owner, name, _ in verbs:
-                delattr(owner, name)  # the method of the class shows again
+                # This uncovers the method of the class again.
+                delattr(owner, name)
 
     def _timed(self, method: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*positional: Any, **named: Any) -> Any:
             began = self.now()
-            found = method(*given, **named)
+            result = method(*positional, **named)
             self._spans.setdefault(stage, []).append((began, self.now()))
-            return found
+            return result
 
         return call
 
     def mark(self, name: str) -> None:
         self._marks.setdefault(name, []).append(self.now())
         if self._cuda:
-            self.held.append(torch.cuda.memory_allocated())
+            self.memory.append(torch.cuda.memory_allocated())
 
     def fence(self) -> Callable[[], None]:
-        """A call that waits until the device has come as far as it is asked to by now."""
+        """Return a function that waits until the device has finished the work queued so far."""
         if not self._cuda:
             return lambda: None
         event = torch.cuda.Event()
@@ -63,7 +65,7 @@ class Stopwatch:
         return [self._between(*span) for span in self._spans.get(stage, [])]
 
     def periods(self, name: str) -> list[float]:
-        """Between neighbouring marks."""
+        """Return the milliseconds between neighbouring marks."""
         marks = self._marks[name]
         return [self._between(one, other) for one, other in itertools.pairwise(marks)]
 

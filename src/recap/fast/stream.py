@@ -1,4 +1,4 @@
-"""Decoding streams over storage that stays where it is, so that a block's kernels can be recorded and replayed."""
+"""Decoding streams over storage at fixed addresses, so that a block's kernels can be recorded and replayed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from recap.backbones.wan.decoder import check_latents
 from recap.contracts import State
-from recap.errors import refuse
 from recap.fast.graphs import Graphed
 
 Size = tuple[int, int, int]
@@ -17,34 +17,36 @@ Size = tuple[int, int, int]
 
 
 class FastStream(ABC):
-    """Latents to pixels, block by block.
+    """Decodes latents to pixels, block by block.
 
-    What is kept moves on while a block is decoded. After an error within one the stream refuses to go on, for
-    some of its layers would be a block ahead of others, until it is given a state.
+    Decoding a block changes what the stream keeps. After an error in the middle of a block some layers would be a
+    block ahead of others, so the stream refuses to continue until a state is loaded.
     """
 
     def __init__(self, channels: int, like: Tensor) -> None:
-        """Storage will be on the device and in the precision of `like`."""
+        """Keep storage on the device and in the precision of `like`."""
         self._channels, self._like = channels, like
         self._size: Size | None = None
         self._kept: list[Tensor] = []
-        self._frames = 0  # so far, counted to 2: the first is not like the others, and the second is
+        # 0, 1 or 2 (saturating): the first frame decodes differently.
+        self._frames = 0
         self._torn = False
-        self._steady: Graphed[Tensor]  # of as long as the storage is in its place
+        # Recorded for the present storage, and replaced with it.
+        self._steady: Graphed[Tensor]
 
     @abstractmethod
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:
-        """Of all that is kept; zeros are the beginning of a video."""
+        """Return the shapes of all that is kept; zeros are the beginning of a video."""
 
     @abstractmethod
     def _begin(self, latents: Tensor) -> Tensor:
-        """The first block's pixels, which nothing overwrites."""
+        """Decode the first block to pixels that later blocks do not overwrite."""
 
     @abstractmethod
     def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        """A later block's latents -> pixels, over such storage.
+        """Return a function that decodes a later block's latents to pixels, using this storage.
 
-        It must not hold the stream: in a circle, gigabytes would outlive their last user until somebody collects.
+        It must not refer to the stream: a reference cycle would keep gigabytes alive until gc runs.
         """
 
     @abstractmethod
@@ -55,14 +57,15 @@ class FastStream(ABC):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns, normalised -> B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
+        """Decode B F C rows columns, normalised, to B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
         self._refuse_torn()
-        self._check(latents)
+        check_latents(latents, self._channels, self._size if self._frames else None)
         latents = latents.to(self._like.device, torch.float32)
-        self._make_room((latents.shape[0], latents.shape[3], latents.shape[4]))
+        self._allocate((latents.shape[0], latents.shape[3], latents.shape[4]))
         self._torn = True
-        with torch.cuda.device_of(latents):  # on which kernels are compiled and started
-            # What is handed out must outlive the next block.
+        # Kernels are compiled and started on this device.
+        with torch.cuda.device_of(latents):
+            # A copy, because the next block overwrites the output of the recording.
             pixels = self._steady(latents).clone() if self._frames else self._begin(latents)
         self._torn = False
         self._frames = min(2, self._frames + latents.shape[1])
@@ -70,17 +73,17 @@ class FastStream(ABC):
 
     @torch.no_grad()
     def _restore(self, size: Size | None, frames: int, kept: Mapping[int, Tensor]) -> None:
-        """Go on from tensors of the right shapes, or, in time, the last of them; where there is none, from zeros."""
+        """Resume from kept tensors, by index; a tensor that is missing, or its missing first frames, are zeros."""
         if size is not None:
-            self._make_room(size)
-        for place, room in enumerate(self._kept):
-            room.zero_()
-            if place in kept:
-                room[:, room.shape[1] - kept[place].shape[1] :].copy_(kept[place])
+            self._allocate(size)
+        for index, storage in enumerate(self._kept):
+            storage.zero_()
+            if index in kept:
+                storage[:, storage.shape[1] - kept[index].shape[1] :].copy_(kept[index])
         self._frames, self._torn = frames, False
 
-    def _make_room(self, size: Size) -> None:
-        """What is there stays in its place if it fits, and recordings with it."""
+    def _allocate(self, size: Size) -> None:
+        """Allocate storage unless the present one has this size; recordings last as long as the storage."""
         if size != self._size:
             self._kept = [self._like.new_zeros(shape) for shape in self._shapes(size)]
             self._size, self._steady = size, Graphed(self._later(self._kept))
@@ -89,15 +92,5 @@ class FastStream(ABC):
         if self._torn:
             raise RuntimeError(
                 "an error within a block left this decoding stream between two states: "
-                "load one of before, or {} to begin anew"
+                "load an earlier state, or {} to begin again"
             )
-
-    def _check(self, latents: Tensor) -> None:
-        if latents.dim() != 5 or latents.shape[2] != self._channels or latents.shape[1] == 0:
-            limit = f"this decoder reads frames of {self._channels} channels"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
-        if self._frames and (latents.shape[0], *latents.shape[3:]) != self._size:
-            assert self._size is not None
-            batch, rows, columns = self._size
-            limit = f"this stream began with {batch} rows of frames of {rows} x {columns}"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")

@@ -1,7 +1,7 @@
-"""How many threads to compute with: torch counts the machine's cores, not those that this process may use.
+"""Chooses the number of threads: torch counts the machine's cores, not those that this process may use.
 
-More threads than cores wait for each other at every product: on 2 cores that two processes share, a block takes ten
-times as long as for one alone (docs/log.md).
+More threads than cores wait for each other at every product: on 2 cores shared by two processes, a block takes ten
+times as long as for one process alone (docs/log.md).
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from pathlib import Path
 
 import torch
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, as Linux tells it: microseconds used of so many
+# The limit of a container on Linux: microseconds of CPU time per period, and the period.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def use_fair_threads() -> None:
-    """Let torch use as many threads as may really run at once."""
+    """Let torch use as many threads as can really run at once."""
     torch.set_num_threads(fair_threads(torch.get_num_threads(), os.environ, QUOTA))
 
 
 def fair_threads(most: int, environment: Mapping[str, str], quota: Path) -> int:
-    """At most `most`, no more than this process's cores and its container's share; a wish of the user's stands."""
+    """Return at most `most`, this process's cores and its container's share.
+
+    OMP_NUM_THREADS and MKL_NUM_THREADS take precedence: where one is set, the result is `most`.
+    """
     if "OMP_NUM_THREADS" in environment or "MKL_NUM_THREADS" in environment:
         return most
     limits = [most]
@@ -32,5 +36,6 @@ def fair_threads(most: int, environment: Mapping[str, str], quota: Path) -> int:
         used, period = quota.read_text().split()
         limits.append(math.ceil(int(used) / int(period)))
     except (OSError, ValueError, ZeroDivisionError):
-        pass  # no container, or no limit ("max")
+        # Not in a container, or in one without a limit ("max").
+        pass
     return max(1, min(limits))

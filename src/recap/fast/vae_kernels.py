@@ -1,41 +1,40 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton evaluates annotations and knows none but its own.
-"""Triton kernels for the Wan decoder in half precision; machines without Triton can import this module and no more.
+"""Triton kernels for the Wan decoder in half precision.
 
-What is fused here is stated plainly in `recap.fast.vae_layers`. A grid has a margin of one pixel of zeros around
-every frame. Frames, rows and columns in one long row then make a convolution simple: the neighbour of pixel p
-lies at p plus a constant, and 27 matrix products of shifted rows, into one sum, are a causal convolution. What it
-makes is on the same grid, two rows and columns of it void.
+`recap.fast.vae_layers` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
+pixels of all frames are one list, the neighbour of pixel p is then at p plus a constant, and a causal convolution is
+the sum of 27 matrix products of shifted lists. Its output has the same layout, with two unused rows and columns.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from recap.fast.triton_import import tl, triton
 from recap.fast.vae_layers import MARGIN, PAST, TINY
 
-triton: Any = import_module("triton") if find_spec("triton") else None
-tl: Any = import_module("triton.language") if triton else None
-
-ELEMENTS = 4096  # of a tile: enough loads in flight for each of 128 threads, and registers to hold them
+# Elements of a tile: enough loads in flight for each of 128 threads, and few enough for their registers.
+ELEMENTS = 4096
 
 
 class Tile(NamedTuple):
-    """What one program of `shifted_kernel` makes, and how."""
+    """The work of one program of `shifted_kernel`."""
 
     rows: int
     columns: int
-    more: int  # columns of a second sum, since a tile's sides are powers of 2 and 192 is none
+    # Columns of a second sum, because a tile's sides are powers of 2 and 192 is not.
+    more: int
     depth: int
     warps: int
-    stages: int  # of loading ahead
+    # Number of loads in flight.
+    stages: int
 
 
-# What may serve: where 64 divides the channels read, where only 32 does, and where hardly any are made.
+# Candidates where 64 divides the input channels, where only 32 does, and where there are very few output channels.
 WIDE = (
     Tile(256, 128, 0, 64, 8, 4),
     Tile(128, 128, 0, 64, 4, 4),
@@ -50,8 +49,8 @@ NARROW = (
 )
 THIN = (Tile(256, 16, 0, 32, 4, 6), Tile(128, 16, 0, 32, 4, 6), Tile(256, 16, 0, 32, 8, 5))
 
-# Of the published decoder, by (channels, out); any other shape takes the first that may. Measured on an H200
-# by `benchmarks.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
+# The best tiles for the published decoder, by (channels, out); other shapes take the first candidate. Measured on an
+# H200 by `benchmarks.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
 CHOSEN = {
     (384, 384): WIDE[0],
     (192, 384): WIDE[0],
@@ -62,7 +61,7 @@ CHOSEN = {
 
 
 def candidates(channels: int, out: int) -> tuple[Tile, ...]:
-    """Tiles that a convolution can be made of; none if its channels do not fill them."""
+    """Return the tiles that a convolution can use; none if its channels do not fill them."""
     if channels % NARROW[0].depth or out % THIN[0].columns:
         return ()
     if out == THIN[0].columns:
@@ -71,136 +70,105 @@ def candidates(channels: int, out: int) -> tuple[Tile, ...]:
 
 
 def tile_for(channels: int, out: int) -> Tile | None:
-    """By shape alone, never by the clock: what is drawn must not depend on how busy a machine is."""
+    """Choose a tile by shape only, never by timing: results must not depend on how busy a machine is."""
     fitting = candidates(channels, out)
     return CHOSEN.get((channels, out), fitting[0]) if fitting else None
 
 
-if triton:
+@triton.jit
+def activation_kernel(
+    x, bias, gamma, past, out, frames, height, width, pitch, frame_pitch, tiny, channels: tl.constexpr,
+    biased: tl.constexpr, margin: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Process a tile of pixels through all frames, so that no other program reads the past that it replaces."""
+    cell = tl.program_id(0) * rows + tl.arange(0, rows)
+    wide = width + 2 * margin
+    area = (height + 2 * margin) * wide
+    y, x_ = cell // wide - margin, cell % wide - margin
+    channel = tl.arange(0, columns)
+    kept = (channel < channels)[None, :]
+    # Margins are read as zeros, and norm and SiLU of zeros are zeros.
+    inside = ((y >= 0) & (y < height) & (x_ >= 0) & (x_ < width))[:, None] & kept
+    written = (cell < area)[:, None] & kept
+    source = (y * pitch + x_).to(tl.int64)[:, None] * channels + channel[None, :]
+    before = (y * width + x_).to(tl.int64)[:, None] * channels + channel[None, :]
+    target = cell.to(tl.int64)[:, None] * channels + channel[None, :]
+    source_step = frame_pitch.to(tl.int64) * channels
+    before_step = (height * width).to(tl.int64) * channels
+    target_step = area.to(tl.int64) * channels
+    batch = tl.program_id(1).to(tl.int64)
+    past += batch * 2 * before_step
+    x += batch * frames * source_step
+    out += batch * (frames + 2) * target_step
+    older = tl.load(past + before, mask=inside, other=0.0)
+    newer = tl.load(past + before_step + before, mask=inside, other=0.0)
+    tl.store(out + target, older, mask=written)
+    tl.store(out + target_step + target, newer, mask=written)
+    # Other threads than those of the loads above may do the stores to the past below.
+    tl.debug_barrier()
+    if frames == 1:
+        tl.store(past + before, newer, mask=inside)
+    scale = tl.load(gamma + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    scale *= tl.sqrt(channels * 1.0)
+    shift = tl.zeros((columns,), tl.float32)
+    if biased:
+        shift = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    for t in range(frames):
+        value = tl.load(x + t * source_step + source, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value + shift[None, :], 0.0)
+        norm = tl.maximum(tl.sqrt(tl.sum(value * value, axis=1)), tiny)
+        value = value / norm[:, None] * scale[None, :]
+        made = (value / (1.0 + tl.exp(-value))).to(out.dtype.element_ty)
+        tl.store(out + (t + 2) * target_step + target, made, mask=written)
+        if t + 2 >= frames:
+            tl.store(past + (t - frames + 2) * before_step + before, made, mask=inside)
 
-    @triton.jit
-    def activation_kernel(
-        x,
-        bias,
-        gamma,
-        past,
-        out,
-        frames,
-        height,
-        width,
-        pitch,
-        frame_pitch,
-        tiny,
-        channels: tl.constexpr,
-        biased: tl.constexpr,
-        margin: tl.constexpr,
-        rows: tl.constexpr,
-        columns: tl.constexpr,
-    ):
-        """A tile of pixels through all frames, so that nobody else reads the past it replaces."""
-        cell = tl.program_id(0) * rows + tl.arange(0, rows)
-        wide = width + 2 * margin
-        area = (height + 2 * margin) * wide
-        y, x_ = cell // wide - margin, cell % wide - margin
-        channel = tl.arange(0, columns)
-        kept = (channel < channels)[None, :]
-        # Margins are read as zeros, and the norm and SiLU of zeros are zeros.
-        inside = ((y >= 0) & (y < height) & (x_ >= 0) & (x_ < width))[:, None] & kept
-        written = (cell < area)[:, None] & kept
-        source = (y * pitch + x_).to(tl.int64)[:, None] * channels + channel[None, :]
-        before = (y * width + x_).to(tl.int64)[:, None] * channels + channel[None, :]
-        target = cell.to(tl.int64)[:, None] * channels + channel[None, :]
-        source_step = frame_pitch.to(tl.int64) * channels
-        before_step = (height * width).to(tl.int64) * channels
-        target_step = area.to(tl.int64) * channels
-        batch = tl.program_id(1).to(tl.int64)
-        past += batch * 2 * before_step
-        x += batch * frames * source_step
-        out += batch * (frames + 2) * target_step
-        older = tl.load(past + before, mask=inside, other=0.0)
-        newer = tl.load(past + before_step + before, mask=inside, other=0.0)
-        tl.store(out + target, older, mask=written)
-        tl.store(out + target_step + target, newer, mask=written)
-        tl.debug_barrier()  # stores to the past below may be other threads' than the loads above
-        if frames == 1:
-            tl.store(past + before, newer, mask=inside)
-        scale = tl.load(gamma + channel, mask=channel < channels, other=0.0).to(tl.float32)
-        scale *= tl.sqrt(channels * 1.0)
-        shift = tl.zeros((columns,), tl.float32)
-        if biased:
-            shift = tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
-        for t in range(frames):
-            value = tl.load(x + t * source_step + source, mask=inside, other=0.0).to(tl.float32)
-            value = tl.where(inside, value + shift[None, :], 0.0)
-            norm = tl.maximum(tl.sqrt(tl.sum(value * value, axis=1)), tiny)
-            value = value / norm[:, None] * scale[None, :]
-            made = (value / (1.0 + tl.exp(-value))).to(out.dtype.element_ty)
-            tl.store(out + (t + 2) * target_step + target, made, mask=written)
-            if t + 2 >= frames:
-                tl.store(past + (t - frames + 2) * before_step + before, made, mask=inside)
 
-    @triton.jit
-    def join_kernel(
-        kept,
-        y,
-        bias,
-        height,
-        width,
-        pitch,
-        frame_pitch,
-        channels: tl.constexpr,
-        rows: tl.constexpr,
-        columns: tl.constexpr,
-    ):
-        cell = tl.program_id(0) * rows + tl.arange(0, rows)
-        frame = tl.program_id(1).to(tl.int64)
-        channel = tl.arange(0, columns)
-        inside = (cell < height * width)[:, None] & (channel < channels)[None, :]
-        packed = (frame * height * width + cell)[:, None] * channels + channel[None, :]
-        at = frame * frame_pitch + cell // width * pitch + cell % width
-        spread = at[:, None] * channels + channel[None, :]
-        total = tl.load(kept + packed, mask=inside).to(tl.float32) + tl.load(y + spread, mask=inside)
-        total += tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
-        tl.store(kept + packed, total.to(kept.dtype.element_ty), mask=inside)
+@triton.jit
+def join_kernel(
+    kept, y, bias, height, width, pitch, frame_pitch, channels: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr,
+):  # fmt: skip
+    cell = tl.program_id(0) * rows + tl.arange(0, rows)
+    frame = tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, columns)
+    inside = (cell < height * width)[:, None] & (channel < channels)[None, :]
+    packed = (frame * height * width + cell)[:, None] * channels + channel[None, :]
+    pixel = frame * frame_pitch + cell // width * pitch + cell % width
+    spread = pixel[:, None] * channels + channel[None, :]
+    total = tl.load(kept + packed, mask=inside).to(tl.float32) + tl.load(y + spread, mask=inside)
+    total += tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
+    tl.store(kept + packed, total.to(kept.dtype.element_ty), mask=inside)
 
-    @triton.jit
-    def shifted_kernel(
-        x_tiles,
-        weight_tiles,
-        more_weight_tiles,
-        out_tiles,
-        more_out_tiles,
-        width,
-        area,
-        channels: tl.constexpr,
-        depth: tl.constexpr,
-        rows: tl.constexpr,
-        columns: tl.constexpr,
-        more: tl.constexpr,
-    ):
-        first = tl.program_id(0) * rows
-        column = tl.program_id(1) * (columns + more)
-        total = tl.zeros((rows, columns), tl.float32)
+
+@triton.jit
+def shifted_kernel(
+    x_tiles, weight_tiles, more_weight_tiles, out_tiles, more_out_tiles, width, area, channels: tl.constexpr,
+    depth: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, more: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * rows
+    column = tl.program_id(1) * (columns + more)
+    total = tl.zeros((rows, columns), tl.float32)
+    if more > 0:
+        more_total = tl.zeros((rows, more), tl.float32)
+    chunks: tl.constexpr = channels // depth
+    for step in range(27 * chunks):
+        tap = step // chunks
+        k = step % chunks * depth
+        shift = tap // 9 * area + tap // 3 % 3 * width + tap % 3
+        pixels = x_tiles.load([first + shift, k])
+        weights = weight_tiles.load([column, tap * channels + k])
+        total = tl.dot(pixels, weights.T, total)
         if more > 0:
-            more_total = tl.zeros((rows, more), tl.float32)
-        chunks: tl.constexpr = channels // depth
-        for step in range(27 * chunks):
-            tap = step // chunks
-            k = step % chunks * depth
-            shift = tap // 9 * area + tap // 3 % 3 * width + tap % 3
-            pixels = x_tiles.load([first + shift, k])
-            weights = weight_tiles.load([column, tap * channels + k])
-            total = tl.dot(pixels, weights.T, total)
-            if more > 0:
-                more_weights = more_weight_tiles.load([column + columns, tap * channels + k])
-                more_total = tl.dot(pixels, more_weights.T, more_total)
-        out_tiles.store([first, column], total.to(out_tiles.dtype))
-        if more > 0:
-            more_out_tiles.store([first, column + columns], more_total.to(out_tiles.dtype))
+            more_weights = more_weight_tiles.load([column + columns, tap * channels + k])
+            more_total = tl.dot(pixels, more_weights.T, more_total)
+    out_tiles.store([first, column], total.to(out_tiles.dtype))
+    if more > 0:
+        more_out_tiles.store([first, column + columns], more_total.to(out_tiles.dtype))
 
 
 def _spread(x: Tensor) -> tuple[Tensor, int, int]:
-    """Features, and pixels from one row, and from one frame, to the next; columns and channels lie side by side."""
+    """Return features with dense columns and channels, and the pixels from one row and one frame to the next."""
     batch, frames, _, _, channels = x.shape
     if x.stride()[3:] != (channels, 1) or (batch > 1 and x.stride(0) != frames * x.stride(1)):
         x = x.contiguous()
@@ -208,13 +176,13 @@ def _spread(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _pixels(channels: int) -> tuple[int, int]:
-    """Of a pass over all features: pixels of one program, and channels, up to a power of 2."""
+    """Return the pixels of one program in a pass over all features, and its channels, rounded to a power of 2."""
     columns = triton.next_power_of_2(channels)
     return max(1, ELEMENTS // columns), columns
 
 
 def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor) -> Tensor:
-    """What `Activation` computes, in one pass."""
+    """Compute `Activation` in one pass."""
     x, pitch, frame_pitch = _spread(x)
     batch, frames, height, width, channels = x.shape
     out = x.new_empty(batch, PAST + frames, height + 2 * MARGIN, width + 2 * MARGIN, channels)
@@ -229,7 +197,7 @@ def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor) -> Te
 
 
 def joined(kept: Tensor, y: Tensor, bias: Tensor) -> Tensor:
-    """What `join` computes, in one pass."""
+    """Compute `ResidualUnit._join` in one pass."""
     (y, pitch, frame_pitch), kept = _spread(y), kept.contiguous()
     batch, frames, height, width, channels = y.shape
     rows, columns = _pixels(channels)
@@ -239,7 +207,7 @@ def joined(kept: Tensor, y: Tensor, bias: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
-    """B 2+T Y+2 X+2 C, with margins, and O 27C -> B T Y X O without a bias, a view into the grid."""
+    """Convolve B 2+T Y+2 X+2 C, with margins, by weights O 27C to B T Y X O without a bias, a strided view."""
     descriptor = import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
     batch, frames, height, width, channels = x.shape
     tile = tile or tile_for(channels, len(weight))
@@ -249,7 +217,8 @@ def shifted(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
         triton.cdiv(out[0, ..., 0].numel(), tile.rows),
         triton.cdiv(len(weight), tile.columns + tile.more),
     )
-    more = tile.more or tile.columns  # a tile of no columns cannot be described, only not used
+    # A descriptor needs columns even where the second sum is not used.
+    more = tile.more or tile.columns
     for source, target in zip(x, out, strict=True):
         flat = target.view(-1, len(weight))
         shifted_kernel[grid](

@@ -1,4 +1,4 @@
-"""flow: how pictures move. Estimators of one contract, and following the flow they find (`warp`)."""
+"""Optical flow: estimators that share one contract, and functions that follow the flow they find (`warp`)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from recap.io.files import OFFLINE, is_offline, weights_folder
 __all__ = ["FLOWS", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
 
 FLOWS: dict[str, str] = {
-    "auto": "raft-small, the paper's; classical, with a notice, where its weights cannot be had",
+    "auto": "raft-small, the paper's; classical, with a notice, where its weights cannot be fetched",
     "raft-small": "RAFT-small, a network of 1 M parameters; its weights (4 MB) are fetched when first needed",
-    "classical": "dense inverse search of OpenCV, on the CPU; needs no weights, and is the fast one on a CPU",
+    "classical": "OpenCV's dense inverse search, on the CPU; needs no weights, and is the faster one on a CPU",
 }
 
 INSTALL = "`recap weights raft-small` installs them"
 
 _out_of_reach: set[Path] = set()
-"""Folders whose weights this process failed to fetch: its next videos do not wait for the network again."""
+"""Folders for which this process failed to fetch weights: its next videos do not wait for the network again."""
 
 
 def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
-    """What `auto` means on this machine, for whoever needs flow: weights are fetched if they are not there.
+    """Return the estimator that `auto` stands for on this machine, after fetching missing weights.
 
-    Any other name means itself. One notice says so where `auto` falls back to classical flow.
+    Any other name is returned unchanged. A notice reports where `auto` falls back to classical flow.
     """
     if name != "auto":
         return name
@@ -59,7 +59,7 @@ def build_flow(
     weights: Path | None = None,
     notice: Callable[[str], None] = print,
 ) -> FlowEstimator:
-    """The estimator of that name; `weights` is a file for RAFT-small, else installed or fetched ones are taken."""
+    """Build the estimator of that name; `weights` is a file for RAFT-small, by default the installed one."""
     if name not in FLOWS:
         raise unknown_name("flow", name, FLOWS)
     if weights is None and name == "auto":

@@ -1,4 +1,4 @@
-"""Flow without weights: dense inverse search (Kroeger et al., ECCV 2016), OpenCV's, on the CPU."""
+"""Flow without weights: OpenCV's dense inverse search (Kroeger et al., ECCV 2016), on the CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from recap.contracts import Flow
 from recap.errors import refuse
 
-SMALLEST = 32  # pixels; OpenCV refuses pictures with both sides below about 12
+# Pixels of a side; OpenCV refuses pictures with both sides below about 12.
+SMALLEST = 32
 
 
 def load_opencv() -> Any:
-    """OpenCV, imported when it is first needed; a machine that only uses RAFT-small can do without it."""
+    """Import OpenCV when it is first needed; a machine that only uses RAFT-small works without it."""
     try:
         import cv2
     except ImportError as missing:
@@ -27,32 +28,33 @@ def load_opencv() -> Any:
 
 
 class ClassicalFlow:
-    """The flow estimator: each pair of gray pictures searched both ways, on as many threads as torch has.
+    """A flow estimator that searches each pair of gray pictures both ways, on as many threads as torch has.
 
-    OpenCV lets go of the interpreter while it searches, and pairs beside each other pay at any size, as its own
-    threads within a pair do not. The flow is the same for any number of threads.
+    OpenCV releases the interpreter lock while it searches. Searching pairs in parallel pays at any size; OpenCV's
+    own threads within a pair do not. The flow is the same for any number of threads.
     """
 
     def __init__(self) -> None:
         cv2 = load_opencv()
         cv2.setNumThreads(1)
         kind, num = cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, torch.get_num_threads()
-        self._searches = [cv2.DISOpticalFlow_create(kind) for _ in range(num)]  # each has its own buffers
+        # One per thread, because each has its own buffers.
+        self._searches = [cv2.DISOpticalFlow_create(kind) for _ in range(num)]
         self._pool = ThreadPoolExecutor(num)
 
     def __call__(self, pictures: Tensor) -> Flow:
-        """Pictures B T 3 Y X, 0..1, on any device; the flow is on theirs, float32."""
+        """Estimate the flow of pictures B T 3 Y X in 0..1, on any device; the result is on theirs, float32."""
         pairs = _pairs(pictures)
         found = self._find([*pairs, *((later, earlier) for earlier, later in pairs)], pictures)
         return Flow(*found.unflatten(0, (2, len(pictures), -1)))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """B T-1 2 Y X, from every picture to the next alone: half the work."""
+        """Return only the flow from every picture to the next, B T-1 2 Y X: half the work."""
         flow: Tensor = self._find(_pairs(pictures), pictures).unflatten(0, (len(pictures), -1))
         return flow
 
     def _find(self, pairs: list[tuple[Any, Any]], pictures: Tensor) -> Tensor:
-        """Flow N 2 Y X of pairs of gray pictures, on the device of those they were made from."""
+        """Return flow N 2 Y X of pairs of gray pictures, on the device of `pictures`."""
         size = -(-len(pairs) // len(self._searches))
         parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         found = self._pool.map(lambda s, part: [s.calc(*pair, None) for pair in part], self._searches, parts)
@@ -68,7 +70,7 @@ def _pairs(pictures: Tensor) -> list[tuple[Any, Any]]:
 
 
 def gray_bytes(pictures: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """B T Y X luma (Rec. 601) of pictures B T 3 Y X, with border pixels repeated up to the smallest side."""
+    """Return the luma (Rec. 601) B T Y X of pictures B T 3 Y X; borders are repeated up to the smallest side."""
     red, green, blue = pictures.detach().float().unbind(2)
     luma = (0.299 * red + 0.587 * green + 0.114 * blue).clamp(0, 1)
     gray = (luma * 255).round().to(torch.uint8).cpu().numpy()

@@ -1,1 +1,1 @@
-"""Files and video: safe writing, reading and writing of clips, sizes, openings from a file."""
+"""Files and video: safe writing, reading and writing of clips, picture sizes, opening pictures from a file."""

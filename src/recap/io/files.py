@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, and the folder for those that the package fetches.
+"""Writes files that are complete or absent, and finds the folder for files that the package fetches.
 
-Everything is written under a hidden name beside its goal and renamed when it is finished, so a reader or a
-second run never meets half a result. `OSError` (no permission, no space) passes through untouched.
+Everything is written under a hidden name next to its final path and renamed when it is complete, so a reader or a
+second run never finds half a result. `OSError` (no permission, no space) is not caught.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from pathlib import Path
 from recap.errors import refuse
 
 OFFLINE = "RECAP_OFFLINE"
-LOCK = ".lock"  # the file by which a process has a folder to itself
+# The file with which a process locks a folder.
+LOCK = ".lock"
 _PREFIX = ".recap-"
-_PIECE = 1 << 22  # bytes hashed between two reports
+# Bytes hashed between two reports.
+_PIECE = 1 << 22
 
 
 def weights_folder() -> Path:
-    """$RECAP_HOME, or `recap` in the user's cache."""
+    """Return $RECAP_HOME, or `recap` in the user's cache."""
     if home := os.environ.get("RECAP_HOME"):
         return Path(home).expanduser()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG rules say that a relative path there is invalid and to be ignored.
+    # By the XDG rules a relative path is invalid and must be ignored.
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "recap"
 
 
 def is_offline() -> bool:
-    """Whether $RECAP_OFFLINE forbids the network: anything but nothing, 0, false or no."""
+    """Tell whether $RECAP_OFFLINE forbids the network: any value except an empty one, 0, false or no."""
     return os.environ.get(OFFLINE, "").strip().lower() not in ("", "0", "false", "no")
 
 
 def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
-    """Hash a file in hexadecimal; `advance` hears how many bytes were read since it was last called."""
+    """Hash a file in hexadecimal; `advance` is called with the number of bytes read since its last call."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -48,12 +50,12 @@ def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` on success and vanishes on failure."""
-    path = _goal(path)
+    """Yield a temporary path to write to; it becomes `path` on success and is deleted on failure."""
+    path = _resolved(path)
     if path.is_dir():
         raise refuse("output file", str(path), "it is a folder", "name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = _beside(path)
+    staged = _hidden(path)
     try:
         yield staged
         _flush(staged)
@@ -64,21 +66,22 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file in one step: readers see the old content or the new, never a part."""
+    """Write a file in one step: readers see the old content or the new content, never a part."""
     with staged_file(path) as staged:
         staged.write_bytes(data)
 
 
 @contextmanager
 def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
-    """A temporary folder that takes the place of `out` on success; on failure `out` stays as it was.
+    """Yield a temporary folder that replaces `out` on success; on failure `out` stays as it was.
 
-    An old `out` is replaced only if it holds nothing but files of these `names`, those of an earlier result.
+    An existing `out` is replaced only if it contains nothing but `names`, the files of an earlier result.
     """
-    out = _goal(out)
-    _check_replaceable(out, names)  # before the work, so that nobody waits for a refusal
+    out = _resolved(out)
+    # Checked before the work too, so that nobody waits for a refusal.
+    _check_replaceable(out, names)
     out.parent.mkdir(parents=True, exist_ok=True)
-    staged = _beside(out)
+    staged = _hidden(out)
     staged.mkdir()
     try:
         yield staged
@@ -90,19 +93,19 @@ def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
 
 
 def remove_strays(folder: Path) -> None:
-    """Delete half-written files that a killed process left in a folder nobody else is writing to."""
+    """Delete half-written files that a killed process left in a folder to which no other process writes."""
     for stray in folder.glob(f"{_PREFIX}*"):
         stray.unlink(missing_ok=True)
 
 
-def _goal(path: Path) -> Path:
-    # Through links, so that a linked result is renewed where it really lies and the link survives.
+def _resolved(path: Path) -> Path:
+    # Links are followed, so that the target of a link is replaced and the link survives.
     return Path(path).expanduser().resolve()
 
 
-def _beside(path: Path) -> Path:
-    # The suffix stays, because some writers choose their format by it; the name does not, as it may be at the
-    # file system's limit already.
+def _hidden(path: Path) -> Path:
+    # The suffix stays, because some writers choose their format by it; the name does not, because it may already
+    # be as long as the file system allows.
     return path.parent / f"{_PREFIX}{secrets.token_hex(8)}{path.suffix[:16]}"
 
 
@@ -120,8 +123,8 @@ def _check_replaceable(out: Path, names: Collection[str]) -> None:
         raise refuse("--out", str(out), "it is the current folder", "name a folder in it")
     foreign = sorted(path.name for path in out.iterdir() if path.name not in names)
     if foreign:
-        limit = f"it holds {foreign[0]!r}, which is not part of an earlier result"
-        raise refuse("--out", str(out), limit, "choose another --out, or move that away")
+        limit = f"it contains {foreign[0]!r}, which is not part of an earlier result"
+        raise refuse("--out", str(out), limit, "choose another --out, or move that file away")
 
 
 def _swap(staged: Path, out: Path) -> None:
@@ -131,8 +134,8 @@ def _swap(staged: Path, out: Path) -> None:
     if not out.exists():
         staged.rename(out)
         return
-    # A folder cannot be renamed over a full one: the old result steps aside, and back if the new one fails.
-    old = _beside(out)
+    # A folder cannot be renamed over a full one: the old result is moved away, and back if the new one fails.
+    old = _hidden(out)
     out.rename(old)
     try:
         staged.rename(out)
@@ -144,10 +147,11 @@ def _swap(staged: Path, out: Path) -> None:
 
 @contextmanager
 def alone_in(folder: Path, field: str, limit: str, remedy: str) -> Iterator[None]:
-    """One process per folder, others are refused; the system drops the lock with the process, however it ends."""
+    """Refuse other processes in this folder; the system releases the lock with the process, however it ends."""
     try:
         import fcntl
-    except ImportError:  # no such locks on Windows
+    except ImportError:
+        # Windows has no such locks.
         yield
         return
     with (folder / LOCK).open("w") as file:

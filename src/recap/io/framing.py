@@ -1,4 +1,4 @@
-"""How pictures of any size become pictures that tokens tile."""
+"""Rescales and crops pictures of any size to pictures that tokens tile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALLEST, _LARGEST = 32, 8192
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """How a picture of the clip becomes one that tokens tile: rescaled, then cropped at the centre."""
+    """Turns a picture of a clip into one that tokens tile: it rescales, then crops at the centre."""
 
     scaled: tuple[int, int] | None
     size: tuple[int, int]
@@ -40,7 +40,7 @@ class Lens:
 
 
 def fit(clip: Clip, size: tuple[int, int] | None, token_pixels: int) -> Lens:
-    """The lens for a clip, at `size` (rows, columns) if given; refuses what tokens cannot tile."""
+    """Return the lens for a clip, at `size` (rows, columns) or the clip's own; refuse what tokens cannot tile."""
     rows, columns = size or (clip.height, clip.width)
     named, shown = ("--size" if size else "size of the clip"), f"{columns}x{rows}"
     if min(rows, columns) < _SMALLEST or max(rows, columns) > _LARGEST:
@@ -59,7 +59,7 @@ def fit(clip: Clip, size: tuple[int, int] | None, token_pixels: int) -> Lens:
 
 
 def cover(clip: Clip, size: tuple[int, int], token_pixels: int) -> Lens:
-    """The lens that fills `size` (rows, columns) with a clip's pictures; what is too wide or too high is cut off."""
+    """Return the lens that fills `size` (rows, columns) with a clip's pictures and cuts off what is too large."""
     share = max(size[0] / clip.height, size[1] / clip.width)
     scaled = max(size[0], round(share * clip.height)), max(size[1], round(share * clip.width))
     notices: tuple[str, ...] = ()
@@ -68,13 +68,13 @@ def cover(clip: Clip, size: tuple[int, int], token_pixels: int) -> Lens:
     return Lens(scaled if scaled != (clip.height, clip.width) else None, size, token_pixels, notices)
 
 
-def cut_tokens(pictures: Tensor, place: Tensor) -> Tensor:
-    """The pixels of every token, F rows columns D (its rows, columns and colours in one), from pictures T 3 Y X.
+def cut_tokens(pictures: Tensor, sources: Tensor) -> Tensor:
+    """Cut the pixels of every token, F rows columns D (its rows, columns and colours in one), from T 3 Y X.
 
-    place F rows columns names the picture from which each token is cut.
+    `sources`, F rows columns, is the index of the picture from which each token is cut.
     """
-    rows, columns = place.shape[1:]
+    rows, columns = sources.shape[1:]
     height, width = pictures.shape[2] // rows, pictures.shape[3] // columns
     tiles = pictures.reshape(-1, 3, rows, height, columns, width).permute(0, 2, 4, 3, 5, 1)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    return tiles[place, row, column].flatten(3)
+    return tiles[sources, row, column].flatten(3)

@@ -1,4 +1,4 @@
-"""Pictures that a video goes on from: any clip or single picture, as a backbone's encoder takes it."""
+"""Reads the pictures from which a video continues, from any clip or single picture, for a backbone's encoder."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LONGEST_S = 300
 
 
 def read_opening(path: Path | str, spec: BackboneSpec, notice: Callable[[str], None]) -> Tensor:
-    """1 T 3 Y X in 0..1 at the backbone's size and rate; pictures that fill no whole frame are left out."""
+    """Read 1 T 3 Y X in 0..1 at the backbone's size and rate; pictures that fill no whole frame are left out."""
     clip = open_clip(path)
     lens = cover(clip, spec.picture_size, spec.token_pixels)
     rate = clip.fps / spec.pictures_per_second
     pictures: list[Tensor] = []
     for index, picture in enumerate(clip.pictures()):
-        # A clip of another rate is read at ours: the picture nearest to each moment, some twice or never.
+        # At another rate, the picture nearest to each moment is read: some twice, some never.
         while round(len(pictures) * rate) == index:
             pictures.append(lens(picture))
         if len(pictures) > LONGEST_S * spec.pictures_per_second:
             limit = f"longer than {LONGEST_S} s"
-            raise refuse("opening", str(path), limit, "cut the end that matters out of it")
+            raise refuse("opening", str(path), limit, "cut out the part that matters")
     for line in lens.notices:
         notice(f"opening: {line}")
     whole = 1 + (len(pictures) - 1) // spec.pictures_per_frame * spec.pictures_per_frame

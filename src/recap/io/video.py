@@ -1,7 +1,7 @@
-"""Reading and writing clips.
+"""Reads and writes clips.
 
-Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4
-without B-pictures and with closed groups of pictures, so that parts written apart join by copying.
+Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4 without
+B-pictures and with closed groups of pictures, so that separately written parts can be joined by copying.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from recap.io.files import staged_file
 
 try:
     import av
-except ImportError:  # who only draws, and judges what was drawn, can do without
+except ImportError:
+    # Only clips need PyAV; everything else works without it.
     av = None  # type: ignore[assignment]
 
-_BT601 = 6  # SMPTE 170M, in the numbering of ITU-T H.273
+# SMPTE 170M, in the numbering of ITU-T H.273.
+_BT601 = 6
 
 Picture = NDArray[np.uint8]
 """Y X 3, RGB."""
@@ -35,7 +37,7 @@ Picture = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A readable video file. `num_pictures` is what the file claims, None where it claims nothing."""
+    """A readable video file. `num_pictures` is what the file claims, or None."""
 
     path: Path
     width: int
@@ -44,7 +46,7 @@ class Clip:
     num_pictures: int | None
 
     def pictures(self) -> Iterator[Picture]:
-        """Every picture in turn, upright; only the decoder's few are in memory at a time."""
+        """Yield every picture, upright; only the few that the decoder buffers are in memory at a time."""
         for index, picture in enumerate(_decode(self.path)):
             if picture.shape != (self.height, self.width, 3):
                 limit = f"the size changes from {self.width}x{self.height} at picture {index}"
@@ -53,7 +55,7 @@ class Clip:
 
 
 def open_clip(path: Path | str) -> Clip:
-    """Check that a file is a video with at least one readable picture, and say what it holds."""
+    """Check that a file is a video with at least one readable picture, and return its size and rate."""
     path = Path(path)
     if not path.exists():
         raise refuse("clip", str(path), "no such file", "check the path")
@@ -71,9 +73,8 @@ def open_clip(path: Path | str) -> Clip:
     first = next(decoding, None)
     decoding.close()
     if first is None:
-        raise refuse(
-            "clip", str(path), "no readable picture in it, perhaps cut off", "copy or download it again"
-        )
+        limit = "no readable picture in it, perhaps cut off"
+        raise refuse("clip", str(path), limit, "copy or download it again")
     return Clip(path, first.shape[1], first.shape[0], float(rate), claimed)
 
 
@@ -81,13 +82,16 @@ def _container(path: Path) -> Any:
     if av is None:
         raise refuse("clip", str(path), "PyAV, which reads clips, is not installed", "pip install av")
     try:
-        container = av.open(str(path.resolve()))  # FFmpeg takes "a:b.mp4" for a protocol "a"
+        # As an absolute path, because FFmpeg takes "a:b.mp4" for a protocol "a".
+        container = av.open(str(path.resolve()))
     except av.error.FFmpegError as error:
-        if isinstance(error, OSError):  # no permission, say: nothing is wrong with the clip
+        # Missing permission, for example, is not a fault of the clip.
+        if isinstance(error, OSError):
             raise
         limit = "not a video, or cut off before its index (0 pictures readable)"
         raise refuse("clip", str(path), limit, "copy or download it again, or convert it to MP4") from error
-    if container.format.name == "tty":  # FFmpeg takes any text file for terminal art
+    # FFmpeg takes any text file for terminal art.
+    if container.format.name == "tty":
         container.close()
         raise refuse("clip", str(path), "it is a text file", "name a video file")
     return container
@@ -97,10 +101,11 @@ def _video_stream(container: Any, path: Path) -> Any:
     from av.stream import Disposition
 
     for stream in container.streams.video:
-        if not stream.disposition & Disposition.attached_pic:  # the cover of a song is no video
+        # The cover of a song is not a video.
+        if not stream.disposition & Disposition.attached_pic:
             return stream
     kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing readable"
-    limit = f"no video stream in it (it holds {kinds}), or cut off"
+    limit = f"no video stream in it (it contains {kinds}), or cut off"
     raise refuse("clip", str(path), limit, "name a file with pictures, or copy it again")
 
 
@@ -116,7 +121,8 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
                 packet = next(packets, None)
                 if packet is None:
                     break
-                if packet.is_corrupt:  # the demuxer's word for a packet that ends with the file
+                # The demuxer marks a packet that ends with the file as corrupt.
+                if packet.is_corrupt:
                     failure = "cut off"
                 else:
                     frames = packet.decode()
@@ -135,7 +141,7 @@ def _decode(path: Path) -> Generator[Picture, None, None]:
 
 
 def _drain(stream: Any) -> list[Any]:
-    # Decoder threads hold a few finished pictures back; they are readable and counted.
+    # Decoder threads buffer a few finished pictures, which are readable and counted.
     try:
         return list(stream.decode(None))
     except av.error.FFmpegError:
@@ -144,25 +150,23 @@ def _drain(stream: Any) -> list[Any]:
 
 def _upright(frame: Any) -> Picture:
     picture: Picture = frame.to_ndarray(format="rgb24")
-    # Telephones store portrait clips lying down and note the turn; the note counts counterclockwise.
+    # Telephones store portrait clips sideways, with a rotation that counts counterclockwise.
     quarter_turns = round(frame.rotation / 90) % 4
     return np.ascontiguousarray(np.rot90(picture, quarter_turns)) if quarter_turns else picture
 
 
 class ClipWriter:
-    """Writes one clip, picture by picture; the file appears whole when the block ends, or not at all.
+    """Writes one clip, picture by picture; the complete file appears when the `with` block ends, or none at all.
 
-    size is (rows, columns), both even, because 4:2:0 video halves the colour planes. A smaller `quality`
+    `size` is (rows, columns), both even, because 4:2:0 video halves the colour planes. A smaller `quality`
     (x264's CRF) means better pictures and a larger file.
     """
 
     def __init__(self, path: Path | str, size: tuple[int, int], fps: float, quality: int = 18) -> None:
         rows, columns = size
         if rows % 2 or columns % 2 or rows < 2 or columns < 2:
-            shown = f"{columns}x{rows}"
-            raise refuse(
-                "clip size", shown, "H.264 needs even width and height", "crop or rescale by one pixel"
-            )
+            limit = "H.264 needs even width and height"
+            raise refuse("clip size", f"{columns}x{rows}", limit, "crop or rescale by one pixel")
         if not 0 < fps <= 1000:
             raise refuse("clip fps", fps, "must be above 0 and at most 1000", "use the rate of the pictures")
         self.path = Path(path)
@@ -173,40 +177,33 @@ class ClipWriter:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as opening:
-            staged = opening.enter_context(staged_file(self.path))
-            # The index goes to the front, so that a browser can start and seek before it has the whole file.
-            options = {"movflags": "+faststart"}
-            self._container = opening.enter_context(av.open(str(staged), "w", format="mp4", options=options))
+        with ExitStack() as stack:
+            staged = stack.enter_context(staged_file(self.path))
+            self._container = stack.enter_context(_new_container(staged))
             self._stream: Any = self._container.add_stream("libx264", rate=_as_fraction(self.fps))
             self._stream.height, self._stream.width = self.size
             self._stream.pix_fmt = "yuv420p"
-            # What the conversion from RGB uses; untagged, large pictures would be shown with other colours.
+            # The conversion from RGB uses this; without the tag large pictures would be shown with other colours.
             self._stream.codec_context.colorspace = _BT601
-            self._stream.options = {
-                "crf": str(self._quality),
-                "preset": "veryfast",
-                "bf": "0",
-                "flags": "+cgop",
-            }
-            # A group of pictures a second: seeking to a second is then exact and quick.
+            crf = str(self._quality)
+            self._stream.options = {"crf": crf, "preset": "veryfast", "bf": "0", "flags": "+cgop"}
+            # One group of pictures per second, so that seeking to a second is exact and quick.
             self._stream.codec_context.gop_size = max(1, round(self.fps))
-            opening.push(self._finish)
-            self._open = opening.pop_all()
+            stack.push(self._finish)
+            self._open = stack.pop_all()
         return self
 
     def write(self, pixels: Tensor) -> None:
-        """Append pictures T 3 Y X: floats, taken as 0..1 and clamped, or uint8."""
+        """Append pictures T 3 Y X: floats in 0..1, which are clamped, or uint8."""
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, *self.size):
-            remedy = f"give T 3 {self.size[0]} {self.size[1]}"
+            remedy = f"pass T 3 {self.size[0]} {self.size[1]}"
             raise refuse("pixels", tuple(pixels.shape), "not the shape of this clip", remedy)
         if pixels.dtype != torch.uint8:
             finite = torch.isfinite(pixels).flatten(1).all(1)
             if not bool(finite.all()):
                 bad = self.count + int((~finite).nonzero()[0])
-                raise refuse(
-                    "pixels", f"picture {bad}", "holds NaN or infinity", "look for the step that made it"
-                )
+                limit = "contains NaN or infinity"
+                raise refuse("pixels", f"picture {bad}", limit, "look for the step that made it")
             pixels = pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
         for picture in pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy():
             self._encode(av.VideoFrame.from_ndarray(picture, format="rgb24"))
@@ -228,20 +225,23 @@ class ClipWriter:
         self._open.__exit__(kind, error, trace)
 
 
+def _new_container(path: Path) -> Any:
+    # The index goes to the front, so that a browser can start and seek before it has the whole file.
+    return av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
+
+
 def _as_fraction(fps: float) -> Fraction:
-    # 29.97 and its kin are n/1001; floats hold them closely enough to find them again.
+    # 29.97 and similar rates are n/1001; floats are precise enough to recover them.
     return Fraction(fps).limit_denominator(1001)
 
 
 def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
-    """Put clips of equal settings end to end without encoding anew; returns the number of pictures."""
+    """Join clips of equal settings without encoding them again; return the number of pictures."""
     if not parts:
         raise refuse("parts", list(parts), "nothing to join", "name at least one clip")
     count = 0
     with staged_file(Path(out)) as staged, ExitStack() as opened:
-        joined = opened.enter_context(
-            av.open(str(staged), "w", format="mp4", options={"movflags": "+faststart"})
-        )
+        joined = opened.enter_context(_new_container(staged))
         target: Any = None
         settings: tuple[object, ...] = ()
         for path in map(Path, parts):
@@ -253,9 +253,10 @@ def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
                     picture_time = 1 / (source.average_rate * source.time_base)
                 if _settings(source) != settings:
                     limit = f"its size, rate or encoder settings differ from {parts[0]}"
-                    raise refuse("part", str(path), limit, "join only clips that one writer setting made")
+                    raise refuse("part", str(path), limit, "join only clips with the same writer settings")
                 for packet in container.demux(source):
-                    if packet.dts is None:  # the demuxer's closing mark
+                    # The demuxer's last packet is an empty mark.
+                    if packet.dts is None:
                         continue
                     packet.pts = packet.dts = round(count * picture_time)
                     packet.stream = target

@@ -1,4 +1,4 @@
-"""Prompts as people write them: what is drawn, what is left out with a notice, and what is refused."""
+"""Prompts as people write them: what is shown, what is left out with a notice, and what is refused."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def test_a_valid_prompt_is_read_as_it_is_and_without_a_word():
         ("a fox", Prompt(("fox",), "beach"), ["no scene is named: the video is set on a beach"]),
         ("a whale at night", Prompt(("whale",), "sea", "night"), ["no scene.*set under the sea"]),
         ("a red fox on a beach", Prompt(("fox",), "beach"), ["'red': left out, as colours cannot be asked"]),
-        ("two foxes on a beach", Prompt(("fox",), "beach"), ["'two': numbers.*one of each kind is drawn"]),
+        ("two foxes on a beach", Prompt(("fox",), "beach"), ["'two': numbers.*one of each kind is shown"]),
         ("a flock of 3 birds in a city", Prompt(("bird",), "city"), ["'flock', '3': numbers"]),
-        ("a lion on a beach", Prompt(("cat",), "beach"), ["'lion' is not in the vocab.*: a cat is drawn"]),
-        ("wolves in the snow", Prompt(("fox",), "snow"), ["'wolves'.*a fox is drawn instead"]),
-        ("a truck and a bus in a city", Prompt(("car", "bus"), "city"), ["'truck'.*a car is drawn instead"]),
+        ("a lion on a beach", Prompt(("cat",), "beach"), ["'lion' is not in the vocab.*: a cat is shown"]),
+        ("wolves in the snow", Prompt(("fox",), "snow"), ["'wolves'.*a fox is shown instead"]),
+        ("a truck and a bus in a city", Prompt(("car", "bus"), "city"), ["'truck'.*a car is shown instead"]),
         ("a fox in a jungle", Prompt(("fox",), "forest"), ["'jungle'.*set in a forest"]),
         ("a fox on a beach at dawn", Prompt(("fox",), "beach", "evening"), ["'dawn'.*set in the evening"]),
         ("a fox in a village in the snow", Prompt(("fox",), "snow"), ["'village': left out"]),
         ("a fox on the sand of a beach", Prompt(("fox",), "beach"), []),
-        ("a sea lion on a beach", Prompt(("whale",), "beach"), ["'sea lion'.*a whale is drawn"]),
+        ("a sea lion on a beach", Prompt(("whale",), "beach"), ["'sea lion'.*a whale is shown"]),
         ("a tiger shark under the sea", Prompt(("fish",), "sea"), ["'tiger': left out", "'shark'.*a fish"]),
         ("a teddy bear in a city", Prompt(("bear",), "city"), []),
         ("a fox’s beach", Prompt(("fox",), "beach"), []),
@@ -99,9 +99,9 @@ def test_nouns_become_what_is_alike():
         "crocodile": {"dinosaur", "turtle"}, "panda": {"bear"}, "goose": {"duck"}, "mouse": {"rabbit"},
         "helicopter": {"bird", "balloon"}, "toad": {"frog"}, "rhino": {"elephant"}, "ship": {"boat"},
     }  # fmt: skip
-    for word, drawn in likely.items():
+    for word, shown in likely.items():
         (actor,) = read_prompt(f"a {word} on a beach").prompt.actors
-        assert actor in drawn, word
+        assert actor in shown, word
     assert read_prompt("a boat on the ocean").prompt.scene == "sea"
 
 
@@ -109,7 +109,7 @@ def test_the_table_of_nouns_is_sound():
     assert len(english.NEAR) >= 150
     assert len(english.NEAR) == sum(
         map(len, (english.NEAR_ACTORS, english.NEAR_SCENES, english.NEAR_TIMES))
-    ), "a noun stands for an actor, a scene or a time"
+    ), "a noun is an actor, a scene or a time"
     assert not english.NEAR.keys() & {*NAMED, *ALIASES, *FILLERS, *english.HARMLESS, *english.COLOURS}
     for table, known in (
         (english.NEAR_ACTORS, ACTORS),
@@ -186,10 +186,10 @@ def test_what_may_not_be_wanted_is_refused(text):
 )
 def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
     try:
-        drawn = read_prompt(sentence.format(f"{negation} {actor}")).prompt.actors
+        shown = read_prompt(sentence.format(f"{negation} {actor}")).prompt.actors
     except ValueError:
         return
-    assert drawn in ((), ("robot",))
+    assert shown in ((), ("robot",))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
     [
         (
             "a xylophone and a trumpet in a kitchen",
-            "'xylophone', 'trumpet', 'kitchen'; actors: fox.*public models take any prompt .`recap list`",
+            "'xylophone', 'trumpet', 'kitchen'; actors: fox.*public models accept any prompt .`recap list`",
         ),
         ("a penguine on a beech", "'penguine', 'beech'; did you mean 'penguin' for 'penguine', 'beach' for"),
         ("penguine beach", "did you mean 'penguin'"),
@@ -218,7 +218,7 @@ def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
         ("<b>a fox</b> on a beach", "'b'"),
         ("狐狸在海滩上", "狐狸在海滩上"),
         ("a fox " * 1000, "6000 characters|at most 3"),
-        ("happy fox on a beach " * 200, f"4200 characters, and {LONGEST}"),
+        ("happy fox on a beach " * 200, f"4200 characters, and at most {LONGEST}"),
     ],
 )
 def test_refusals_name_everything_at_once(text, message):
@@ -304,7 +304,7 @@ def test_the_backbone_draws_what_was_read_and_says_so_once():
     backbone = EmbeddedConfig().build(
         device="cpu", dtype=torch.float32, prompts=("a cute lion",), notice=lines.append
     )
-    assert lines == [], "nothing is said of prompts before they are asked for"
+    assert lines == [], "there are no notices before prompts are read"
     meant = backbone.condition(("a cat on a beach",))
     for prompts in (("a cute lion",), ("a cute lion", "a cute lion")):
         asked = backbone.condition(prompts)

@@ -20,7 +20,7 @@ from recap.rollout import rollout
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights as training leaves them, but drawn by chance."""
+    """Weights in the form that training saves, with random values."""
     made = tmp_path_factory.mktemp("weights")
     dit = CausalWan(EMBEDDED)
     draw_weights(dit, 0)

@@ -63,7 +63,7 @@ def test_ids_have_one_length_and_one_order():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a penguine on a beach", "'penguine'.*did you mean 'penguin'"),
         ("a fox on a beech", "'beech'.*did you mean 'beach'"),
@@ -76,6 +76,6 @@ def test_ids_have_one_length_and_one_order():
         ("a fox, a cat, a dog and a duck in a city", "at most 3"),
     ],
 )
-def test_refusals_say_what_to_do(text, said):
-    with pytest.raises(ValueError, match=said):
+def test_refusals_say_what_to_do(text, message):
+    with pytest.raises(ValueError, match=message):
         parse_prompt(text)

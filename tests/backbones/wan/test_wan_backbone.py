@@ -73,12 +73,12 @@ def test_building_neither_reads_nor_moves_the_global_generator() -> None:
 
 def test_noise_is_drawn_once_per_step_and_five_forwards_make_a_block(backbone: WanBackbone) -> None:
     calls = 0
-    draw = noise_of(0)
+    next_noise = noise_of(0)
 
     def counted() -> Tensor:
         nonlocal calls
         calls += 1
-        return draw()
+        return next_noise()
 
     context, given = fresh(), backbone.condition(("a fox",))
     latents = backbone.denoise(counted, given, context)
@@ -88,13 +88,13 @@ def test_noise_is_drawn_once_per_step_and_five_forwards_make_a_block(backbone: W
 
 
 def test_denoise_is_the_documented_loop(backbone: WanBackbone) -> None:
-    given, draw = backbone.condition(("a fox",)), noise_of(5)
-    noisy = draw()
+    given, next_noise = backbone.condition(("a fox",)), noise_of(5)
+    noisy = next_noise()
     with torch.no_grad():
         for sigma, following in ((1.0, 0.9375), (0.9375, 5 / 6), (5 / 6, 0.625), (0.625, None)):
             clean = noisy - sigma * backbone.model(noisy, 1000 * sigma, given, fresh())
             if following is not None:
-                noisy = (1 - following) * clean + following * draw()
+                noisy = (1 - following) * clean + following * next_noise()
     torch.testing.assert_close(backbone.denoise(noise_of(5), given, fresh()), clean, atol=1e-5, rtol=1e-5)
 
 
@@ -132,8 +132,8 @@ def test_prompt_memory_and_noise_all_matter(backbone: WanBackbone) -> None:
 
 
 def test_rows_of_a_batch_match_the_rows_alone(backbone: WanBackbone) -> None:
-    draws = noise_of(0, rows=2)
-    noise = [draws() for _ in range(4)]
+    next_noise = noise_of(0, rows=2)
+    noise = [next_noise() for _ in range(4)]
     both = backbone.denoise(iter(noise).__next__, backbone.condition(("a fox", "the sea")), fresh())
     for row, prompt in enumerate(("a fox", "the sea")):
         mine = iter([part[row : row + 1] for part in noise])
@@ -149,9 +149,9 @@ class NoMemory:
 def test_the_house_context_reads_as_the_plain_one(backbone: WanBackbone) -> None:
     given, phases = backbone.condition(("a fox",)), torch.arange(3.0, 6.0)
     house = BlockContext(cast(MemoryPolicy, NoMemory()), phases)
-    drawn = backbone.denoise(noise_of(0), given, house)
+    latents = backbone.denoise(noise_of(0), given, house)
     torch.testing.assert_close(
-        drawn, backbone.denoise(noise_of(0), given, FakeContext(phases)), atol=1e-4, rtol=1e-4
+        latents, backbone.denoise(noise_of(0), given, FakeContext(phases)), atol=1e-4, rtol=1e-4
     )
 
 

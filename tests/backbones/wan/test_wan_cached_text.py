@@ -89,9 +89,9 @@ def test_damaged_files_are_made_again_with_a_notice(
     else:
         wrong = {"name": expected, "shape": expected[:, 1:], "nan": expected * float("nan")}[damage]
         save_file({"other" if damage == "name" else "prompt_embeds": wrong.contiguous()}, kept)
-    said: list[str] = []
-    assert torch.equal(open_text(parts, tmp_path, said.append)("a red fox"), expected)
-    assert len(said) == 1 and "damaged" in said[0] and len(loads) == 2
+    notices: list[str] = []
+    assert torch.equal(open_text(parts, tmp_path, notices.append)("a red fox"), expected)
+    assert len(notices) == 1 and "damaged" in notices[0] and len(loads) == 2
     assert torch.equal(load_file(kept)["prompt_embeds"], expected)
 
 
@@ -136,10 +136,10 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     parts: tuple[Path, Path], tmp_path: Path, loads: list[Any]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    said: list[str] = []
-    text = open_text(parts, tmp_path / "file" / "cache", said.append)
+    notices: list[str] = []
+    text = open_text(parts, tmp_path / "file" / "cache", notices.append)
     assert text("a red fox").any() and text("a red fox").any()
-    assert len(loads) == 1 and "cannot be written" in said[0]
+    assert len(loads) == 1 and "cannot be written" in notices[0]
 
 
 def embeds(*shape: int) -> torch.Tensor:

@@ -40,14 +40,14 @@ def test_pixels_lie_in_range_and_vary() -> None:
 
 
 def test_a_frame_fades_in_from_the_one_before() -> None:
-    """The last of four pictures shows the frame itself; a held frame gives four equal pictures."""
+    """The last of four pictures shows the frame itself; a repeated frame gives four equal pictures."""
     video = latents(2)
     fade = UpsampleDecoder(SPEC).decode(video)
     assert torch.equal(fade[:, 4], UpsampleDecoder(SPEC).decode(video[:, 1:])[:, 0])
     halfway = fade[:, [0, 2, 4]].logit()
     torch.testing.assert_close(halfway[:, 1], (halfway[:, 0] + halfway[:, 2]) / 2, atol=1e-4, rtol=1e-4)
-    held = UpsampleDecoder(SPEC).decode(video[:, [0, 0]])
-    torch.testing.assert_close(held, held[:, :1].expand_as(held))
+    repeated = UpsampleDecoder(SPEC).decode(video[:, [0, 0]])
+    torch.testing.assert_close(repeated, repeated[:, :1].expand_as(repeated))
 
 
 def test_state_resumes_bit_for_bit_and_is_a_copy() -> None:

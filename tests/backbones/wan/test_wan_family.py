@@ -80,10 +80,10 @@ def quiet(_: str) -> None:
 def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    notices: list[str] = []
     config = config_of(files)
-    backbone = build_backbone(config, said.append)
-    assert sum("memory: " in line for line in said) == 4
+    backbone = build_backbone(config, notices.append)
+    assert sum("memory: " in line for line in notices) == 4
     pixels = torch.rand(1, 9, 3, *backbone.spec.picture_size)
     assert backbone.encode(pixels).shape == (1, 3, 16, *MINI.latent_size)
     # The prompts are on disk now: the encoder must not be needed again.

@@ -8,7 +8,7 @@ from torch import Tensor
 from wan_fakes import ONE_LAYER, fresh, noise_of, random_model, turn
 
 from recap.backbones.wan.layers import RMSNorm, sinusoid
-from recap.backbones.wan.model import Conditioning
+from recap.backbones.wan.model import TextConditioning
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
 from recap.types import Role
 
@@ -192,7 +192,7 @@ def test_empty_text_slots_take_part() -> None:
     text[:, 4:] = 0
     given = model.condition(text)
     latents = noise_of(1, dtype=DOUBLE)()
-    masked = Conditioning(tuple(k[:, :4] for k in given.keys), tuple(v[:, :4] for v in given.values))
+    masked = TextConditioning(tuple(k[:, :4] for k in given.keys), tuple(v[:, :4] for v in given.values))
     assert not torch.allclose(
         model(latents, 625.0, given, fresh()), model(latents, 625.0, masked, fresh()), atol=1e-6
     )

@@ -1,4 +1,4 @@
-"""Damaged and hostile files of the parts beside the transformer: a ValueError that names the file, nothing is run."""
+"""Damaged and hostile files of text encoder and autoencoders give a ValueError that names the file; nothing runs."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ def test_prompts_are_padded_and_end_with_the_end(tokenizer_folder: Path) -> None
 
 
 def test_a_prompt_that_is_too_long_is_cut_with_a_notice(tokenizer_folder: Path) -> None:
-    said: list[str] = []
-    tokenize = Umt5Tokenizer(tokenizer_folder, TEXT_LEN, said.append)
+    notices: list[str] = []
+    tokenize = Umt5Tokenizer(tokenizer_folder, TEXT_LEN, notices.append)
     ids, mask = tokenize("a fox walks on a beach by day and " * 3)
     assert mask.sum() == TEXT_LEN and ids[0, -1] == 1
-    (line,) = said
+    (line,) = notices
     assert f"the model reads {TEXT_LEN}" in line and "a fox walks" in line
 
 
@@ -215,5 +215,5 @@ def test_tables_that_differ_are_refused(model: Any, tmp_path: Path) -> None:
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tensors["encoder.embed_tokens.weight"] = torch.zeros(80, TEXT_DIM)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="differ, and are one table"):
+    with pytest.raises(ValueError, match="must be one table, but differ"):
         load_umt5(tmp_path, TEXT_DIM)

@@ -116,6 +116,6 @@ def test_the_memory_holds_the_clean_pass_and_not_the_noisy_steps() -> None:
     clean = torch.cat([past.frames[1][frame][0] for frame in range(3)], dim=1)
     backbone.settle(latents, given, context.settling())
     policy.commit(block, torch.zeros(0))
-    held = policy.state()["prior.keys"][1]
-    torch.testing.assert_close(held, clean, atol=1e-12, rtol=0)
-    assert (held - noisy).abs().max() > 1e-3
+    stored = policy.state()["prior.keys"][1]
+    torch.testing.assert_close(stored, clean, atol=1e-12, rtol=0)
+    assert (stored - noisy).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Stand-ins for what the rollout hands a backbone."""
+"""Stand-ins for what the rollout passes to a backbone."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The embedded backbone's video autoencoder, in Wan's geometry: 4 pictures and 8 x 8 pixels to one latent.
+"""The embedded backbone's video autoencoder, in Wan's geometry: one latent for 4 pictures of 8 x 8 pixels.
 
-Time is handled by 2D layers alone. A latent frame stands for one *step* of four pictures, which travel as
-channels (or, at half resolution, as rows of the batch); a residual block may also read part of what it saw
-one step earlier. So the network is causal with a finite memory, a stream keeps one tensor per such block,
-and every step costs the same. The first picture of a clip is a step of four equal pictures, of which the
-decoder hands out the last; before the first step the memory holds the first step itself, as if the picture
-had always been there. Norms run over channels only, so nothing depends on how a stream is cut.
+All layers are 2D. A latent frame stands for one *step* of four pictures, which are channels (or, at half
+resolution, rows of the batch); a residual block may also read part of its own input of one step earlier. So the
+network is causal with a finite memory, a stream keeps one tensor per such block, and every step costs the same. The
+first picture of a clip is a step of four equal pictures, of which the decoder returns the last; before the first
+step the memory contains the first step itself, as if the picture had always been there. Norms are over channels
+only, so results do not depend on how a stream is cut.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
 from recap.contracts import State
-from recap.errors import refuse
 
 CELL = 8
 """Side of the square of pixels that one latent covers: three halvings."""
@@ -30,29 +30,28 @@ class AutoencoderSpec:
 
     latent_channels: int
     pictures_per_frame: int
-    widths: tuple[int, int, int]  # channels: of one picture at 1/2, of a step at 1/4 and 1/8
-    depths: tuple[int, int, int]  # residual blocks at 1/2, 1/4 and 1/8
-    remembered: tuple[int, int]  # channels of the step before that a block reads, at 1/4 and 1/8
+    # Channels of one picture at 1/2, of a step at 1/4 and 1/8.
+    widths: tuple[int, int, int]
+    # Residual blocks at 1/2, 1/4 and 1/8.
+    depths: tuple[int, int, int]
+    # Channels of the previous step that a block reads, at 1/4 and 1/8.
+    remembered: tuple[int, int]
 
 
 EMBEDDED_AUTOENCODER = AutoencoderSpec(
-    latent_channels=16,
-    pictures_per_frame=4,
-    widths=(32, 112, 160),
-    depths=(2, 3, 2),
-    remembered=(48, 80),
+    latent_channels=16, pictures_per_frame=4, widths=(32, 112, 160), depths=(2, 3, 2), remembered=(48, 80)
 )
 
 
 class Memory(Protocol):
-    """Where a block finds what it saw one step earlier."""
+    """Gives a block its own input of one step earlier."""
 
     def previous(self, name: str, x: Tensor) -> Tensor:
-        """The tensor the block of that name handed in one step before x, in the shape of x."""
+        """Return what the block of that name passed one step before x, in the shape of x."""
 
 
 class WholeClip:
-    """All steps of a clip side by side in the batch: the step before is the neighbour."""
+    """All steps of a clip are neighbours in the batch."""
 
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -63,7 +62,7 @@ class WholeClip:
 
 
 class Stream:
-    """One step at a time, for ever."""
+    """One step at a time, without end."""
 
     def __init__(self) -> None:
         self.kept: State = {}
@@ -75,14 +74,14 @@ class Stream:
 
 
 class ChannelNorm(nn.Module):
-    """Root mean square norm over the channels of each place."""
+    """Normalises by the root mean square over the channels of each pixel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Autocast would take `square` and `rsqrt` up to fp32, and with them every activation after them.
+        # Autocast would compute `square` and `rsqrt` in fp32, and with them every later activation.
         power = (x * x).mean(dim=1, keepdim=True, dtype=torch.float32)
         scale = torch.rsqrt(power + 1e-6).to(x.dtype)
         normed: Tensor = x * scale * self.weight.to(x.dtype).view(-1, 1, 1)
@@ -90,7 +89,7 @@ class ChannelNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut; the last starts at zero, so a deep stack starts as the identity."""
+    """Two convolutions and a shortcut; the second starts at zero, so a deep stack starts as the identity."""
 
     def __init__(self, name: str, width: int, remembered: int) -> None:
         super().__init__()
@@ -123,8 +122,8 @@ class Stack(nn.ModuleList):
         return x
 
 
-class Encoder(nn.Module):
-    """Steps of pictures in -1..1 to raw latents."""
+class StepEncoder(nn.Module):
+    """Encodes steps of pictures in -1..1 as raw latents."""
 
     def __init__(self, spec: AutoencoderSpec) -> None:
         super().__init__()
@@ -140,7 +139,7 @@ class Encoder(nn.Module):
         self.leave = nn.Conv2d(coarse, spec.latent_channels, 3, padding=1)
 
     def forward(self, steps: Tensor, memory: Memory) -> Tensor:
-        """N P 3 Y X -> N C Y/8 X/8."""
+        """Encode N P 3 Y X as N C Y/8 X/8."""
         halves = functional.pixel_unshuffle(steps.flatten(0, 1), 2)
         halves = self.fine(self.enter(_nhwc(halves)), memory)
         quarters = functional.pixel_unshuffle(halves, 2).unflatten(0, (-1, self.count)).flatten(1, 2)
@@ -150,8 +149,8 @@ class Encoder(nn.Module):
         return latents
 
 
-class Decoder(nn.Module):
-    """Raw latents to steps of pictures in -1..1, not clamped."""
+class StepDecoder(nn.Module):
+    """Decodes raw latents to steps of pictures in -1..1, not clamped."""
 
     def __init__(self, spec: AutoencoderSpec) -> None:
         super().__init__()
@@ -167,7 +166,7 @@ class Decoder(nn.Module):
         self.leave = nn.Conv2d(fine, 3 * 4, 3, padding=1)
 
     def forward(self, latents: Tensor, memory: Memory) -> Tensor:
-        """N C rows columns -> N P 3 Y X."""
+        """Decode N C rows columns to N P 3 Y X."""
         before = memory.previous("latents", latents)
         x = self.coarse(self.enter(_nhwc(torch.cat([latents, before], dim=1))), memory)
         x = self.middle(_nhwc(functional.pixel_shuffle(self.grow(x), 2)), memory)
@@ -179,7 +178,7 @@ class Decoder(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Both halves, and the statistics that make latents zero-mean and unit-variance per channel."""
+    """Encoder, decoder, and the statistics that make latents zero-mean and unit-variance per channel."""
 
     latent_mean: Tensor
     latent_std: Tensor
@@ -187,49 +186,40 @@ class Autoencoder(nn.Module):
     def __init__(self, spec: AutoencoderSpec = EMBEDDED_AUTOENCODER) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder = Encoder(spec)
-        self.decoder = Decoder(spec)
+        self.encoder = StepEncoder(spec)
+        self.decoder = StepDecoder(spec)
         self.register_buffer("latent_mean", torch.zeros(spec.latent_channels))
         self.register_buffer("latent_std", torch.ones(spec.latent_channels))
-        self.apply(_draw_weights)
+        self.apply(_initialise)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """B T 3 Y X in 0..1, T = 1 + n P -> normalised latents B 1+n C Y/8 X/8."""
+        """Encode B T 3 Y X in 0..1, T = 1 + n P, as normalised latents B 1+n C Y/8 X/8."""
         return (self.encode_raw(pixels) - _per_channel(self.latent_mean)) / _per_channel(self.latent_std)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents B F C rows columns -> B T 3 Y X in 0..1, all steps at once."""
+        """Decode normalised latents B F C rows columns to B T 3 Y X in 0..1, all steps at once."""
         raw = latents * _per_channel(self.latent_std) + _per_channel(self.latent_mean)
         return self.decode_raw(raw).clamp(0, 1)
 
     def encode_raw(self, pixels: Tensor) -> Tensor:
-        """Latents as the encoder makes them: what training works on."""
-        self._check(pixels)
+        """Encode pictures as latents that are not normalised, for training."""
         count = self.spec.pictures_per_frame
-        held = pixels[:, :1].expand(-1, count - 1, -1, -1, -1)
-        steps = torch.cat([held, pixels], dim=1).unflatten(1, (-1, count))
+        check_clip(pixels, CELL, count)
+        repeated = pixels[:, :1].expand(-1, count - 1, -1, -1, -1)
+        steps = torch.cat([repeated, pixels], dim=1).unflatten(1, (-1, count))
         latents = self.encoder(steps.flatten(0, 1) * 2 - 1, WholeClip(steps.shape[1]))
         framed: Tensor = latents.unflatten(0, steps.shape[:2])
         return framed
 
     def decode_raw(self, latents: Tensor) -> Tensor:
-        """Pixels of raw latents, not clamped, so that a gradient reaches what is out of range."""
+        """Decode raw latents without clamping, so that values out of range have a gradient."""
         steps = self.decoder(latents.flatten(0, 1), WholeClip(latents.shape[1]))
         pictures: Tensor = steps.unflatten(0, latents.shape[:2]).flatten(1, 2)
         return pictures[:, self.spec.pictures_per_frame - 1 :] * 0.5 + 0.5
 
-    def _check(self, pixels: Tensor) -> None:
-        count = self.spec.pictures_per_frame
-        if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % CELL or pixels.shape[4] % CELL:
-            limit = f"pictures are RGB with sides that {CELL} divides"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
-        if pixels.shape[1] % count != 1:
-            limit = f"a clip is 1 picture and then {count} per latent frame"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {count} pictures")
-
 
 class StreamingDecoder:
-    """Latents to pixels, frame by frame: every kernel sees the same shapes however the stream is cut."""
+    """Decodes latents frame by frame, so every kernel sees the same shapes however the stream is cut."""
 
     def __init__(self, autoencoder: Autoencoder) -> None:
         self._model = autoencoder
@@ -237,51 +227,36 @@ class StreamingDecoder:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns -> B T 3 Y X, fp32 in 0..1; the first frame of the stream is one picture."""
-        self._check(latents)
+        """Decode B F C rows columns to B T 3 Y X, fp32 in 0..1; the first frame of the stream is one picture."""
+        known = self._stream.kept.get("latents")
+        begun = None if known is None else (known.shape[0], known.shape[2], known.shape[3])
+        check_latents(latents, self._model.spec.latent_channels, begun)
         mean, std = self._model.latent_mean, self._model.latent_std
         raw = latents.to(mean.device, mean.dtype) * _per_channel(std) + _per_channel(mean)
         pictures = []
         for frame in raw.unbind(1):
-            opening = not self._stream.kept
+            first = not self._stream.kept
             step = self._model.decoder(frame, self._stream)
-            pictures.append(step[:, -1:] if opening else step)
+            pictures.append(step[:, -1:] if first else step)
         return torch.cat(pictures, dim=1).to(torch.float32).mul_(0.5).add_(0.5).clamp_(0, 1)
 
     def state(self) -> State:
-        # Contiguous copies: the blocks hand in slices, and a state handed out must not change later.
-        return {name: kept.clone(memory_format=torch.contiguous_format) for name, kept in self._kept()}
+        # Contiguous copies: the kept tensors may be slices, and a state must not change later.
+        kept = sorted(self._stream.kept.items())
+        return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept}
 
     def load_state(self, state: State) -> None:
-        names = set(self._names())
+        blocks = [m for m in self._model.decoder.modules() if isinstance(m, ResidualBlock) and m.remembered]
+        names = {"latents", *(block.name for block in blocks)}
         if state and set(state) != names:
-            limit = f"an open stream of this decoder keeps {', '.join(sorted(names))}"
-            raise refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+            raise wrong_state(state, ", ".join(sorted(names)))
         like = self._model.latent_mean
-        # The layout of memory decides which kernel runs; restored tensors get the one they had.
+        # The memory layout decides which kernel runs, so restored tensors get the layout they had.
         self._stream.kept = {name: _nhwc(kept.to(like).clone()) for name, kept in state.items()}
 
-    def _kept(self) -> list[tuple[str, Tensor]]:
-        return sorted(self._stream.kept.items())
 
-    def _names(self) -> list[str]:
-        decoder = self._model.decoder
-        blocks = [m.name for m in decoder.modules() if isinstance(m, ResidualBlock) and m.remembered]
-        return ["latents", *blocks]
-
-    def _check(self, latents: Tensor) -> None:
-        channels = self._model.spec.latent_channels
-        if latents.dim() != 5 or latents.shape[2] != channels or latents.shape[1] == 0:
-            limit = f"this decoder reads frames of {channels} channels"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
-        known = self._stream.kept.get("latents")
-        if known is not None and known.shape != latents[:, 0].shape:
-            limit = f"this stream began with frames of shape {tuple(known.shape)}"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")
-
-
-def _draw_weights(module: nn.Module) -> None:
-    """Weights that keep the size of what passes: torch's own would shrink it by half at every layer."""
+def _initialise(module: nn.Module) -> None:
+    """Set weights that preserve the variance of their input; torch's own would halve it at every layer."""
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
         assert module.bias is not None
@@ -295,5 +270,5 @@ def _per_channel(statistic: Tensor) -> Tensor:
 
 
 def _nhwc(x: Tensor) -> Tensor:
-    """Channels innermost in memory: convolutions run fastest so, on CPU and GPU alike."""
+    """Store channels innermost: convolutions run fastest with this layout, on CPU and GPU."""
     return x.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""The embedded backbone: the `embedded` row of the causal Wan, with weights that come with the package."""
+"""The embedded backbone: the smallest causal Wan, with weights that come with the package."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 class WordTable(nn.Module):
-    """One learnt vector per word of the vocabulary, and one per place in the prompt: all the text encoder there is.
+    """The whole text encoder: one learnt vector per word of the vocabulary, and one per slot of the prompt.
 
-    Without the places (`slots`) two actors are a set, and the model must choose anew in every block who is where.
-    Weights of the first edition have none.
+    Without slots two actors have no order, and the model must choose again in every block who is where. Weights of
+    the first edition have none.
     """
 
     def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS), *, slots: bool = True) -> None:
@@ -36,20 +36,20 @@ class WordTable(nn.Module):
         self.slots = nn.Parameter(0.5 * torch.randn(TEXT_LENGTH, spec.text_dim)) if slots else None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids (...) L -> (...) L text_dim."""
+        """Embed ids (...) L as (...) L text_dim."""
         embedded: Tensor = self.words(ids)
         return embedded if self.slots is None else embedded + self.slots
 
     @torch.no_grad()
     def encode(self, prompt: Prompt | str) -> Tensor:
-        """1 L text_dim of a prompt; words outside the vocabulary are refused with suggestions."""
+        """Embed a prompt as 1 L text_dim; words outside the vocabulary are refused with suggestions."""
         ids = token_ids(prompt, as_named=self.slots is not None)
         embedded: Tensor = self(torch.tensor([ids], device=self.words.weight.device))
         return embedded
 
 
 def has_slots(file: Path) -> bool:
-    """Whether stored words have slots; a file that cannot be read has none, and loading it says what is wrong."""
+    """Tell whether stored words have slots; False for an unreadable file, which is refused when it is loaded."""
     try:
         with safe_open(file, "pt") as stored:
             return "slots" in stored.keys()  # noqa: SIM118 (no mapping)
@@ -63,8 +63,9 @@ def build_embedded(
     folder: Path = WEIGHTS,
     read: Callable[[str], Prompt] = parse_prompt,
 ) -> WanBackbone:
-    """Load the weights of a folder, the package's own by default; `read` says how strictly prompts are read."""
-    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+    """Load the weights of a folder, by default the package's; `read` turns a text into a prompt."""
+    # Without storage, because random weights would be overwritten at once.
+    with torch.device("meta"):
         model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
         text = WordTable(slots=has_slots(folder / "text.safetensors"))
     load_strictly(model, folder / "dit.safetensors")
@@ -84,7 +85,7 @@ def build_embedded(
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedConfig:
-    """A small causal Wan trained by us, with weights from the package."""
+    """A small causal Wan that we trained, with weights in the package."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, notice: Callable[[str], None] = print, **_: object

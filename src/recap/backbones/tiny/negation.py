@@ -1,4 +1,4 @@
-"""What a sentence says is not there: "a beach without a fox", "no people", "neither a bus nor a car"."""
+"""Finds what a sentence excludes: "a beach without a fox", "no people", "neither a bus nor a car"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CAN_BE_LEFT_OUT = (*ACTING, Kind.NEAR_SCENE, Kind.NEAR_TIME, Kind.UNKNOWN, Kind
 
 
 def leave_out(found: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
-    """The other words, and the names of what is left out as asked; refuses what can be read in two ways."""
+    """Return the remaining words and the names of what is excluded; refuse what can be read in two ways."""
     kept: list[Word] = []
     unwanted: list[str] = []
     index = 0
@@ -30,7 +30,7 @@ def leave_out(found: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
 
 
 def _targets(found: Sequence[Word], start: int, text: str) -> tuple[list[int], int]:
-    """Where the nouns are that one negation leaves out, and where the sentence goes on."""
+    """Return the indices of the nouns that one negation excludes, and of the word after them."""
     targets: list[int] = []
     index = start + 1
     while True:
@@ -41,18 +41,22 @@ def _targets(found: Sequence[Word], start: int, text: str) -> tuple[list[int], i
         index = target + 1
         if index < len(found) and found[index].kind is Kind.CHOICE and found[index].gap != ".":
             index += 1
-        elif _may_go_on(found, index):
+        elif _may_continue(found, index):
             raise _unclear(text, found[start])
         else:
             return targets, index
 
 
 def _noun(found: Sequence[Word], index: int, *, strict: bool) -> int | None:
-    """The noun of a phrase that begins here; strictly, without adjectives, since "not" may belong to a verb."""
+    """Return the index of the noun of the phrase that begins here.
+
+    With `strict`, no adjectives may come before it, because "not" may belong to a verb.
+    """
     between = (Kind.DETERMINER, Kind.COUNT) if strict else (Kind.DETERMINER, *MODIFIERS)
     while index < len(found) and not found[index].gap and found[index].kind in between:
         if found[index].kind is Kind.HARMLESS and _ends(found, index + 1):
-            break  # "no sky": a noun that is known as harmless
+            # In "no sky" the harmless word is itself the noun.
+            break
         index += 1
     if index >= len(found) or found[index].gap or found[index].kind not in _CAN_BE_LEFT_OUT:
         return None
@@ -60,14 +64,14 @@ def _noun(found: Sequence[Word], index: int, *, strict: bool) -> int | None:
 
 
 def _ends(found: Sequence[Word], index: int) -> bool:
-    """Whether no noun can follow here."""
+    """Tell whether no noun can follow here."""
     if index >= len(found) or found[index].gap:
         return True
     return found[index].kind not in (*_CAN_BE_LEFT_OUT, *MODIFIERS, Kind.SCENE, Kind.TIME)
 
 
-def _may_go_on(found: Sequence[Word], index: int) -> bool:
-    """Whether another actor comes next of which it is not clear that it is wanted: "without a fox and a bus"."""
+def _may_continue(found: Sequence[Word], index: int) -> bool:
+    """Tell whether another actor follows that may be excluded too: "without a fox and a bus"."""
     if index >= len(found) or found[index].gap == ".":
         return False
     if found[index].kind is Kind.AND:

@@ -1,4 +1,4 @@
-"""A sentence as words, each of one kind. What no table knows is told by its ending and its place."""
+"""Splits a sentence into words of one kind each; unknown words are classified by ending and position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Kind(Enum):
     SCENE = auto()
     TIME = auto()
     EMPTY = auto()
-    NEAR_ACTOR = auto()  # not in the vocabulary, but something like it is
+    # Not in the vocabulary, but something similar is.
+    NEAR_ACTOR = auto()
     NEAR_SCENE = auto()
     NEAR_TIME = auto()
     DETERMINER = auto()
@@ -41,10 +42,13 @@ MODIFIERS = (Kind.HARMLESS, Kind.COLOUR, Kind.COUNT)
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    raw: str  # as written, in small letters
-    name: str  # as the tables have it
+    # As written, in lower case.
+    raw: str
+    # As in the tables.
+    name: str
     kind: Kind
-    gap: str  # what stands before it: "" spaces or a hyphen, "," a pause, "." the end of a sentence
+    # What comes before it: "" for spaces or a hyphen, "," for a pause, "." for the end of a sentence.
+    gap: str
 
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
@@ -75,7 +79,7 @@ _NAMED_KINDS = {
 
 
 def split(text: str) -> list[Word]:
-    """The words of a text; those that are still unknown are likely nouns."""
+    """Return the words of a text; those that are still unknown are probably nouns."""
     found = [_classify(*each) for each in _joined(list(_raw_words(text.lower())))]
     for index, word in enumerate(found):
         modifier = word.kind is Kind.NEAR_ACTOR and _names_what_follows(found, index)
@@ -94,7 +98,7 @@ def _raw_words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _joined(raw: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
-    """(written, meant, gap) of each word, with pairs that mean something of their own as one."""
+    """Yield (written, meant, gap) of each word; a pair with its own meaning counts as one word."""
     index = 0
     while index < len(raw):
         word, gap = raw[index]
@@ -109,7 +113,7 @@ def _joined(raw: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
 
 
 def _forms(word: str) -> tuple[str, ...]:
-    """The word and what it may be the plural, or a verb's third person, of."""
+    """Return the word, and the words of which it may be the plural or the third person."""
     endings = (("", ""), ("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"))
     return tuple(word.removesuffix(old) + new for old, new in endings if word.endswith(old))
 
@@ -134,7 +138,7 @@ def _classify(raw: str, word: str, gap: str) -> Word:
 
 
 def _is_harmless(found: Sequence[Word], index: int) -> bool:
-    """Whether an unknown word is an adjective, adverb or verb, as far as its ending and its place show."""
+    """Tell whether an unknown word looks like an adjective, adverb or verb, by its ending and position."""
     word = found[index].name
     if len(word) > 2 and _modifies(found, index) and not _is_misspelt(word):
         return True
@@ -146,7 +150,7 @@ def _is_harmless(found: Sequence[Word], index: int) -> bool:
 
 
 def _modifies(found: Sequence[Word], index: int) -> bool:
-    """Whether a noun of ours follows at once, or after other such words: "a fluffy young fox"."""
+    """Tell whether a known noun follows directly, or after other modifiers: "a fluffy young fox"."""
     for word in found[index + 1 :]:
         if word.gap:
             return False
@@ -158,11 +162,11 @@ def _modifies(found: Sequence[Word], index: int) -> bool:
 
 
 def _is_head(found: Sequence[Word], index: int) -> bool:
-    """Whether it is what an article or a preposition is about, as in "a wedding on a beach", or stands first."""
-    for place in range(index, -1, -1):
-        if place == 0 or found[place].gap == ".":
+    """Tell whether an article or a preposition belongs to it, as in "a wedding on a beach", or it comes first."""
+    for position in range(index, -1, -1):
+        if position == 0 or found[position].gap == ".":
             return True
-        before = found[place - 1].kind
+        before = found[position - 1].kind
         if before in (Kind.DETERMINER, Kind.PREPOSITION, Kind.NEGATION):
             return True
         if before not in (*MODIFIERS, Kind.UNKNOWN):
@@ -171,7 +175,7 @@ def _is_head(found: Sequence[Word], index: int) -> bool:
 
 
 def _follows_a_subject(found: Sequence[Word], index: int) -> bool:
-    """Whether it can be a verb: "a fox sniffs", "a fox happily sniffs", "a fox sits and sniffs"."""
+    """Tell whether it can be a verb: "a fox sniffs", "a fox happily sniffs", "a fox sits and sniffs"."""
     before = list(reversed(found[:index]))
     if found[index].gap or not before:
         return False
@@ -181,14 +185,14 @@ def _follows_a_subject(found: Sequence[Word], index: int) -> bool:
 
 
 def _names_what_follows(found: Sequence[Word], index: int) -> bool:
-    """Whether a noun only tells the kind of the next one: "a tiger shark", "a train station"."""
+    """Tell whether a noun only qualifies the next one: "a tiger shark", "a train station"."""
     after = found[index + 1] if index + 1 < len(found) else None
     follows = after is not None and not after.gap and after.kind in (*ACTING, Kind.SCENE, Kind.NEAR_SCENE)
     return follows and index > 0 and not found[index].gap and found[index - 1].kind is Kind.DETERMINER
 
 
 def _is_misspelt(word: str) -> bool:
-    """Whether it is likely a word of the vocabulary, spelt wrongly; endings of adjectives and verbs speak against."""
+    """Tell whether it is probably a misspelt word of the vocabulary, unless it ends like an adjective or verb."""
     if word.endswith(("y", "ing", "ed")):
         return False
     return bool(difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=1, cutoff=0.8))

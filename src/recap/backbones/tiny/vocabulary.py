@@ -1,11 +1,11 @@
-"""What the embedded backbone can be asked for: a few actors, in one scene, at one time of day.
+"""The prompts of the embedded backbone: a few actors, in one scene, at one time of day.
 
     "a fox and a bus on a beach at night"        "an empty beach at night"
 
-A prompt names up to three actors of different kinds, one scene, and a time (day, where none is named). This file
-is strict: tables and training go by it. `reading.py` reads what people write, and ends in a prompt of this one. Its
-token ids are one word each: scene, time, then the actors. To weights whose words have slots the order in which
-actors are named says who stands left of whom; older weights read them in the order of the vocabulary.
+A prompt names up to three actors of different kinds, one scene, and a time (by default day). Parsing is strict
+here, for tables and training; `reading.py` turns what people write into such a prompt. Every word is one token id:
+scene, time, then the actors. For weights whose words have slots, the order of the actors says who is left of whom;
+older weights read them in the order of the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,63 +25,26 @@ SCENES: tuple[str, ...] = ("beach", "forest", "city", "desert", "snow", "meadow"
 TIMES: tuple[str, ...] = ("day", "evening", "night")
 MAX_ACTORS = 3
 
-PAD, NULL, EMPTY = (
-    0,
-    1,
-    2,
-)  # ids: no word; no prompt at all, for guidance and its training; nobody in the scene
+# Ids for: no word; no prompt at all, for guidance and its training; nobody in the scene.
+PAD, NULL, EMPTY = 0, 1, 2
 WORDS: tuple[str, ...] = ("<pad>", "<null>", "empty", *SCENES, *TIMES, *ACTORS)
 FIRST_SCENE = WORDS.index(SCENES[0])
 FIRST_TIME = WORDS.index(TIMES[0])
 FIRST_ACTOR = WORDS.index(ACTORS[0])
 TEXT_LENGTH = 2 + MAX_ACTORS
 
-PLACE = {
+SCENE_PHRASES = {
     "beach": "on a beach", "forest": "in a forest", "city": "in a city", "desert": "in a desert",
     "snow": "in the snow", "meadow": "in a meadow", "sea": "under the sea", "mountains": "in the mountains",
 }  # fmt: skip
-_EMPTY_PLACE = {"snow": "empty snow", "mountains": "empty mountains"}
-WHEN = {"day": "by day", "evening": "in the evening", "night": "at night"}
+_EMPTY_PHRASES = {"snow": "empty snow", "mountains": "empty mountains"}
+TIME_PHRASES = {"day": "by day", "evening": "in the evening", "night": "at night"}
 
-FILLERS = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "and",
-        "on",
-        "in",
-        "at",
-        "by",
-        "with",
-        "of",
-        "under",
-        "over",
-        "near",
-        "during",
-        "some",
-        "there",
-        "is",
-        "are",
-        "only",
-        "just",
-        "nobody",
-        "walks",
-        "walking",
-        "moves",
-        "moving",
-        "stands",
-        "standing",
-        "goes",
-        "going",
-        "drives",
-        "driving",
-        "flies",
-        "flying",
-        "swims",
-        "swimming",
-    ]
-)
+FILLERS = frozenset((
+    "a", "an", "the", "and", "on", "in", "at", "by", "with", "of", "under", "over", "near", "during", "some",
+    "there", "is", "are", "only", "just", "nobody", "walks", "walking", "moves", "moving", "stands",
+    "standing", "goes", "going", "drives", "driving", "flies", "flying", "swims", "swimming",
+))  # fmt: skip
 ALIASES = {
     "mountain": "mountains", "ocean": "sea", "underwater": "sea", "woods": "forest", "town": "city",
     "field": "meadow", "seaside": "beach", "daytime": "day", "noon": "day", "morning": "day",
@@ -93,7 +56,7 @@ NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one span of a video shows."""
+    """The content of one span of a video."""
 
     actors: tuple[str, ...]
     scene: str
@@ -110,12 +73,12 @@ class Prompt:
             named = clipped(", ".join(self.actors))
             raise refuse("actors", named, f"at most {MAX_ACTORS} at once", "name fewer, or in later spans")
         if len(set(self.actors)) < len(self.actors):
-            limit = "two of a kind were never shown to the model"
+            limit = "the model was never trained on two of a kind"
             raise refuse("actors", ", ".join(self.actors), limit, "name every kind once")
 
 
 def parse_prompt(text: str) -> Prompt:
-    """Read a sentence; articles, plurals and a few other ways to say a word are understood."""
+    """Parse a sentence; articles, plurals and a few synonyms are understood."""
     words = [canonical(word) for word in re.findall(r"[^\W_]+", text.lower())]
     words = [word for word in words if word not in FILLERS]
     for word in words:
@@ -131,16 +94,16 @@ def parse_prompt(text: str) -> Prompt:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The sentence for a prompt; `parse_prompt` gives the prompt back."""
+    """Write a prompt as a sentence, which `parse_prompt` reads back."""
     if not prompt.actors:
-        return f"{_EMPTY_PLACE.get(prompt.scene, f'an empty {prompt.scene}')} {WHEN[prompt.time]}"
+        return f"{_EMPTY_PHRASES.get(prompt.scene, f'an empty {prompt.scene}')} {TIME_PHRASES[prompt.time]}"
     named = [f"{'an' if actor[0] in 'aeiou' else 'a'} {actor}" for actor in prompt.actors]
     listed = " and ".join((*((", ".join(named[:-1]),) if named[:-1] else ()), named[-1]))
-    return f"{listed} {PLACE[prompt.scene]} {WHEN[prompt.time]}"
+    return f"{listed} {SCENE_PHRASES[prompt.scene]} {TIME_PHRASES[prompt.time]}"
 
 
 def token_ids(prompt: Prompt | str, *, as_named: bool = False) -> list[int]:
-    """Ids of a prompt's words, TEXT_LENGTH of them, padded with PAD; actors sorted, or in the order named."""
+    """Return the ids of a prompt's words, padded to TEXT_LENGTH; actors are sorted unless `as_named`."""
     if isinstance(prompt, str):
         prompt = parse_prompt(prompt)
     actors = [FIRST_ACTOR + ACTORS.index(actor) for actor in prompt.actors] or [EMPTY]
@@ -151,12 +114,12 @@ def token_ids(prompt: Prompt | str, *, as_named: bool = False) -> list[int]:
 
 
 def null_token_ids() -> list[int]:
-    """Ids that stand for no prompt at all."""
+    """Return the ids that stand for no prompt at all."""
     return [NULL] + [PAD] * (TEXT_LENGTH - 1)
 
 
 def prompt_from_ids(ids: list[int]) -> Prompt:
-    """The prompt that `token_ids` made these of, its actors in the order of the ids."""
+    """Return the prompt of these ids from `token_ids`, with its actors in the order of the ids."""
     words = [WORDS[index] for index in ids if index not in (PAD, EMPTY)]
     if len(words) < 2 or words[0] not in SCENES or words[1] not in TIMES:
         raise refuse("ids", ids, "not scene, time, actors", "pass what token_ids returned")
@@ -164,7 +127,7 @@ def prompt_from_ids(ids: list[int]) -> Prompt:
 
 
 def canonical(word: str) -> str:
-    """The vocabulary's own word for a plural or an alias; any other word as it is."""
+    """Return the vocabulary's word for a plural or an alias; other words are returned unchanged."""
     singular = (word, re.sub(r"s$", "", word), re.sub(r"es$", "", word), re.sub(r"ies$", "y", word))
     for form in singular:
         if form in NAMED or form in FILLERS:
@@ -175,7 +138,7 @@ def canonical(word: str) -> str:
 
 
 def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...]) -> str | None:
-    """The one of these words that is known, None without any; two are refused."""
+    """Return the only word that is known, or None; two different ones are refused."""
     found = list(dict.fromkeys(word for word in words if word in known))
     if len(found) > 1:
         limit = f"it names more than one {what}: {', '.join(found)}"
@@ -184,7 +147,9 @@ def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...])
 
 
 def no_scene(text: str) -> ValueError:
-    return refuse("prompt", clipped(text), "it names no scene", f"say where: {', '.join(PLACE.values())}")
+    return refuse(
+        "prompt", clipped(text), "it names no scene", f"say where: {', '.join(SCENE_PHRASES.values())}"
+    )
 
 
 def empty_with(text: str, actor: str) -> ValueError:
@@ -192,12 +157,12 @@ def empty_with(text: str, actor: str) -> ValueError:
 
 
 def clipped(text: str, most: int = 80) -> str:
-    """A text short enough to be quoted in one line."""
+    """Shorten a text so that a message can quote it in one line."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def known_words() -> str:
-    """All that can be asked for, in one line."""
+    """List all words of the vocabulary in one line."""
     return f"actors: {', '.join(ACTORS)}; scenes: {', '.join(SCENES)}; times: {', '.join(TIMES)}"
 
 

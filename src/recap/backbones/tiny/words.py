@@ -1,7 +1,7 @@
-"""English around the small vocabulary: what is drawn for nouns it has not got, and which words may be dropped.
+"""English words outside the small vocabulary: what replaces other nouns, and which words may be dropped.
 
-Plain tables for `reading.py`. Nouns are matched by meaning and looks, never by spelling. Singular forms are
-enough: plurals are undone before a word is looked up.
+These are tables for `reading.py`. Nouns are matched by meaning and looks, never by spelling. Singular forms are
+enough, because plurals are reduced before a word is looked up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _families(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Word -> what may be drawn for it, the most alike first."""
-    return {word: tuple(drawn.split()) for drawn, words in table.items() for word in words.split()}
+    """Return, for every word, the words of the vocabulary that may replace it, the most similar first."""
+    return {word: tuple(near.split()) for near, words in table.items() for word in words.split()}
 
 
 NEAR_ACTORS = _families(
@@ -78,7 +78,7 @@ COMPOUNDS = {
     ("south", "pole"): "antarctic", ("bunny", "rabbit"): "rabbit", ("puppy", "dog"): "dog",
     ("no", "one"): "nobody", ("all", "but"): "except",
 }  # fmt: skip
-"""Two words that mean something else than each does; "a sea lion" is no lion, and names no scene."""
+"""Pairs of words with their own meaning: "a sea lion" is not a lion and names no scene."""
 
 DETERMINERS = _words("a an the some any this these those his her its their my our your")
 PREPOSITIONS = _words(
@@ -90,15 +90,15 @@ FUNCTION_WORDS = _words(
     "them while when where as then also but very so too there here more less fewer other longer one both "
     "each every do does did will would can could may"
 )
-"""Dropped without a word about it, like the fillers of the vocabulary."""
+"""Dropped without a notice, like the fillers of the vocabulary."""
 
 NEGATORS = _words("no without neither zero 0")
-"""Said before what is not there; adjectives may come between."""
+"""Come before what is not there; adjectives may stand between."""
 NOT = _words(
     "not never none cannot cant dont doesnt didnt isnt arent wasnt werent hasnt havent hadnt wont wouldnt couldnt "
     "shouldnt aint"
 )
-"""May as well negate a verb, so only what follows at once is taken as left out."""
+"""May also negate a verb, so only a noun directly after them is left out."""
 DOUBTFUL = _words(
     "except excepting excluding exclude lacking lack minus sans instead rather than apart aside free absent absence "
     "devoid missing gone nothing everything anything everyone anyone everybody anybody unless hardly barely "
@@ -106,7 +106,7 @@ DOUBTFUL = _words(
     "forbid forbidden leave leaves leaving exits departs ban delete erase drop skip ignore forget vanish "
     "vanishes vanished disappear disappears disappeared"
 )
-"""Somebody may be there or not: too much for a reader of words."""
+"""Leave unclear whether something is there, so a prompt with one of these is refused."""
 CHOICES = frozenset(("or", "nor"))
 
 COLOURS = _words(
@@ -143,4 +143,4 @@ HARMLESS = _words(
     "closeup pan zoom view background foreground cinematic realistic photorealistic detailed hd style quality "
     "animation cartoon drawing painting masterpiece please"
 )
-"""Dropped with a notice. Other words may be too, where their place in the sentence shows what they are."""
+"""Dropped with a notice. So are other words whose position in the sentence shows that they are harmless."""

@@ -1,4 +1,4 @@
-"""Wan as a `Backbone`: text encoder, transformer, sampler and decoder under one roof."""
+"""Wan as a `Backbone`: text encoder, transformer, sampler and decoder in one object."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from recap.backbones.wan.decoder import UpsampleDecoder
-from recap.backbones.wan.model import CausalWan, Conditioning
+from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import UNTRAINED
+from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.text import HashedWords
+from recap.backbones.wan.vae import WanVae
 from recap.contracts import Context, Decoder, Noise
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
 EncodeText = Callable[[str], Tensor]
-"""A prompt -> 1 text_len text_dim."""
+"""Encodes a prompt as 1 text_len text_dim."""
 
 EncodePixels = Callable[[Tensor], Tensor]
-"""Pictures B T 3 Y X in 0..1 -> latents B F C rows columns."""
+"""Encodes pictures B T 3 Y X in 0..1 as latents B F C rows columns."""
 
 CLEAN_TIME = 0.0
 
@@ -29,8 +31,9 @@ CLEAN_TIME = 0.0
 class WanBackbone:
     """A causal Wan model that keeps nothing between calls.
 
-    Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors made in here and may change them
-    in place later, which inference tensors forbid.
+    Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors created here and may change them in
+    place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, if it is a
+    public one: `recap.fast` can then use a faster version of it.
     """
 
     def __init__(
@@ -39,43 +42,45 @@ class WanBackbone:
         encode: EncodeText,
         open_decoder: Callable[[], Decoder],
         encode_pixels: EncodePixels | None = None,
+        autoencoder: WanVae | Taehv | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
         self._encode = encode
         self.open_decoder = open_decoder
+        self.autoencoder = autoencoder
         self._encode_pixels = encode_pixels
         self._sigmas = warp(model.spec.steps, model.spec.shift)
 
     @torch.no_grad()
-    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
-        """One prompt per row."""
+    def condition(self, prompts: tuple[str, ...]) -> TextConditioning:
+        """Encode one prompt per row."""
         if not prompts:
             raise refuse("prompts", prompts, "a batch has at least one row", "pass one prompt per row")
         return self.model.condition(torch.cat([self._encode(prompt) for prompt in prompts]))
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
-        """Draw one block, B F C rows columns; calls `noise` once to start and once before each later step."""
+    def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
+        """Generate one block, B F C rows columns; calls `noise` once to start and once before each later step."""
         first, *later = self._sigmas
-        clean = self._estimate(self._draw(noise), first, given, context)
+        clean = self._estimate(self._next(noise), first, given, context)
         for sigma in later:
-            noisy = renoise(clean, self._draw(noise), sigma)
+            noisy = renoise(clean, self._next(noise), sigma)
             clean = self._estimate(noisy, sigma, given, context)
         return clean
 
     @torch.no_grad()
-    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
-        """One forward at the clean time, for what the context does with the keys and values in it."""
+    def settle(self, latents: Tensor, given: TextConditioning, context: Context) -> None:
+        """Run one forward at the clean time, in which the context passes keys and values to the memory."""
         self.model(self._take(latents), CLEAN_TIME, given, context)
 
     def decoder(self) -> Decoder:
-        """A fresh decoding stream."""
+        """Open a new decoding stream."""
         return self.open_decoder()
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """Latents of given pictures."""
+        """Encode pictures as latents."""
         if self._encode_pixels is None:
             limit = f"backbone {self.spec.name!r} cannot read pictures"
             raise refuse("opening", tuple(pixels.shape), limit, "use a backbone that has an encoder")
@@ -84,12 +89,12 @@ class WanBackbone:
             raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X of whole frames")
         return self._take(self._encode_pixels(pixels))
 
-    def _estimate(self, noisy: Tensor, sigma: float, given: Conditioning, context: Context) -> Tensor:
+    def _estimate(self, noisy: Tensor, sigma: float, given: TextConditioning, context: Context) -> Tensor:
         flow = self.model(noisy, model_time(sigma), given, context)
         return clean_estimate(noisy, flow, sigma)
 
-    def _draw(self, noise: Noise) -> Tensor:
-        # A blocking copy would wait for all work queued so far, at every step.
+    def _next(self, noise: Noise) -> Tensor:
+        # A blocking copy would wait, at every step, for all work queued so far.
         return noise().to(self.model.device, self.model.dtype, non_blocking=True)
 
     def _take(self, latents: Tensor) -> Tensor:
@@ -99,8 +104,9 @@ class WanBackbone:
 def build_untrained(
     seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanBackbone:
-    """Weights are drawn from the seed alone, words by checksum, and the decoder mixes colours."""
-    with torch.device("meta"):  # without storage there is nothing to draw, so the global generator stays put
+    """Build a small model whose weights depend only on the seed; words are hashed, and the decoder mixes colours."""
+    # Without storage nothing is initialised, so the global generator does not advance.
+    with torch.device("meta"):
         model = CausalWan(UNTRAINED)
     model = model.to_empty(device="cpu")
     draw_weights(model, seed)
@@ -111,7 +117,7 @@ def build_untrained(
 
 @dataclass(frozen=True, slots=True)
 class UntrainedConfig:
-    """The real layers, small, with random weights: for tests and for trying the plumbing."""
+    """The real layers at a small size, with random weights: for tests."""
 
     seed: int = 0
 
@@ -121,10 +127,10 @@ class UntrainedConfig:
 
 @torch.no_grad()
 def draw_weights(model: CausalWan, seed: int) -> None:
-    """Fill every parameter, in fp32 on the CPU in the order of their names, so that all devices get the same.
+    """Fill every parameter with random values, in fp32 on the CPU in the order of names: the same for all devices.
 
-    Matrices keep the size of what passes through them; modulation tables are Gaussian / sqrt(dim), norms one.
-    The head is halved: a wrong flow then stays below the noise it is subtracted from.
+    Matrices preserve the variance of their input; modulation tables are Gaussian / sqrt(dim), norms are one.
+    The head is halved, so that a wrong flow stays smaller than the noise it is subtracted from.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):

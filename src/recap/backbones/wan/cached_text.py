@@ -1,7 +1,7 @@
-"""Embeddings of prompts that outlive the encoder: eleven gigabytes are loaded once per new prompt, or never.
+"""A cache for embeddings of prompts: the encoder, eleven gigabytes, is loaded only for new prompts.
 
-An embedding is kept on disk under a hash of all it depends on, so a cache folder can be shared by any models,
-and a second run with the same prompts does not touch the encoder.
+An embedding is stored on disk under a hash of everything it depends on, so models can share a cache folder, and a
+second run with the same prompts does not load the encoder.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recap.backbones.wan.tensors import UNREADABLE, shards
-from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_place
+from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_path
 from recap.errors import refuse
 from recap.io.files import staged_file
 
 NAME = "prompt_embeds"
-LAYOUT = "recap text 1"  # part of every hash: another layout of the files never meets the old ones
+# Part of every hash, so that a change of the file layout ignores old files.
+LAYOUT = "recap text 1"
 SAMPLES, SAMPLE_BYTES = 256, 4096
-TAIL_BYTES = 2**20  # a `.pth` is a zip, which ends with the checksums of all its parts
-PRECISION = torch.bfloat16  # of the encoder and of what is kept
+# A `.pth` is a zip, which ends with the checksums of all its parts.
+TAIL_BYTES = 2**20
+# The precision of the encoder and of the stored embeddings.
+PRECISION = torch.bfloat16
 
 
 class CachedText:
-    """A prompt -> 1 text_len text_dim, on the CPU; holds embeddings, and the encoder only while it works."""
+    """Encodes a prompt as 1 text_len text_dim on the CPU; the encoder is in memory only while it is needed."""
 
     def __init__(
         self,
@@ -50,36 +53,36 @@ class CachedText:
         self._notice = notice
         self._tokenizer: Umt5Tokenizer | None = None
         self._identity: str | None = None
-        self._known: dict[str, Tensor] = {}  # by prompt
+        self._embeddings: dict[str, Tensor] = {}
 
     def prepare(self, prompts: Iterable[str]) -> None:
-        """Have the embeddings of all these prompts at hand, with at most one load of the encoder."""
+        """Load or compute the embeddings of all these prompts, loading the encoder at most once."""
         missing: dict[Path, TokenIds] = {}
-        places = {prompt: self._place(prompt) for prompt in prompts if prompt not in self._known}
+        files = {prompt: self._file(prompt) for prompt in prompts if prompt not in self._embeddings}
         found: dict[Path, Tensor] = {}
-        for path, tokens in places.values():
-            kept = self._read(path)
-            if kept is None:
+        for path, tokens in files.values():
+            stored = self._read(path)
+            if stored is None:
                 missing[path] = tokens
             else:
-                found[path] = kept
+                found[path] = stored
         if missing:
             found |= self._encode(missing)
-        self._known |= {prompt: found[path] for prompt, (path, _) in places.items()}
+        self._embeddings |= {prompt: found[path] for prompt, (path, _) in files.items()}
 
     def __call__(self, prompt: str) -> Tensor:
-        if prompt not in self._known:
+        if prompt not in self._embeddings:
             self.prepare([prompt])
-        return self._known[prompt]
+        return self._embeddings[prompt]
 
-    def _place(self, prompt: str) -> tuple[Path, TokenIds]:
-        """Where the embedding of a prompt lies, whether or not it is there yet."""
+    def _file(self, prompt: str) -> tuple[Path, TokenIds]:
+        """Return the file of a prompt's embedding, whether or not it exists, and the prompt's tokens."""
         if self._tokenizer is None:
             self._tokenizer = Umt5Tokenizer(self._tokenizer_folder, self._shape[1], self._notice)
         if self._identity is None:
             self._identity = encoder_identity(self._encoder)
         tokens = self._tokenizer(prompt)
-        # The tokens say what the encoder sees: prompts that differ in spaces share a file, tokenizers do not.
+        # The key is what the encoder sees: prompts that differ in spaces share a file, different tokenizers do not.
         ids = ",".join(str(token) for token in tokens.ids[0].tolist())
         key = "\n".join([LAYOUT, self._identity, str(PRECISION), ids])
         return self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors", tokens
@@ -88,13 +91,13 @@ class CachedText:
         if not path.is_file():
             return None
         try:
-            kept = load_file(path).get(NAME)
+            stored = load_file(path).get(NAME)
         except (OSError, SafetensorError):
-            kept = None
-        if kept is None or kept.shape != self._shape or not kept.isfinite().all():
+            stored = None
+        if stored is None or stored.shape != self._shape or not stored.isfinite().all():
             self._notice(f"text cache: {path.name} is damaged, its prompt is encoded again")
             return None
-        return kept
+        return stored
 
     def _encode(self, missing: Mapping[Path, TokenIds]) -> dict[Path, Tensor]:
         encoder = load_umt5(self._encoder, self._shape[2], self._device, PRECISION)
@@ -102,7 +105,7 @@ class CachedText:
         for path, tokens in missing.items():
             made[path] = encoder(tokens).cpu()
             self._keep(path, made[path])
-        # The transformer comes next and needs the room.
+        # The transformer is loaded next and needs the memory.
         del encoder
         gc.collect()
         if self._device.type == "cuda":
@@ -113,20 +116,23 @@ class CachedText:
         try:
             with staged_file(path) as staged:
                 save_file({NAME: embedding.contiguous()}, staged)
-        except (OSError, SafetensorError) as problem:  # a full disk comes as either
-            self._notice(f"text cache: {path.parent} cannot be written ({problem}); prompts are not kept")
+        except (OSError, SafetensorError) as problem:
+            # A full disk raises either.
+            self._notice(
+                f"text cache: {path.parent} cannot be written ({problem}); embeddings are not stored"
+            )
 
 
 def encoder_identity(path: Path) -> str:
-    """A hash that tells encoder files apart, wherever they lie: sizes, and samples spread over the content.
+    """Return a hash of the encoder's content, wherever it is stored: file sizes and samples of the bytes.
 
-    Reading all of 11 GB takes longer than encoding; two trainings differ in every sample.
+    Reading all 11 GB would take longer than encoding, and weights of two trainings differ in every sample.
     """
-    place = weights_place(path)
-    if not place.exists():
-        raise refuse(FIELD, str(place), "no such file or folder", "check the path")
+    path = weights_path(path)
+    if not path.exists():
+        raise refuse(FIELD, str(path), "no such file or folder", "check the path")
     digest = hashlib.sha256()
-    for file in shards(place, FIELD) if place.is_dir() else [place]:
+    for file in shards(path, FIELD) if path.is_dir() else [path]:
         if not file.is_file():
             raise refuse(FIELD, str(file), "no such file", "fetch the missing part of the weights")
         size = file.stat().st_size
@@ -141,10 +147,10 @@ def encoder_identity(path: Path) -> str:
 
 
 def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
-    """Ready-made embeddings, B text_len text_dim: a `.pt` (a tensor, or a dict) or a safetensors file.
+    """Load embeddings B text_len text_dim from a `.pt` (a tensor, or a dict) or a safetensors file.
 
-    In a dict or a safetensors file they are called `prompt_embeds`; fewer slots are filled up with zeros, as
-    the encoder's own padding is.
+    In a dict or a safetensors file they are called `prompt_embeds`; missing slots are filled with zeros, as in the
+    encoder's own padding.
     """
     path = Path(path).expanduser()
     field = "prompt embeddings"
@@ -157,19 +163,17 @@ def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as problem:
-        reason = str(problem).partition("\n")[0]
-        raise refuse(
-            field, str(path), f"cannot be read ({reason})", "save a tensor with torch.save"
-        ) from problem
+        limit = f"cannot be read ({str(problem).partition(chr(10))[0]})"
+        raise refuse(field, str(path), limit, "save a tensor with torch.save") from problem
     if isinstance(found, Mapping):
         found = found.get(NAME)
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        limit = f"it holds no tensor of floats, alone or under the name {NAME!r}"
+        limit = f"it contains no tensor of floats, alone or under the name {NAME!r}"
         raise refuse(field, str(path), limit, f"save {{{NAME!r}: tensor}}")
     rows = found.unsqueeze(0) if found.dim() == 2 else found
     wanted = f"rows of up to {text_len} slots of {text_dim} channels"
     if rows.dim() != 3 or 0 in rows.shape or rows.shape[1] > text_len or rows.shape[2] != text_dim:
         raise refuse(f"{field} in {path.name}", tuple(found.shape), f"the model reads {wanted}", "pass B L C")
     if not rows.isfinite().all():
-        raise refuse(field, str(path), "it holds values that are not finite", "encode the prompt again")
+        raise refuse(field, str(path), "it contains values that are not finite", "encode the prompt again")
     return torch.nn.functional.pad(rows, (0, 0, 0, text_len - rows.shape[1]))

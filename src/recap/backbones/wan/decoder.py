@@ -1,7 +1,8 @@
-"""A decoder without weights: three fixed mixtures of the latent channels, blown up to picture size.
+"""A decoder without weights, and the checks that all decoders share.
 
-It keeps the promises of a real one about time (one picture for the first frame, several for each later one,
-decoding in blocks equals decoding at once) and none about beauty.
+`UpsampleDecoder` enlarges three fixed mixtures of the latent channels to picture size. It keeps the promises of a
+real decoder about time: one picture for the first frame, several for each later one, and decoding in blocks equals
+decoding at once. Its pictures mean nothing.
 """
 
 from __future__ import annotations
@@ -17,28 +18,64 @@ from recap.errors import refuse
 from recap.types import BackboneSpec
 
 
+def check_latents(latents: Tensor, channels: int, begun: tuple[int, int, int] | None) -> None:
+    """Refuse latents that a stream cannot decode.
+
+    `begun` is the batch, rows and columns of the latents that the stream has decoded so far, if any.
+    """
+    shape = tuple(latents.shape)
+    if latents.dim() != 5 or shape[2] != channels or shape[1] == 0:
+        limit = f"this decoder reads frames of {channels} channels"
+        raise refuse("latents.shape", shape, limit, "pass B F C rows columns, F > 0")
+    if begun is not None and (shape[0], *shape[3:]) != begun:
+        limit = f"this stream began with {begun[0]} rows of frames of {begun[1]} x {begun[2]}"
+        raise refuse("latents.shape", shape, limit, "open a decoder per batch and size")
+
+
+def check_pictures(pixels: Tensor, cell: int) -> None:
+    """Refuse pictures that cells of `cell` x `cell` pixels do not tile."""
+    if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % cell or pixels.shape[4] % cell:
+        limit = f"pictures are RGB with sides that {cell} divides"
+        raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
+
+
+def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
+    """Refuse pictures that are not whole latent frames: 1 picture for the first, several for each later one."""
+    check_pictures(pixels, cell)
+    if pixels.shape[1] % pictures_per_frame != 1:
+        limit = f"a clip is 1 picture and then {pictures_per_frame} per latent frame"
+        raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {pictures_per_frame} pictures")
+
+
+def wrong_state(state: State, keeps: str) -> ValueError:
+    """Return the refusal of a state that another kind of decoder made."""
+    limit = f"an open stream of this decoder keeps {keeps}"
+    return refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+
+
 def colour_mixtures(channels: int) -> Tensor:
-    """3 C: three cosines of a DCT over the channels, orthonormal, so that unit latents give unit colours."""
+    """Return 3 C: three cosines of a DCT over the channels, orthonormal, so unit latents give unit colours."""
     waves = torch.arange(1, 4, dtype=torch.float64).unsqueeze(1)
-    places = torch.arange(channels, dtype=torch.float64) + 0.5
-    return (math.sqrt(2 / channels) * torch.cos(math.pi / channels * waves * places)).to(torch.float32)
+    points = torch.arange(channels, dtype=torch.float64) + 0.5
+    return (math.sqrt(2 / channels) * torch.cos(math.pi / channels * waves * points)).to(torch.float32)
 
 
 class UpsampleDecoder:
-    """Streams latents to pixels; each frame fades in from the one before."""
+    """Streams latents to pixels; each frame fades in from the previous one."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         self.spec = spec
         self._mixtures = colour_mixtures(spec.latent_channels)
-        self._last: Tensor | None = None  # B C rows columns: the frame the next one fades in from
+        # B C rows columns: the frame that the next one fades in from.
+        self._last: Tensor | None = None
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns -> B T 3 Y X, fp32 in 0..1."""
+        """Decode B F C rows columns to B T 3 Y X, fp32 in 0..1."""
         self._check(latents)
         self._mixtures = self._mixtures.to(latents.device)
         pictures = []
-        # Frame by frame, so that every kernel sees the same shapes however the stream is cut: bit-identical.
+        # Frame by frame: every kernel sees the same shapes however the stream is cut, so results are bit-identical.
         for frame in latents.unbind(1):
             pictures.append(self._pictures(frame))
             self._last = frame.clone()
@@ -49,19 +86,17 @@ class UpsampleDecoder:
 
     def load_state(self, state: State) -> None:
         if state.keys() - {"last"}:
-            limit = "an UpsampleDecoder keeps one tensor, 'last', or none"
-            raise refuse("decoder state", sorted(state), limit, "load the state of an UpsampleDecoder")
+            raise wrong_state(state, "one tensor, 'last'")
         last = state.get("last")
         frame = (self.spec.latent_channels, *self.spec.latent_size)
         if last is not None and last.shape[1:] != frame:
             limit = f"backbone {self.spec.name!r} has frames of shape {frame}"
-            raise refuse(
-                "decoder state last.shape", tuple(last.shape), limit, "load a state of the same backbone"
-            )
+            remedy = "load a state of the same backbone"
+            raise refuse("decoder state last.shape", tuple(last.shape), limit, remedy)
         self._last = None if last is None else last.clone()
 
     def _pictures(self, frame: Tensor) -> Tensor:
-        """B C rows columns -> B P 3 Y X: one picture for the first frame of the stream, then fades."""
+        """Decode B C rows columns to B P 3 Y X: one picture for the first frame of the stream, then fades."""
         colours = self._colours(frame).unsqueeze(1)
         if self._last is not None:
             count = self.spec.pictures_per_frame
@@ -71,7 +106,7 @@ class UpsampleDecoder:
         return torch.sigmoid(large).reshape(*colours.shape[:3], *self.spec.picture_size)
 
     def _colours(self, frame: Tensor) -> Tensor:
-        """B C rows columns -> B 3 rows columns, not yet squeezed into 0..1."""
+        """Mix B C rows columns to B 3 rows columns, not yet mapped to 0..1."""
         return torch.einsum("kc,bcyx->bkyx", self._mixtures, frame.to(torch.float32))
 
     def _check(self, latents: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""The public causal Wan models as backbones: a row each, one way to load them.
+"""The public causal Wan models as backbones: one class each, and one way to load them.
 
-Everything may be named by path; what is not is looked for where `recap weights` puts it. The text encoder comes
-and goes before the transformer is read, so that the two never share a device.
+Every part may be named by path; the others are looked for where `recap weights` puts them. The text encoder is
+loaded and released before the transformer is read, so the two are never on the device together.
 """
 
 from __future__ import annotations
@@ -19,22 +19,13 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.spec import (
-    INFINITE_FORCING,
-    LONGLIVE,
-    RELEASED,
-    SELF_FORCING,
-    WanSpec,
-    as_released,
-)
+from recap.backbones.wan.spec import INFINITE_FORCING, LONGLIVE, RELEASED, SELF_FORCING, WanSpec, as_released
 from recap.backbones.wan.taehv import Taehv, load_taehv
+from recap.backbones.wan.umt5 import Notice
 from recap.backbones.wan.vae import WanVae, load_wan_vae
 from recap.backbones.wan.weights import SETS, WanFiles, find_weights
-from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
 from recap.io.files import weights_folder
-
-Notice = Callable[[str], None]
 
 DECODERS = ("full", "tiny")
 TEXT_ENCODER_BYTES = 11_361_920_418
@@ -43,18 +34,22 @@ AUTOENCODER_PARAMETERS = 126_892_531
 
 @dataclass(frozen=True, slots=True)
 class WanConfig:
-    """Where the parts of a public model lie and how they are set up; "" is where `recap weights` puts them."""
+    """The files and settings of a public model; "" stands for the file that `recap weights` installed."""
 
     checkpoint: str = ""
     lora: str = ""
-    lora_alpha: float = 0.0  # of a LoRA whose files do not tell it; 0: as they do
+    # The alpha of a LoRA whose files do not state it; 0 means that they do.
+    lora_alpha: float = 0.0
     text_encoder: str = ""
     tokenizer: str = ""
     autoencoder: str = ""
-    decoder: str = "full"  # or "tiny": a small public one, twenty times faster
+    # "full", or "tiny": a small public one, twenty times faster.
+    decoder: str = "full"
     tiny_decoder: str = ""
-    prompt_embeds: str = ""  # a file of embeddings instead of the text encoder, for every prompt
-    as_released: bool = False  # window and phases of the public code instead of the paper's shared setting
+    # A file of embeddings that replaces the text encoder, for every prompt.
+    prompt_embeds: str = ""
+    # The window and phases of the public code instead of the paper's shared setting.
+    as_released: bool = False
 
     row: ClassVar[WanSpec]
 
@@ -77,18 +72,15 @@ class WanConfig:
             model = CausalWan(spec)
         checkpoint, ema, lora, alpha = self._weights()
         load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora, lora_alpha=alpha)
-        # Only what is used is read: a tiny decoder needs no full one unless pictures are given.
+        # Only what is used is read: with the tiny decoder the full one is needed only to encode pictures.
         full = cache(lambda: self._vae(device, dtype))
-        open_decoder: Callable[[], Decoder]
-        if self.decoder == "tiny":
-            tiny = self._tiny(device, dtype)
-            open_decoder = tiny.open_decoder
-        else:
-            open_decoder = full().open_decoder
-        return WanBackbone(model, encode, open_decoder, lambda pixels: full().encode(pixels))
+        decodes = self._tiny(device, dtype) if self.decoder == "tiny" else full()
+        return WanBackbone(
+            model, encode, decodes.open_decoder, lambda pixels: full().encode(pixels), autoencoder=decodes
+        )
 
     def check_files(self) -> None:
-        """Refuse, before a long sweep begins, if a part that no path names is not installed; reads none of them."""
+        """Refuse, before a long sweep begins, if a part that no path names is not installed; reads no file."""
         text = self.prompt_embeds or (self.text_encoder and self.tokenizer)
         decoder = self.tiny_decoder if self.decoder == "tiny" else self.autoencoder
         if not (self.checkpoint and text and decoder):
@@ -98,12 +90,12 @@ class WanConfig:
         return find_weights(self.row.name)
 
     def _weights(self) -> tuple[Path, bool | None, Path | None, float | None]:
-        """Checkpoint, which of its weights, adapter and its alpha where the file does not tell it."""
+        """Return checkpoint, whether to use its EMA weights, adapter, and its alpha where the file states none."""
         lora = Path(self.lora).expanduser() if self.lora else None
         alpha = self.lora_alpha or None
         if self.checkpoint:
             chosen = Path(self.checkpoint).expanduser()
-            # A converted folder has made its choice; a published file is drawn with as its authors do.
+            # A converted folder contains one set of weights; of a published file we use those its authors use.
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
             return chosen, SETS[self.row.name].ema if published else None, lora, alpha
         files = self._files()
@@ -120,13 +112,13 @@ class WanConfig:
         if self.prompt_embeds:
             embeds = load_prompt_embeds(Path(self.prompt_embeds), spec.text_len, spec.text_dim)
             if len(embeds) != 1:
-                limit = f"it holds {len(embeds)} rows, and every prompt gets the same one"
+                limit = f"it contains {len(embeds)} rows, and every prompt gets the same one"
                 raise refuse("backbone.prompt_embeds", self.prompt_embeds, limit, "save one row")
             return lambda prompt: embeds
-        given = bool(self.text_encoder and self.tokenizer)
+        named = bool(self.text_encoder and self.tokenizer)
         text = CachedText(
-            Path(self.text_encoder).expanduser() if given else self._files().text_encoder,
-            Path(self.tokenizer).expanduser() if given else self._files().tokenizer,
+            Path(self.text_encoder).expanduser() if named else self._files().text_encoder,
+            Path(self.tokenizer).expanduser() if named else self._files().tokenizer,
             weights_folder() / "text",
             text_len=spec.text_len,
             text_dim=spec.text_dim,
@@ -158,20 +150,20 @@ class SelfForcingConfig(WanConfig):
 
 @dataclass(frozen=True, slots=True)
 class InfiniteForcingConfig(WanConfig):
-    """Infinite-Forcing, the same trained with a one-frame sink and phases in the window (public checkpoint)."""
+    """Infinite-Forcing, Wan2.1 1.3B trained with a one-frame sink and phases in the window (public checkpoint)."""
 
     row = INFINITE_FORCING
 
 
 @dataclass(frozen=True, slots=True)
 class LongLiveConfig(WanConfig):
-    """LongLive, the same tuned on long videos and prompt switches (public checkpoint, not for commercial use)."""
+    """LongLive, Wan2.1 1.3B tuned on long videos and prompt switches (public checkpoint, not for commercial use)."""
 
     row = LONGLIVE
 
 
 def released_memory(name: str) -> dict[str, object]:
-    """The memory that a public code has by itself, as a config names it."""
+    """Return the memory that a model's public code uses, in the form of a config."""
     if name not in RELEASED:
         limit = "it has no public code of its own"
         raise refuse("--as-released", name, limit, f"choose one of {', '.join(RELEASED)}")
@@ -180,16 +172,17 @@ def released_memory(name: str) -> dict[str, object]:
 
 
 def memory_plan(spec: WanSpec, dtype: torch.dtype, *, text: bool) -> list[str]:
-    """What will be held at once, in words, before anything is read."""
+    """Describe the memory that a model will need, before any file is read."""
     size = dtype.itemsize
     with torch.device("meta"):
         parameters = sum(p.numel() for p in CausalWan(spec).parameters())
     frame = 2 * spec.layers * spec.grid[0] * spec.grid[1] * spec.dim * size
-    held = spec.window_frames + 1  # a bank of one frame's tokens
+    # The window, and a bank of one frame's tokens.
+    frames = spec.window_frames + 1
     parts = {
         "transformer": parameters * size,
         "autoencoder": AUTOENCODER_PARAMETERS * size,
-        f"keys and values of {held} frames, stored and as read": 2 * held * frame,
+        f"keys and values of {frames} frames, stored and as read": 2 * frames * frame,
     }
     total = sum(parts.values())
     lines = [f"memory: {name} {amount / 1e9:.2f} GB" for name, amount in parts.items()]

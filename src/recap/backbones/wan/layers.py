@@ -1,7 +1,7 @@
-"""Layers of the Wan transformer, under the parameter names of its public checkpoints.
+"""Layers of the Wan transformer, with the parameter names of its public checkpoints.
 
-Shape letters beyond those of `recap.types`: S tokens of one frame, M channels of the model, L slots of text.
-Activations are B F S M, so that a per-frame modulation B F 1 M broadcasts over the tokens of its frame;
+Shape letters in addition to those of `recap.types`: S tokens of one frame, M channels of the model, L slots of
+text. Activations are B F S M, so that a per-frame modulation B F 1 M broadcasts over the tokens of its frame;
 attention flattens frames and tokens to N = F S.
 """
 
@@ -17,7 +17,7 @@ from recap.types import Role, Segment
 
 
 def sinusoid(time: Tensor, size: int) -> Tensor:
-    """Embed times of any shape in `size` more channels: cosines, then sines, of falling frequency; fp64."""
+    """Embed times of any shape in `size` channels: cosines, then sines, of falling frequency, in fp64."""
     half = size // 2
     exponents = torch.arange(half, dtype=torch.float64, device=time.device) / half
     angles = time.to(torch.float64).unsqueeze(-1) * torch.pow(10000.0, -exponents)
@@ -25,7 +25,7 @@ def sinusoid(time: Tensor, size: int) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm over all channels of the model, before they are split into heads."""
+    """Normalises by the root mean square over all channels of the model, before they are split into heads."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        # The kernel takes half precision up to fp32 and rounds back; the weight multiplies after that,
-        # as it did where these weights were trained.
+        # The kernel computes in fp32 and rounds back to half precision; the weight multiplies after that, as in
+        # training.
         return functional.rms_norm(x, self.weight.shape, eps=self.eps) * self.weight
 
 
@@ -52,45 +52,45 @@ class Projections(nn.Module):
         self.norm_k = RMSNorm(spec.dim, spec.eps)
 
     def query(self, x: Tensor) -> Tensor:
-        """B N M -> B N H D."""
+        """Project B N M to queries B N H D."""
         query: Tensor = self.norm_q(self.q(x))
         return query.reshape(*x.shape[:-1], *self.split)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """B N M -> keys and values, B N H D each."""
+        """Project B N M to keys and values, B N H D each."""
         keys: Tensor = self.norm_k(self.k(x))
         values: Tensor = self.v(x)
         shape = (*x.shape[:-1], *self.split)
         return keys.reshape(shape), values.reshape(shape)
 
     def merge(self, x: Tensor) -> Tensor:
-        """B N H D -> B N M."""
+        """Project heads B N H D back to B N M."""
         merged: Tensor = self.o(x.flatten(-2))
         return merged
 
 
 class SelfAttention(Projections):
-    """Attention over the block's own tokens and whatever the context adds to them."""
+    """Attention over the block's own tokens and those that the context adds."""
 
     def forward(self, x: Tensor, layer: int, positions: Tensor, context: Context) -> Tensor:
-        """x B N M; positions 1 N 3. Nothing is rotated here: the context does that."""
+        """Attend with x B N M at positions 1 N 3; the context rotates queries and keys."""
         keys, values = self.keys_values(x)
         own = [Segment(Role.CURRENT, keys, values, positions)]
         return self.merge(context.attend(layer, self.query(x), own))
 
 
 class CrossAttention(Projections):
-    """Attention over the prompt. There is no mask: empty text slots take part, as they did in training."""
+    """Attention over the prompt. There is no mask: empty text slots take part, as in training."""
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """x B N M; the prompt's keys and values B L H D."""
+        """Attend with x B N M to the prompt's keys and values B L H D."""
         query, keys, values = (part.transpose(1, 2) for part in (self.query(x), keys, values))
         read = functional.scaled_dot_product_attention(query, keys, values)
         return self.merge(read.transpose(1, 2))
 
 
-class Block(nn.Module):
-    """Self-attention, cross-attention, feed-forward; first and last are shifted, scaled and gated by time."""
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention and feed-forward; the time shifts, scales and gates the first and the last."""
 
     def __init__(self, spec: WanSpec, layer: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, time: Tensor, text: tuple[Tensor, Tensor], positions: Tensor, context: Context
     ) -> Tensor:
-        """x B F S M; time B F 6 M or 1 1 6 M; text keys and values B L H D; positions 1 N 3."""
+        """Compute x B F S M from time B F 6 M or 1 1 6 M, text keys and values B L H D, positions 1 N 3."""
         shift1, scale1, gate1, shift2, scale2, gate2 = (self.modulation + time).chunk(6, dim=2)
         hidden = self.norm1(x) * (1 + scale1) + shift1
         attended = self.self_attn(hidden.flatten(1, 2), self.layer, positions, context)
@@ -119,7 +119,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, modulated by the time embedding itself, and the way back to latents."""
+    """The last norm, modulated by the time embedding itself, and the projection to latents."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Head(nn.Module):
         self.head = nn.Linear(spec.dim, frames * rows * columns * spec.out_channels)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """x B F S M; time B F M or 1 1 M -> B F S (rows columns channels of a patch)."""
+        """Project x B F S M, with time B F M or 1 1 M, to B F S (rows columns channels of a patch)."""
         shift, scale = (self.modulation + time.unsqueeze(2)).chunk(2, dim=2)
         patches: Tensor = self.head(self.norm(x) * (1 + scale) + shift)
         return patches

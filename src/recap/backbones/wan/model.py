@@ -1,6 +1,6 @@
-"""The causal Wan transformer: noisy latents, their time and a prompt in, flow prediction out.
+"""The causal Wan transformer: it takes noisy latents, their time and a prompt, and predicts the flow.
 
-It predicts v = noise - clean. The past enters through the context alone; nothing is kept between calls.
+It predicts v = noise - clean. The past enters only through the context; nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from recap.backbones.wan.layers import Block, Head, sinusoid
+from recap.backbones.wan.layers import Head, TransformerBlock, sinusoid
 from recap.backbones.wan.spec import WanSpec
 from recap.contracts import Context
 from recap.errors import refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Conditioning:
-    """What the cross attention of each layer reads of the prompts, made once per prompt."""
+class TextConditioning:
+    """The prompts' keys and values for the cross attention of each layer, B L H D, computed once per prompt."""
 
-    keys: tuple[Tensor, ...]  # per layer B L H D
-    values: tuple[Tensor, ...]  # per layer B L H D
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
     @property
     def rows(self) -> int:
@@ -31,7 +31,7 @@ class Conditioning:
 
 
 class CausalWan(nn.Module):
-    """Wan's diffusion transformer with attention handed to a context."""
+    """Wan's diffusion transformer; a context does its self-attention."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class CausalWan(nn.Module):
             nn.Linear(spec.freq_dim, spec.dim), nn.SiLU(), nn.Linear(spec.dim, spec.dim)
         )
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(spec.dim, 6 * spec.dim))
-        self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(spec, layer) for layer in range(spec.layers))
         self.head = Head(spec)
 
     @property
@@ -55,23 +55,23 @@ class CausalWan(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.head.modulation.dtype
 
-    def condition(self, embeddings: Tensor) -> Conditioning:
-        """Text embeddings B L text_dim -> the keys and values of every layer."""
+    def condition(self, embeddings: Tensor) -> TextConditioning:
+        """Compute the keys and values of every layer from text embeddings B L text_dim."""
         slots = (self.spec.text_len, self.spec.text_dim)
         if embeddings.dim() != 3 or embeddings.shape[1:] != slots:
             limit = f"this model reads rows of {slots[0]} slots of {slots[1]} channels"
             raise refuse("embeddings.shape", tuple(embeddings.shape), limit, "pad or cut the text to that")
         text = self.text_embedding(embeddings.to(self.device, self.dtype))
         pairs = [block.cross_attn.keys_values(text) for block in self._blocks()]
-        return Conditioning(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
+        return TextConditioning(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 
     def forward(
-        self, latents: Tensor, timestep: float | Tensor, conditioning: Conditioning, context: Context
+        self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
     ) -> Tensor:
-        """Flow B F C rows columns of latents of that shape; `timestep` one time for all, or B F."""
+        """Predict the flow of latents B F C rows columns; `timestep` is one time for all, or B F."""
         self._check(latents, timestep, conditioning, context)
-        embedded, projected = self._embed_time(timestep)
-        # One tensor for all layers and steps: the context keeps rotary tables by the identity of positions.
+        embedded, projected = self.embed_time(timestep)
+        # One tensor for all layers and steps, because the context caches rotary tables by the identity of positions.
         positions = context.positions(self.spec.grid, latents.device)
         x = self.patch_embedding(latents.transpose(1, 2)).flatten(3).permute(0, 2, 3, 1).contiguous()
         for block, *text in zip(self._blocks(), conditioning.keys, conditioning.values, strict=True):
@@ -79,16 +79,16 @@ class CausalWan(nn.Module):
         return self.unpatchify(self.head(x, embedded))
 
     def unpatchify(self, patches: Tensor) -> Tensor:
-        """B F S (rows columns channels of a patch, channels fastest) -> B F C rows columns."""
+        """Rearrange B F S (rows columns channels of a patch, channels fastest) to B F C rows columns."""
         _, rows, columns = self.spec.patch
         split = patches.reshape(*patches.shape[:2], *self.spec.grid, rows, columns, self.spec.out_channels)
         return split.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
 
-    def _blocks(self) -> Iterator[Block]:
-        return cast(Iterator[Block], iter(self.blocks))
+    def _blocks(self) -> Iterator[TransformerBlock]:
+        return cast(Iterator[TransformerBlock], iter(self.blocks))
 
-    def _embed_time(self, timestep: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The time as the head reads it, B F M, and as the blocks do, B F 6 M; B and F are 1 for a scalar."""
+    def embed_time(self, timestep: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Embed the time for the head, B F M, and for the blocks, B F 6 M; B and F are 1 for a scalar."""
         if isinstance(timestep, Tensor):
             time = timestep.to(self.device)
         else:
@@ -98,11 +98,11 @@ class CausalWan(nn.Module):
         return embedded, projected.reshape(*time.shape, 6, self.spec.dim)
 
     def _check(
-        self, latents: Tensor, timestep: float | Tensor, conditioning: Conditioning, context: Context
+        self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
     ) -> None:
         frame = (self.spec.in_channels, *self.spec.latent_size)
         if latents.dim() != 5 or latents.shape[2:] != frame:
-            limit = f"this model draws frames of shape {frame}"
+            limit = f"this model generates frames of shape {frame}"
             raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns of that")
         rows, frames = latents.shape[:2]
         if tuple(context.phases.shape) != (frames,):

@@ -1,4 +1,4 @@
-"""The few-step sampler of the distilled Wan models: shifted schedule, clean estimate, fresh noise, again.
+"""The few-step sampler of the distilled Wan models: each step estimates clean latents, then adds new noise.
 
 A noisy latent is x = (1 - sigma) clean + sigma noise and the model predicts v = noise - clean, hence
 clean = x - sigma v. Model time is NUM_TRAIN_STEPS sigma.
@@ -14,33 +14,32 @@ from recap.errors import refuse
 
 
 def schedule(shift: float) -> tuple[float, ...]:
-    """Noise levels of the training schedule: from 1 down, 0 left out; a shift above 1 stays noisy longer."""
+    """Return the noise levels of the training schedule, from 1 down without 0; a shift above 1 stays noisy longer."""
     plain = (1 - index / NUM_TRAIN_STEPS for index in range(NUM_TRAIN_STEPS))
     return tuple(shift * s / (1 + (shift - 1) * s) for s in plain)
 
 
 def warp(steps: tuple[int, ...], shift: float) -> tuple[float, ...]:
-    """Noise levels of steps named on the unshifted schedule: a step counts points from the clean end."""
+    """Return the noise levels of steps, which count points of the unshifted schedule from the clean end."""
     levels = (*schedule(shift), 0.0)
     for step in steps:
         if not 0 <= step <= NUM_TRAIN_STEPS:
-            raise refuse(
-                "steps", step, f"a step lies in 0..{NUM_TRAIN_STEPS}", "name a point of the schedule"
-            )
+            limit = f"a step lies in 0..{NUM_TRAIN_STEPS}"
+            raise refuse("steps", step, limit, "name a point of the schedule")
     return tuple(levels[NUM_TRAIN_STEPS - step] for step in steps)
 
 
 def model_time(sigma: float) -> float:
-    """The time at which the model is asked about a noise level."""
+    """Return the model time of a noise level."""
     return NUM_TRAIN_STEPS * sigma
 
 
 def clean_estimate(noisy: Tensor, flow: Tensor, sigma: float) -> Tensor:
-    """clean = x - sigma v, in fp64 and back: half precision loses the difference of near equals."""
+    """Compute clean = x - sigma v in fp64 and round back: half precision loses the difference of near equals."""
     return (noisy.to(torch.float64) - sigma * flow.to(torch.float64)).to(noisy.dtype)
 
 
 def renoise(clean: Tensor, noise: Tensor, sigma: float) -> Tensor:
-    """(1 - sigma) clean + sigma noise, in fp32 or better and back."""
+    """Compute (1 - sigma) clean + sigma noise in at least fp32 and round back."""
     wide = torch.promote_types(clean.dtype, torch.float32)
     return ((1 - sigma) * clean.to(wide) + sigma * noise.to(wide)).to(clean.dtype)

@@ -1,4 +1,4 @@
-"""Sizes of the Wan family: one row states one model in full, so nothing has a default."""
+"""Sizes of the Wan family. A spec states all sizes of one model, so nothing has a default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recap.errors import refuse
 from recap.types import BackboneSpec
 
 NUM_TRAIN_STEPS = 1000
-"""Points of the schedule the family was trained on; model time runs from 0 (clean) to this."""
+"""Points of the schedule that the family was trained on; model time runs from 0 (clean) to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,26 @@ class WanSpec:
     ffn_dim: int
     heads: int
     layers: int
-    freq_dim: int  # size of the sinusoid of the time
+    # Channels of the sinusoidal embedding of the time.
+    freq_dim: int
     text_dim: int
     text_len: int
     in_channels: int
     out_channels: int
-    patch: tuple[int, int, int]  # frames, rows, columns of latents in one token
+    # Frames, rows and columns of latents in one token.
+    patch: tuple[int, int, int]
     eps: float
-    latent_size: tuple[int, int]  # rows, columns of one latent frame
-    token_pixels: int  # side of one token's square of pixels
+    # Rows and columns of one latent frame.
+    latent_size: tuple[int, int]
+    # Side of a token's square of pixels.
+    token_pixels: int
     frames_per_block: int
     window_frames: int
     pictures_per_frame: int
     pictures_per_second: int
     shift: float
-    steps: tuple[int, ...]  # places on the unshifted schedule at which the sampler stops
+    # Points of the unshifted schedule at which the sampler runs the model.
+    steps: tuple[int, ...]
     phases: Literal["window", "absolute"]
 
     def __post_init__(self) -> None:
@@ -67,11 +72,11 @@ class WanSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tokens per frame: rows, columns."""
+        """Rows and columns of tokens in a frame."""
         return self.latent_size[0] // self.patch[1], self.latent_size[1] // self.patch[2]
 
     def backbone_spec(self) -> BackboneSpec:
-        """What the other rooms need to know."""
+        """Return the part of the sizes that the rest of the package needs."""
         return BackboneSpec(
             name=self.name,
             layers=self.layers,
@@ -112,7 +117,7 @@ WAN_1_3B = WanSpec(
     steps=(1000, 750, 500, 250),
     phases="window",
 )
-"""Wan2.1 1.3B under the paper's shared window. Other specs replace fields of it; it is not a checkpoint."""
+"""Wan2.1 1.3B with the paper's shared window. The other specs are derived from it; it is not itself a checkpoint."""
 
 UNTRAINED = replace(
     WAN_1_3B,
@@ -126,7 +131,7 @@ UNTRAINED = replace(
     text_len=16,
     latent_size=(8, 12),
 )
-"""The same architecture at a size a laptop runs in milliseconds, with random weights: it means nothing."""
+"""The same architecture at a size that a laptop runs in milliseconds, for random weights."""
 
 EMBEDDED = replace(
     WAN_1_3B,
@@ -140,20 +145,20 @@ EMBEDDED = replace(
     latent_size=(16, 26),
     shift=3.0,
 )
-"""The model the package carries, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
+"""The model in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
 SELF_FORCING = replace(WAN_1_3B, name="self-forcing")
 INFINITE_FORCING = replace(WAN_1_3B, name="infinite-forcing")
 LONGLIVE = replace(WAN_1_3B, name="longlive")
 
 ROWS: dict[str, WanSpec] = {
-    row.name: row for row in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
+    spec.name: spec for spec in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a public code does where the paper's shared setting (window 6, phases in the window) differs."""
+    """The settings of a model's public code that differ from the paper's shared ones (window 6, phases in it)."""
 
     window_frames: int
     sink_frames: int
@@ -161,14 +166,14 @@ class Released:
 
 
 RELEASED: dict[str, Released] = {
-    # Its cache holds the 21 frames it was trained on and does not slide; ours slides where it would stop.
+    # Its cache has room for the 21 frames it was trained on and does not slide; ours slides instead of stopping.
     "self-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
     "infinite-forcing": Released(window_frames=6, sink_frames=1, phases="window"),
     "longlive": Released(window_frames=12, sink_frames=3, phases="absolute"),
 }
 
 
-def as_released(row: WanSpec) -> WanSpec:
-    """The row with the window and the phases of its public code."""
-    released = RELEASED[row.name]
-    return replace(row, window_frames=released.window_frames, phases=released.phases)
+def as_released(spec: WanSpec) -> WanSpec:
+    """Return the spec with the window and the phases of its public code."""
+    released = RELEASED[spec.name]
+    return replace(spec, window_frames=released.window_frames, phases=released.phases)

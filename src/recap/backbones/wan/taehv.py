@@ -1,9 +1,9 @@
 """TAEHV, the small public video autoencoder (madebyollin/taehv, MIT), for Wan 2.1's latents: `taew2_1`.
 
-Plain 2D layers on pictures that travel as rows of the batch. A memory block also reads its own input of one
-step earlier, which is all that a stream must keep; convolutions 1x1 split one step into two, or join two.
-Latents are the normalised ones of the diffusion model, pixels 0..1. A latent frame is four pictures; the
-first three of a video are dropped, as the first frame of Wan stands for one picture.
+It has plain 2D layers, and pictures are rows of the batch. A memory block also reads its own input of one step
+earlier, which is all that a stream must keep; 1x1 convolutions split one step into two, or join two. Latents are
+the normalised ones of the diffusion model, pixels are in 0..1. A latent frame is four pictures; the first three
+of a video are dropped, because Wan's first frame stands for one picture.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recap.backbones.wan.decoder import check_latents, check_pictures, wrong_state
 from recap.backbones.wan.tensors import fill, read_tensors
 from recap.contracts import Decoder, State
 from recap.errors import refuse
 
 FIELD = "tiny decoder"
-CHANNELS = 16  # of a latent
-DECODER_WIDTHS = (256, 128, 64, 64)  # from latents up to pictures
+# Channels of a latent.
+CHANNELS = 16
+# From latents up to pictures.
+DECODER_WIDTHS = (256, 128, 64, 64)
 ENCODER_WIDTH = 64
-GROWTH = (1, 2, 2)  # pictures out of one, by stage of the decoder; the encoder joins as many, in reverse
-STEP = 4  # pictures of a latent frame
-CELL = 8  # pixels along the side of one latent
-SOFT_LIMIT = 3.0  # latents are squeezed into -3..3
+# Pictures made from one, by stage of the decoder; the encoder joins as many, in reverse order.
+GROWTH = (1, 2, 2)
+# Pictures of a latent frame.
+STEP = 4
+# Pixels along the side of one latent.
+CELL = 8
+# Latents are limited softly to -3..3.
+SOFT_LIMIT = 3.0
 
 
 def conv(channels: int, out: int, stride: int = 1, *, bias: bool = True) -> nn.Conv2d:
@@ -52,7 +59,7 @@ class MemoryBlock(nn.Module):
 
 
 class TimeGrow(nn.Module):
-    """N C Y X -> N·times C Y X: pictures out of one, the earlier first."""
+    """Makes several pictures from one, earlier ones first: N C Y X -> N·times C Y X."""
 
     def __init__(self, width: int, times: int) -> None:
         super().__init__()
@@ -65,7 +72,7 @@ class TimeGrow(nn.Module):
 
 
 class TimePool(nn.Module):
-    """N C Y X -> N/times C Y X: neighbours side by side, the earlier first, and joined."""
+    """Joins neighbouring pictures, earlier ones first: N C Y X -> N/times C Y X."""
 
     def __init__(self, width: int, times: int) -> None:
         super().__init__()
@@ -78,12 +85,12 @@ class TimePool(nn.Module):
 
 
 class TimeStack(nn.ModuleList):
-    """Layers in a row over steps of a video, any number of them at once."""
+    """A sequence of layers over any number of steps of a video."""
 
     def forward(self, steps: Tensor, kept: State) -> tuple[Tensor, State]:
-        """B T C Y X, and what the call before returned, or nothing at the start -> likewise.
+        """Take B T C Y X and the state of the previous call ({} at the start); return both for the next.
 
-        Neither argument is changed, so that the call can be compiled, and repeated after an error.
+        Neither argument is changed, so the call can be compiled, and repeated after an error.
         """
         rows, later = steps.shape[0], {}
         x = steps.flatten(0, 1)
@@ -93,14 +100,15 @@ class TimeStack(nn.ModuleList):
                 name = str(index)
                 first = kept[name].unsqueeze(1) if kept else torch.zeros_like(timed[:, :1])
                 before = torch.cat([first, timed[:, :-1]], dim=1).flatten(0, 1)
-                later[name] = timed[:, -1].clone()  # a copy, or a view would hold all steps
+                # A copy, because a view would keep all steps alive.
+                later[name] = timed[:, -1].clone()
                 x = layer(x, before)
             else:
                 x = layer(x)
         return x.unflatten(0, (rows, -1)), later
 
     def remembering(self) -> list[str]:
-        """The names under which the call keeps things."""
+        """Return the names in the state."""
         return [str(index) for index, layer in enumerate(self) if isinstance(layer, MemoryBlock)]
 
 
@@ -131,38 +139,36 @@ class Taehv(nn.Module):
         self.decoder = _decoder()
 
     def open_decoder(self) -> Decoder:
-        """A fresh decoding stream; any number of them may be open."""
+        """Open a new decoding stream; any number of them may be open."""
         return TaehvStream(self)
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """B T 3 Y X in 0..1 -> normalised latents B T/4 16 Y/8 X/8, fp32; the last picture fills up the fours."""
-        self._check(pixels)
+        """Encode B T 3 Y X in 0..1 to normalised latents B T/4 16 Y/8 X/8, fp32.
+
+        The last picture is repeated until their number is a multiple of four.
+        """
+        check_pictures(pixels, CELL)
+        if pixels.shape[1] == 0:
+            raise refuse("pixels.shape", tuple(pixels.shape), "a clip has pictures", "pass B T 3 Y X, T > 0")
         missing = -pixels.shape[1] % STEP
-        held = torch.cat([pixels, pixels[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
+        padded = torch.cat([pixels, pixels[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
         weight = self.like()
         latents = []
         kept: State = {}
-        # Four pictures at a time: a clip in full resolution and 64 channels would not fit.
-        for step in held.split(STEP, dim=1):
+        # Four pictures at a time, because a whole clip with 64 channels at full resolution would not fit.
+        for step in padded.split(STEP, dim=1):
             made, kept = self.encoder(step.to(weight), kept)
             latents.append(made)
         return torch.cat(latents, dim=1).to(torch.float32)
 
     def like(self) -> Tensor:
-        """A tensor on the device and in the precision the model computes in."""
+        """Return a tensor on the device and in the precision of the model."""
         return cast(nn.Conv2d, self.decoder[-1]).weight
-
-    def _check(self, pixels: Tensor) -> None:
-        if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % CELL or pixels.shape[4] % CELL:
-            limit = f"pictures are RGB with sides that {CELL} divides"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
-        if pixels.shape[1] == 0:
-            raise refuse("pixels.shape", tuple(pixels.shape), "a clip has pictures", "pass B T 3 Y X, T > 0")
 
 
 class TaehvStream:
-    """Latents to pixels, frame by frame: every kernel sees the same shapes however the stream is cut."""
+    """Decodes latents frame by frame, so every kernel sees the same shapes however the stream is cut."""
 
     def __init__(self, model: Taehv) -> None:
         self._model = model
@@ -170,53 +176,48 @@ class TaehvStream:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F 16 rows columns, normalised -> B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
-        self._check(latents)
+        """Decode B F 16 rows columns, normalised, to B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
+        check_latents(latents, CHANNELS, self._begun())
         weight = self._model.like()
         pictures, kept = [], self._kept
         for frame in latents.to(weight).split(1, dim=1):
-            opening = not kept
+            first = not kept
             step, kept = self._model.decoder(frame, kept)
-            pictures.append(step[:, STEP - 1 :] if opening else step)
+            pictures.append(step[:, STEP - 1 :] if first else step)
         self._kept = kept
         return torch.cat(pictures, dim=1).to(torch.float32).clamp_(0, 1)
 
     def state(self) -> State:
-        # Contiguous copies: what is handed out must not change later, and files take no strides.
+        # Contiguous copies: a state must not change later, and files store no strides.
         return {name: kept.clone(memory_format=torch.contiguous_format) for name, kept in self._kept.items()}
 
     def load_state(self, state: State) -> None:
         names = self._model.decoder.remembering()
         if state and set(state) != set(names):
-            limit = f"an open stream of this decoder keeps {', '.join(names)}"
-            raise refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+            raise wrong_state(state, ", ".join(names))
         weight = self._model.like()
         self._kept = {name: kept.to(weight.device, weight.dtype, copy=True) for name, kept in state.items()}
 
-    def _check(self, latents: Tensor) -> None:
-        if latents.dim() != 5 or latents.shape[2] != CHANNELS or latents.shape[1] == 0:
-            limit = f"this decoder reads frames of {CHANNELS} channels"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
+    def _begun(self) -> tuple[int, int, int] | None:
+        """Return the batch, rows and columns of the latents decoded so far."""
         if not self._kept:
-            return
-        first = self._model.decoder.remembering()[0]  # which sees frames in their own size
-        known = self._kept[first]
-        begun, given = (known.shape[0], *known.shape[2:]), (latents.shape[0], *latents.shape[3:])
-        if begun != given:
-            limit = f"this stream began with {begun[0]} rows of frames of {begun[1]} x {begun[2]}"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")
+            return None
+        # The first memory block sees frames in their own size.
+        rows, _, height, width = self._kept[self._model.decoder.remembering()[0]].shape
+        return rows, height, width
 
 
 def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Taehv:
-    """The autoencoder of a public `taew2_1` file, `.pth` or `.safetensors`."""
+    """Load the autoencoder from a public `taew2_1` file, `.pth` or `.safetensors`."""
     path = Path(path).expanduser()
     found = read_tensors(path, FIELD)
-    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+    # Without storage, because random weights would be overwritten at once.
+    with torch.device("meta"):
         model = Taehv()
     for index, layer in enumerate(model.decoder):
         name = f"decoder.{index}.conv.weight"
         if isinstance(layer, TimeGrow) and name in found:
-            # A file may have been trained to make more pictures here than are wanted: the latest stay.
+            # A file may have been trained to make more pictures here than we want; the latest are kept.
             found[name] = found[name][-layer.conv.out_channels :]
     names = {name: name for name in model.state_dict()}
     fill(model, found, names, field=FIELD, path=path, dtype=dtype)

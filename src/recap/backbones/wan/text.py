@@ -1,7 +1,6 @@
-"""Text for models that have read none: a fixed random vector per word.
+"""A text encoder for untrained models: a fixed random vector per word.
 
-Enough for prompts to matter and to be told apart, and for nothing else: words alike in meaning are as far
-apart as any two, and their order does not reach the model.
+Different prompts get different embeddings, and no more: words with similar meanings are as far apart as any two.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class HashedWords:
         self.text_dim = text_dim
 
     def __call__(self, prompt: str) -> Tensor:
-        """1 text_len text_dim, fp32 on the CPU; words past the last slot are dropped, case is ignored."""
+        """Return 1 text_len text_dim, fp32 on the CPU; words after the last slot are dropped, case is ignored."""
         words = re.findall(r"\w+", prompt.lower())[: self.text_len]
         slots = torch.zeros(1, self.text_len, self.text_dim)
         for index, word in enumerate(words):
@@ -29,6 +28,6 @@ class HashedWords:
         return slots
 
     def _vector(self, word: str) -> Tensor:
-        # A checksum, because Python's own hash of a string changes from process to process.
+        # A checksum, because Python's hash of a string differs between processes.
         generator = torch.Generator().manual_seed(zlib.crc32(word.encode()))
         return torch.randn(self.text_dim, generator=generator)

@@ -1,7 +1,7 @@
-"""The text encoder of the Wan family: UMT5-XXL, as transformers has it, filled from Wan's own file.
+"""The text encoder of the Wan family: transformers' UMT5-XXL, with the weights of Wan's own file.
 
-A prompt is mended and its whitespace collapsed, cut or padded to the model's slots, encoded with the padding
-masked out; the rows of the padding are then zero, as the diffusion model saw them in its training.
+Prompts are cleaned (ftfy), their whitespace is collapsed, and they are cut or padded to the model's slots. They are
+encoded with the padding masked out, and the embeddings of the padding are set to zero, as in training.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from recap.errors import refuse
 
 FIELD = "text encoder"
 BLOCK = re.compile(r"(?:encoder\.block|blocks)\.(\d+)\.")
-FARTHEST = 128  # tokens; farther ones share the last bucket of relative positions, and no tensor says so
+# Tokens farther apart share the last bucket of relative positions; the shapes of the file do not show this number.
+FARTHEST = 128
 
 Notice = Callable[[str], None]
 
 SHARED, EMBED = "shared.weight", "encoder.embed_tokens.weight"
-"""transformers' two names for the one table of word vectors."""
+"""The two names that transformers has for the table of word vectors."""
 
 TO_WAN = (
     (r"^(shared|encoder\.embed_tokens)\.", "token_embedding."),
@@ -43,38 +44,41 @@ TO_WAN = (
 
 
 def wan_name(name: str) -> str:
-    """What Wan's file calls a tensor of transformers' `UMT5EncoderModel`."""
+    """Return the name in Wan's file of a tensor of transformers' `UMT5EncoderModel`."""
     for ours, theirs in TO_WAN:
         name = re.sub(ours, theirs, name)
     return name
 
 
 def clean_prompt(prompt: str) -> str:
-    """Mend broken Unicode, undo HTML escapes (twice: escaped escapes are common), collapse whitespace.
+    """Repair broken Unicode, undo HTML escapes (twice: escaped escapes are common) and collapse whitespace.
 
-    ftfy is required: without it some prompts would silently reach the model as it never saw them.
+    ftfy is required: without it some prompts would silently reach the model in a form that it never saw.
     """
-    mended: str = extra("ftfy").fix_text(prompt)
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
+    repaired: str = extra("ftfy").fix_text(prompt)
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(repaired))).strip()
 
 
 class TokenIds(NamedTuple):
-    """A prompt as the encoder reads it; the last true token is the end of the sentence."""
+    """A prompt as the encoder reads it; the last token is the end of the sentence."""
 
-    ids: Tensor  # 1 L, int64, zero after the prompt
-    mask: Tensor  # 1 L, int64: one where there is a token
+    # 1 L, int64, zero after the prompt.
+    ids: Tensor
+    # 1 L, int64: one where there is a token.
+    mask: Tensor
 
 
 class Umt5Tokenizer:
     """Cleans and tokenises prompts to a fixed length."""
 
     def __init__(self, folder: Path, text_len: int, notice: Notice = print) -> None:
-        """`folder` is Wan's `google/umt5-xxl`, or the `tokenizer/` of a diffusers folder."""
+        """Open a tokenizer: Wan's folder `google/umt5-xxl`, or the `tokenizer/` of a diffusers folder."""
         folder = Path(folder).expanduser()
-        if not folder.is_dir():  # transformers would take the name for one of a model to download
+        # Without this check transformers would take the name for a model to download.
+        if not folder.is_dir():
             raise refuse("tokenizer", str(folder), "no such folder", "pass the folder with spiece.model")
         if not (folder / "tokenizer.json").is_file():
-            # transformers reads spiece.model through it, and where it is missing asks for something else.
+            # transformers reads spiece.model with protobuf; where that is missing, its message names another package.
             extra("google.protobuf")
         try:
             self._tokenizer = extra("transformers").AutoTokenizer.from_pretrained(
@@ -89,7 +93,7 @@ class Umt5Tokenizer:
         self._notice = notice
 
     def __call__(self, prompt: str) -> TokenIds:
-        """The ids of a prompt, which is cleaned first; says so when the prompt is too long."""
+        """Clean a prompt and return its ids; a notice reports a prompt that is too long."""
         cleaned = clean_prompt(prompt)
         every = self._tokenizer(cleaned, add_special_tokens=True)["input_ids"]
         if len(every) > self.text_len:
@@ -110,31 +114,28 @@ class Umt5Tokenizer:
 
 
 class Umt5Encoder:
-    """Token ids to embeddings."""
+    """Turns token ids into embeddings."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval().requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, tokens: TokenIds) -> Tensor:
-        """1 L text_dim, in the precision of the model, on its device; rows of the padding are zero."""
+        """Return 1 L text_dim in the model's precision, on its device; embeddings of the padding are zero."""
         ids, mask = (part.to(self._model.device) for part in tokens)
         found: Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        # Not a product: padding rows may hold anything, infinities too.
+        # Filled instead of multiplied, because the padding may contain infinities.
         return found.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
 
 
 def load_umt5(
-    path: Path,
-    text_dim: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
+    path: Path, text_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> Umt5Encoder:
-    """The encoder of Wan's `models_t5_umt5-xxl-enc-bf16.pth` (or the same names in safetensors).
+    """Load the encoder from Wan's `models_t5_umt5-xxl-enc-bf16.pth` (or the same names in safetensors).
 
-    A folder in diffusers' layout will do as well: `text_encoder/` itself, or the model folder that has it.
+    The path may also be a folder in diffusers' layout: `text_encoder/` itself, or the model folder with it.
     """
-    path = weights_place(path)
+    path = weights_path(path)
     found = read_tensors(path, FIELD)
     if path.is_dir():
         found = _with_one_table(found, path)
@@ -143,41 +144,42 @@ def load_umt5(
         limit = f"its embeddings have {sizes['d_model']} channels, and this model reads {text_dim}"
         raise refuse(FIELD, str(path), limit, "pass the text encoder that came with the model")
     transformers = extra("transformers")
-    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+    # Without storage, because random weights would be overwritten at once.
+    with torch.device("meta"):
         model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes))
     names = {name: SHARED if name == EMBED else name for name in model.state_dict()}
     if not path.is_dir():
         names = {name: wan_name(name) for name in names}
     fill(model, found, names, field=FIELD, path=path, dtype=dtype)
-    # One parameter again, or a move to another device would make two tables of two gigabytes.
+    # Tied again, because otherwise a move to another device would make two tables of two gigabytes.
     model.shared.weight = model.encoder.embed_tokens.weight
     model.to(device)
     _check_table(model, path)
     return Umt5Encoder(model)
 
 
-def weights_place(path: Path) -> Path:
-    """The file, or the folder of shards, that a user's path to the encoder means."""
+def weights_path(path: Path) -> Path:
+    """Return the file, or the folder of shards, that a user's path to the encoder stands for."""
     path = Path(path).expanduser()
     return path / "text_encoder" if (path / "text_encoder").is_dir() else path
 
 
 def _with_one_table(found: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Savers keep the table of word vectors under either of its names, or under both."""
+    """Rename the table of word vectors, which files contain under either of its names or under both."""
     tables = [found[name] for name in (SHARED, EMBED) if name in found]
     if len(tables) == 2 and not torch.equal(*tables):
-        limit = f"{SHARED} and {EMBED} differ, and are one table"
+        limit = f"{SHARED} and {EMBED} must be one table, but differ"
         raise refuse(FIELD, str(path), limit, FETCH_AGAIN)
     return {SHARED if name == EMBED else name: tensor for name, tensor in found.items()}
 
 
 def _sizes(found: Mapping[str, Tensor], path: Path, file_name: Callable[[str], str]) -> dict[str, Any]:
-    """The configuration that the shapes of a file speak of."""
+    """Derive the configuration from the shapes in a file."""
 
     def shape(name: str) -> tuple[int, int]:
         tensor = found.get(file_name(name))
         if tensor is None or tensor.dim() != 2 or 0 in tensor.shape:
-            limit = f"{file_name(name)} is missing, or no matrix"
+            limit = f"{file_name(name)} is missing or not a matrix"
             raise refuse(FIELD, str(path), limit, "pass the weights of a UMT5 encoder")
         return tensor.shape[0], tensor.shape[1]
 
@@ -200,8 +202,8 @@ def _sizes(found: Mapping[str, Tensor], path: Path, file_name: Callable[[str], s
 
 
 def _check_table(model: Any, path: Path) -> None:
-    """Some releases of transformers leave the second name of the table empty: grey, prompt-blind video."""
+    """Refuse an empty table: some releases of transformers leave one, and the video then ignores the prompt."""
     used, named = model.encoder.embed_tokens.weight, model.shared.weight
-    assert torch.equal(used, named), "both names of the word vectors must mean one table"
+    assert torch.equal(used, named), "both names of the word vectors must be one table"
     if not used.any():
         raise refuse(FIELD, str(path), "its word vectors are all zero", FETCH_AGAIN)

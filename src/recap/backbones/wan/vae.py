@@ -1,9 +1,9 @@
 """Wan 2.1's own video autoencoder: diffusers' `AutoencoderKLWan`, unchanged, as a stream.
 
-The network reads one latent frame (or one step of four pictures) at a time and hands what its causal
-convolutions must remember to a list that the caller owns. Every stream here owns one, so any number of
-videos run on one model. An entry of that list is a tensor of past features, or nothing yet, or, in the two
-layers that double time, the mark that the first frame has passed, which those do not double.
+The network reads one latent frame (or one step of four pictures) at a time and stores what its causal
+convolutions must remember in a list that the caller owns. Every stream here owns one, so any number of
+videos can use one model. An entry of that list is a tensor of past features, or None before the first frame, or,
+in the two layers that double time, a mark that the first frame has passed, which they do not double.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
 from recap.backbones.wan.tensors import extra, fill, read_tensors
 from recap.contracts import Decoder, State
 from recap.errors import refuse
 
 FIELD = "Wan VAE"
-CELL = 8  # pixels along the side of one latent
-STEP = 4  # pictures of every latent frame but the first, which is one picture
+# Pixels along the side of one latent.
+CELL = 8
+# Pictures of every latent frame except the first, which is one picture.
+STEP = 4
 
 PASSED = "Rep"
-"""diffusers' own mark, in place of features, of a time-doubling layer that has seen the first frame."""
+"""diffusers' mark, instead of features, for a time-doubling layer that has seen the first frame."""
 
 KINDS = "kinds"
 NOTHING, MARK, FEATURES = range(3)
@@ -47,17 +50,17 @@ TO_PUBLISHED = (
     (r"\.mid_block\.resnets\.1\.", ".middle.2."),
     (r"\.down_blocks\.", ".downsamples."),
 )
-"""diffusers' names -> those of `Wan2.1_VAE.pth`, to be applied in this order; up blocks need arithmetic."""
+"""diffusers' names -> those of `Wan2.1_VAE.pth`, applied in this order; up blocks also need arithmetic."""
 
 UP_BLOCK = re.compile(r"\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.")
 
 
 def published_name(name: str) -> str:
-    """What `Wan2.1_VAE.pth` calls a tensor of diffusers' model."""
+    """Return the name in `Wan2.1_VAE.pth` of a tensor of diffusers' model."""
 
     def flat(found: re.Match[str]) -> str:
         block, kind, index = int(found[1]), found[2], int(found[3])
-        # The published file counts through: three residual layers and an upsampler make one block of four.
+        # The published file numbers all layers in one list: three residual layers and an upsampler per block.
         return f".upsamples.{4 * block + (3 if kind == 'upsamplers' else index)}."
 
     name = UP_BLOCK.sub(flat, name)
@@ -69,16 +72,17 @@ def published_name(name: str) -> str:
 def load_wan_vae(
     path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanVae:
-    """The autoencoder of a `Wan2.1_VAE.pth` (or the same names in safetensors), or of a diffusers folder.
+    """Load the autoencoder from `Wan2.1_VAE.pth` (or the same names in safetensors), or from a diffusers folder.
 
-    The folder is either `vae/` itself or the model folder that has it.
+    The folder is either `vae/` itself or the model folder that contains it.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         path = path / "vae" if (path / "vae").is_dir() else path
     found = read_tensors(path, FIELD)
     network = extra("diffusers").AutoencoderKLWan
-    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+    # Without storage, because random weights would be overwritten at once.
+    with torch.device("meta"):
         model = (
             network.from_config(_folder_config(path)) if path.is_dir() else network(base_dim=_width(found))
         )
@@ -102,7 +106,7 @@ def _folder_config(folder: Path) -> dict[str, Any]:
 
 
 def _width(found: dict[str, Tensor]) -> int:
-    """Channels of the first layer, on which all others depend; the published file has 96."""
+    """Return the channels of the first layer, on which all others depend; the published file has 96."""
     first = found.get("encoder.conv1.weight")
     return 96 if first is None else first.shape[0]
 
@@ -115,18 +119,18 @@ class WanVae:
         self.channels = int(model.config.z_dim)
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        # fp32 whatever the model runs in: the latents of a half precision model need not lose twice.
+        # In fp32 whatever the model runs in, so that latents are not rounded twice.
         self._mean = torch.tensor(model.config.latents_mean, device=self.device).view(-1, 1, 1, 1)
         self._std = torch.tensor(model.config.latents_std, device=self.device).view(-1, 1, 1, 1)
 
     def open_decoder(self) -> Decoder:
-        """A fresh decoding stream; any number of them may be open."""
+        """Open a new decoding stream; any number of them may be open."""
         return VaeStream(self)
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """B T 3 Y X in 0..1, T = 1 + 4 n -> normalised latents B 1+n C Y/8 X/8, fp32: the mean, not a draw."""
-        self._check(pixels)
+        """Encode B T 3 Y X in 0..1, T = 1 + 4 n, to normalised latents B 1+n C Y/8 X/8, fp32: the mean, no sample."""
+        check_clip(pixels, CELL, STEP)
         cache = empty_cache(self.model.encoder)
         latents = []
         for step in pixels.split([1, *[STEP] * (pixels.shape[1] // STEP)], dim=1):
@@ -136,7 +140,7 @@ class WanVae:
         return ((torch.cat(latents, dim=2) - self._mean) / self._std).transpose(1, 2)
 
     def decode_frame(self, frame: Tensor, cache: list[Feature]) -> Tensor:
-        """Normalised latents B C rows columns -> B 3 P Y X in -1..1; the cache is brought up to date."""
+        """Decode normalised latents B C rows columns to B 3 P Y X in -1..1, and update the cache."""
         raw = frame.to(self.device, torch.float32).unsqueeze(2) * self._std + self._mean
         features = self.model.post_quant_conv(raw.to(self.dtype))
         pictures: Tensor = self.model.decoder(
@@ -144,17 +148,9 @@ class WanVae:
         )
         return pictures
 
-    def _check(self, pixels: Tensor) -> None:
-        if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % CELL or pixels.shape[4] % CELL:
-            limit = f"pictures are RGB with sides that {CELL} divides"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
-        if pixels.shape[1] % STEP != 1:
-            limit = f"a clip is 1 picture and then {STEP} per latent frame"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {STEP} pictures")
-
 
 class VaeStream:
-    """Latents to pixels, frame by frame: every kernel sees the same shapes however the stream is cut."""
+    """Decodes latents frame by frame, so every kernel sees the same shapes however the stream is cut."""
 
     def __init__(self, vae: WanVae) -> None:
         self._vae = vae
@@ -162,9 +158,12 @@ class VaeStream:
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns, normalised -> B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
-        self._check(latents)
-        # The network replaces entries and changes none, so after an error the stream is where it was.
+        """Decode B F C rows columns, normalised, to B T 3 Y X, fp32 in 0..1; the first frame is one picture."""
+        # The first convolution keeps frames in their own shape.
+        known = self._cache[0]
+        begun = (known.shape[0], known.shape[3], known.shape[4]) if isinstance(known, Tensor) else None
+        check_latents(latents, self._vae.channels, begun)
+        # The network replaces entries and changes none in place, so an error leaves the stream as it was.
         cache = list(self._cache)
         pictures = [self._vae.decode_frame(frame, cache) for frame in latents.unbind(1)]
         self._cache = cache
@@ -176,7 +175,7 @@ class VaeStream:
         state = {KINDS: torch.tensor([_kind(entry) for entry in self._cache], dtype=torch.uint8)}
         for index, entry in enumerate(self._cache):
             if isinstance(entry, Tensor):
-                # Contiguous copies: what is handed out must not change later, and files take no strides.
+                # Contiguous copies: a state must not change later, and files store no strides.
                 state[str(index)] = entry.clone(memory_format=torch.contiguous_format)
         return state
 
@@ -186,8 +185,7 @@ class VaeStream:
             kinds = state[KINDS].tolist() if KINDS in state else []
             named = {KINDS, *(str(index) for index, kind in enumerate(kinds) if kind == FEATURES)}
             if len(kinds) != len(fresh) or not set(kinds) <= {NOTHING, MARK, FEATURES} or named != set(state):
-                limit = f"an open stream of this decoder keeps {len(fresh)} {KINDS} and a tensor of features for each"
-                raise refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+                raise wrong_state(state, f"{len(fresh)} {KINDS} and a tensor of features for each")
             for index, kind in enumerate(kinds):
                 if kind == FEATURES:
                     fresh[index] = state[str(index)].to(self._vae.device, self._vae.dtype, copy=True)
@@ -195,18 +193,9 @@ class VaeStream:
                     fresh[index] = PASSED
         self._cache = fresh
 
-    def _check(self, latents: Tensor) -> None:
-        if latents.dim() != 5 or latents.shape[2] != self._vae.channels or latents.shape[1] == 0:
-            limit = f"this decoder reads frames of {self._vae.channels} channels"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
-        known = self._cache[0]  # of the first convolution, which sees frames in their own shape
-        if isinstance(known, Tensor) and known[:, :, -1].shape != latents[:, 0].shape:
-            limit = f"this stream began with frames of shape {tuple(known[:, :, -1].shape)}"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch and size")
-
 
 def empty_cache(half: nn.Module) -> list[Feature]:
-    """Room for what each causal convolution of an encoder or decoder keeps; some keep nothing."""
+    """Return an empty entry for each causal convolution of an encoder or decoder; some stay empty."""
     return [None] * sum(isinstance(module, nn.Conv3d) for module in half.modules())
 
 

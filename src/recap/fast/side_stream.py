@@ -1,4 +1,4 @@
-"""Work beside other work on one GPU: a stream of its own for what the next kernels do not wait for."""
+"""Runs work in parallel on one GPU: a separate stream for kernels that the next ones do not wait for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class SideStream:
-    """Small kernels, as flow has, fill what the large ones of a clean pass leave idle.
+    """A stream on which small kernels, such as those of optical flow, fill what a clean pass leaves idle.
 
-    Tensors cross over safely: work starts after all that was asked for before it, and whoever waits for it
-    goes on after it, so that no storage is handed out again while the other stream still reads it.
+    Tensors cross over safely. The work starts after everything queued before it, and whoever waits for it
+    continues after it, so no storage is reused while the other stream still reads it.
     """
 
     def __init__(self, device: torch.device | str) -> None:
