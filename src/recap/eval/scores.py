@@ -45,7 +45,7 @@ def one_backend(scores: Iterable[Score]) -> str:
 
 
 class Estimate(NamedTuple):
-    """A mean of `n` values and its interval, which is nan with fewer than FEWEST_CLUSTERS clusters."""
+    """A mean of `n` values and its interval, which is nan with too few clusters."""
 
     mean: float
     low: float
@@ -55,9 +55,17 @@ class Estimate(NamedTuple):
 
 
 def cluster_interval(
-    values: Sequence[float | None], clusters: Sequence[object], *, draws: int = 10_000, level: float = 0.95
+    values: Sequence[float | None],
+    clusters: Sequence[object],
+    *,
+    draws: int = 10_000,
+    level: float = 0.95,
+    fewest: int = FEWEST_CLUSTERS,
 ) -> Estimate:
-    """Average the values that are not None; the bootstrap interval resamples whole clusters (prompts)."""
+    """Average the values that are not None; the bootstrap interval resamples whole clusters (prompts).
+
+    With fewer clusters than `fewest` there is no interval.
+    """
     if len(values) != len(clusters):
         limit = f"there are {len(values)} values"
         raise refuse("clusters", len(clusters), limit, "name a cluster for each value")
@@ -68,7 +76,7 @@ def cluster_interval(
     labels = np.array([str(label) for label in clusters])[measured]
     x = x[measured]
     names, index = np.unique(labels, return_inverse=True)
-    if len(names) < FEWEST_CLUSTERS:
+    if len(names) < fewest:
         return Estimate(float(x.mean()), math.nan, math.nan, len(x), len(names))
     sums, counts = np.bincount(index, weights=x), np.bincount(index)
     # A fixed seed: the same values give the same interval in each run.
