@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.admission.retention import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
@@ -48,7 +49,7 @@ class FixedScores:
         return Candidates(source.expand(len(self._score), -1, -1), self._score[:, own])
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return pool.score.topk(min(capacity, pool.count), dim=1).indices
+        return retain_top(pool, capacity)
 
     def state(self) -> State:
         return {}
