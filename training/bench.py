@@ -31,7 +31,7 @@ from recap.plan import Plan, Shot, make_plan
 from recap.rollout import rollout
 from recap.types import GeneratedBlock
 from training.measures import RowsDecoder, Series, watch
-from training.records import load_weights
+from training.records import load_autoencoder, load_weights
 from training.sampling import MANY_STEPS, EulerBackbone, euler_sigmas
 from training.script import Script
 from training.world import Clips, World
@@ -143,9 +143,7 @@ def load_models(
     guidance: float = 1.0,
 ) -> Models:
     """Load the models of a folder, in whole files or parts; the autoencoder stays in fp32."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(folder / "autoencoder.safetensors"))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore[call-overload]
+    autoencoder = load_autoencoder(folder / "autoencoder.safetensors", device)
     four = join_parts(WanBackbone, *_load_transformer(folder, device, dtype), autoencoder)
     model, text = _load_transformer(teacher or folder, device, dtype)
     return Models(four, join_many(model, text, autoencoder, guidance), autoencoder)

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.scenes.render import half
-from recap.backbones.tiny.autoencoder import Autoencoder
 from training.atlas import load_atlas
 from training.clips import RingPool, to_bytes
-from training.records import load_weights
+from training.records import load_autoencoder
 from training.world import World as SpriteWorld
 
 Recode = Callable[[Tensor], Tensor]
@@ -55,9 +54,7 @@ def halve(clips: FlowClips) -> FlowClips:
 
 def load_recode(file: Path, device: str, *, noise: float, at_once: int = 8) -> Recode:
     """Load a function that encodes and decodes, with noise of a random level on each clip's latents."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(file))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    autoencoder = load_autoencoder(file, device)
 
     @torch.no_grad()
     def recode(pictures: Tensor) -> Tensor:

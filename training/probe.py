@@ -19,11 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS
 from recap.eval.judges.probe import CELL, NOBODY, Probe, Verdict, save_probe
 from training.atlas import CACHE, load_atlas
-from training.records import load_weights
+from training.records import load_autoencoder
 from training.world import PICTURES, Clips, World
 
 UNSURE = -100
@@ -181,9 +180,7 @@ def main() -> None:
 
 def load_round_trip(file: Path, device: torch.device | str) -> RoundTrip:
     """Load a function that sends single pictures through a trained autoencoder, with noise on their latents."""
-    model = Autoencoder()
-    model.load_state_dict(load_weights(file))
-    model.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    model = load_autoencoder(file, device)
 
     def round_trip(pictures: Tensor) -> Tensor:
         latents = model.encode(pictures[:, None])

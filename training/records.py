@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.errors import refuse
 from recap.io.files import write_whole
 
@@ -91,6 +92,14 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         for name, tensor in stored.items()
         if not name.endswith(SCALE)
     }
+
+
+def load_autoencoder(file: Path, device: torch.device | str) -> Autoencoder:
+    """Load a trained autoencoder for inference."""
+    autoencoder = Autoencoder()
+    autoencoder.load_state_dict(load_weights(file))
+    autoencoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return autoencoder.eval().requires_grad_(False)
 
 
 def eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
+from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, Conditioning
@@ -18,7 +18,7 @@ from recap.contracts import Context, Noise
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.records import Record, load_weights, write_sheet
+from training.records import Record, load_autoencoder, write_sheet
 
 PROMPTS = (
     "a fox on a beach by day",
@@ -70,9 +70,7 @@ def write_samples(
     many: bool = True,
 ) -> None:
     """Write samples-4.png and, if `many`, samples-16.png: a line per prompt with pictures evenly spaced in time."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(autoencoder_file))
-    autoencoder.to(model.device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    autoencoder = load_autoencoder(autoencoder_file, model.device)
     # A copy, because a backbone freezes its model, and training of this one may continue.
     spec = replace(model.spec, name="sampled")
     copy = CausalWan(spec).to(model.device)

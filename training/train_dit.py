@@ -18,14 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.tiny.vocabulary import null_token_ids
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from training.clips import LatentClips, LatentPool, World, open_world
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
-from training.records import Record, load_weights, save_weights
+from training.records import Record, load_autoencoder, load_weights, save_weights
 from training.sampling import write_samples
 from training.teacher_forcing import ClipBatch, Layout, Turns, make_turns, predict_flow, spread_rows
 from training.train_autoencoder import UNSEEN_SEED, plain_settings
@@ -311,9 +310,7 @@ def load_model(model: TextAndFlow, folder: Path) -> None:
 
 def load_encoder(file: Path, device: str) -> Encode:
     """Load the trained encoder as a function from pixels to normalised latents."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(file))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    autoencoder = load_autoencoder(file, device)
 
     @torch.no_grad()
     def encode(pixels: Tensor) -> Tensor:

@@ -7,12 +7,15 @@ import pytest
 from made_clips import still, write
 
 from recap.eval.metrics.consistency import consistency, fused, mapped, sequence_consistency
-from recap.eval.metrics.vbench import COLUMNS, dimensions, group_score, missing, total_score
+from recap.eval.metrics.vbench import dimensions, group_score, missing, total_score
 from recap.eval.sampling import clip_spans
 from recap.io.video import open_clip
 from recap.tables.paper_numbers import TABLES, paper_table, paper_value
 
 MAIN = paper_table("main")
+# The paper's column heads, in the order of VBench's dimensions.
+HEADS = "SC BC TF MS DD AQ IQ OC MO HA C SR S AS TS OvC"
+COLUMNS = dict(zip(HEADS.split(), dimensions(), strict=True))
 # The paper prints these again in a second table, with the same numbers.
 SECOND_TABLE = ("Self-Forcing", "Self-Forcing+Ours")
 

@@ -42,15 +42,6 @@ def dimensions() -> dict[str, Dimension]:
 
 QUALITY_WEIGHT, SEMANTIC_WEIGHT = 4, 1
 
-COLUMNS = {
-    "SC": "subject_consistency", "BC": "background_consistency", "TF": "temporal_flickering",
-    "MS": "motion_smoothness", "DD": "dynamic_degree", "AQ": "aesthetic_quality", "IQ": "imaging_quality",
-    "OC": "object_class", "MO": "multiple_objects", "HA": "human_action", "C": "color",
-    "SR": "spatial_relationship", "S": "scene", "AS": "appearance_style", "TS": "temporal_style",
-    "OvC": "overall_consistency",
-}  # fmt: skip
-"""The dimensions by the paper's column heads."""
-
 
 class Missing(NamedTuple):
     """The dimensions of each group that were not measured."""
