@@ -1,1 +1,1 @@
-"""Measurements that are not part of the package: `python -m benchmarks.NAME --help` from a checkout."""
+"""Benchmarks, which are not part of the package: run `python -m benchmarks.NAME --help` in a checkout."""

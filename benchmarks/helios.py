@@ -1,15 +1,14 @@
-"""Helios-Distilled at its real size, memory on against off: `python -m benchmarks.helios [--size tiny]`
+"""Time Helios-Distilled at full size with and without a memory: `python -m benchmarks.helios [--size tiny]`
 
 Speed does not depend on values, so the transformer, the autoencoder and the flow network have random weights, made on
-the device in the precision they run in. Both videos are drawn by the same loop in the same process; the first chunk,
-which has twice the steps, is left out of the medians. Needs diffusers: where it is not installed, put a folder
-made by `pip install --no-deps --target FOLDER diffusers` on PYTHONPATH.
+the device in the precision they run in. The same loop in the same process generates both videos; the first chunk,
+which has twice the steps, is left out of the medians. It needs diffusers: if that is not installed, put a folder made
+by `pip install --no-deps --target FOLDER diffusers` on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.timing import print_json
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import DISTILLED, HeliosSpec
@@ -34,27 +34,18 @@ from recap.registry import MEMORIES, look_up
 from recap.rollout import rollout
 from recap.types import Role
 
-TINY = replace(
-    DISTILLED,
-    name="helios-tiny",
-    layers=2,
-    heads=2,
-    head_dim=12,
-    text_len=5,
-    text_dim=8,
-    height=64,
-    width=128,
-)
+_SMALL = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8, "height": 64, "width": 128}
+TINY = replace(DISTILLED, name="helios-tiny", **_SMALL)  # type: ignore[arg-type]
 SIZES = {"full": DISTILLED, "tiny": TINY}
 KEPT_IN_FP32 = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
 STAGES = ("denoise", "decode", "look", "settle", "commit")
 MOST_CHUNKS = 1000
 GOAL = 1.35
-"""Of a chunk without its decoding, memory on against off."""
+"""The goal for the time of a chunk without decoding, relative to no memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HeliosSettings:
     """One measurement."""
 
     size: str
@@ -66,20 +57,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 2 <= self.chunks <= MOST_CHUNKS:
-            limit = f"must be 2 to {MOST_CHUNKS}: the first is left out of the medians"
+            limit = f"must be 2 to {MOST_CHUNKS}, since the first is left out of the medians"
             raise refuse("--chunks", self.chunks, limit, "4 are enough")
         check_place(self.device, self.dtype)
         for memory in self.memories:
             look_up("memory", memory, MEMORIES)
 
 
-def draw_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
-    """A row of the family with weights as torch draws them, on the device itself."""
+def random_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
+    """Make a transformer of the family with torch's random weights, directly on the device."""
     kind = extra("diffusers").HeliosTransformer3DModel
     width = spec.heads * spec.head_dim
-    side = (
-        spec.head_dim // 6 * 2
-    )  # the released split: a third for rows, a third for columns, the rest for time
+    # The released split: a third for rows, a third for columns, the rest for time.
+    side = spec.head_dim // 6 * 2
     small = {} if spec.head_dim == DISTILLED.head_dim else {"ffn_dim": 2 * width, "freq_dim": 16}
     before = torch.get_default_dtype()
     try:
@@ -110,13 +100,14 @@ def make_backbone(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) ->
     with device:
         vae = diffusers.AutoencoderKLWan(**small).eval().requires_grad_(False)
     text = torch.randn(1, spec.text_len, spec.text_dim)
-    return HeliosBackbone(
-        spec, draw_transformer(spec, device, dtype), scheduler, lambda prompt: text, vae, device=device
-    )
+    transformer = random_transformer(spec, device, dtype)
+    return HeliosBackbone(spec, transformer, scheduler, lambda prompt: text, vae, device=device)
 
 
-def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings: Settings) -> dict[str, Any]:
-    """Seconds per stage and chunk of one video, and what it held."""
+def measure(
+    backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings: HeliosSettings
+) -> dict[str, Any]:
+    """Measure the time per stage and chunk of one video, and its peak memory."""
     spec, cuda = backbone.spec, settings.device.startswith("cuda")
 
     def admission() -> Admission:
@@ -126,11 +117,8 @@ def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings
     decoder, watch = backbone.decoder(), Stopwatch(cuda)
     length = settings.chunks * spec.num_pictures(spec.frames_per_block) / spec.pictures_per_second
     plan = make_plan([[Shot("a fox", length)]], spec)
-    verbs = [
-        (owner, name, name)
-        for owner, name in zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True)
-        if hasattr(owner, name)
-    ]
+    owners = zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True)
+    verbs = [(owner, name, name) for owner, name in owners if hasattr(owner, name)]
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -141,7 +129,8 @@ def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings
         for made in rollout(backbone, policy, plan, seeds=[0], decoder=decoder):
             watch.mark("chunk")
             shares.append({s: part[Role.SINK] for s, part in made.stage_shares.items()})
-            finite &= made.latents.isfinite().all()  # read at the end only
+            # Read only at the end, so that the loop never waits for the device.
+            finite &= made.latents.isfinite().all()
     if cuda:
         torch.cuda.synchronize()
     stages = {name: _steady(watch.milliseconds(name)) for name in STAGES}
@@ -149,7 +138,7 @@ def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings
         "stages_ms": stages,
         "first_chunk_ms": watch.periods("chunk")[0],
         "chunk_ms": _steady(watch.periods("chunk")),
-        "drawn_ms": sum(ms for name, ms in stages.items() if name != "decode"),
+        "without_decode_ms": sum(ms for name, ms in stages.items() if name != "decode"),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
         "sink_share_by_stage": {s: round(float(share.mean()), 4) for s, share in shares[-1].items()} or None,
         "finite": bool(finite),
@@ -157,12 +146,12 @@ def measure(backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings
 
 
 def _steady(values: Sequence[float]) -> float:
-    """The median without the first chunk; 0 where a stage has nothing to do."""
+    """Return the median without the first chunk; 0 for a stage that never runs."""
     return statistics.median(values[1:] or values) if values else 0.0
 
 
-def compare(settings: Settings) -> dict[str, Any]:
-    """Every memory in turn on one model, after a warm-up."""
+def compare(settings: HeliosSettings) -> dict[str, Any]:
+    """Measure every memory on one model, after a warm-up."""
     try:
         extra("diffusers")
     except ValueError as missing:
@@ -176,14 +165,13 @@ def compare(settings: Settings) -> dict[str, Any]:
         flow = RaftFlow(RaftSmall().to(device))
         flow = accelerate_flow(flow) if settings.flow == "fast" else flow
     weights_gb = sum(p.numel() * p.element_size() for p in backbone.transformer.parameters()) / 1e9
-    for memory in settings.memories:  # kernels chosen, the flow recorded
+    # The warm-up selects kernels and records the graph of the flow.
+    for memory in settings.memories:
         measure(backbone, memory, flow, replace(settings, chunks=2))
     found = {memory: measure(backbone, memory, flow, settings) for memory in settings.memories}
     off, *others = settings.memories
-    ratios = {
-        memory: {part: found[memory][part] / found[off][part] for part in ("drawn_ms", "chunk_ms")}
-        for memory in others
-    }
+    parts = ("without_decode_ms", "chunk_ms")
+    ratios = {memory: {part: found[memory][part] / found[off][part] for part in parts} for memory in others}
     return {"weights_gb": weights_gb, "by_memory": found, "to_off": ratios}
 
 
@@ -193,14 +181,14 @@ def show(result: dict[str, Any], off: str) -> None:
     columns = []
     for found in result["by_memory"].values():
         column = {f"{stage}, ms": found["stages_ms"][stage] for stage in STAGES}
-        column |= {"chunk, ms": found["chunk_ms"], "without decode, ms": found["drawn_ms"]}
+        column |= {"chunk, ms": found["chunk_ms"], "without decode, ms": found["without_decode_ms"]}
         column |= {"first chunk, ms": found["first_chunk_ms"], "peak, GB": found["peak_gb"] or float("nan")}
         columns.append(column)
     for label in columns[0]:
         print(f"{label:24}" + "".join(f"{column[label]:12.2f}" for column in columns))
     for name, ratio in result["to_off"].items():
-        drawn, whole = ratio["drawn_ms"], ratio["chunk_ms"]
-        print(f"{name} to {off}: {drawn:.3f} without decode (goal {GOAL}), {whole:.3f} with it")
+        without, whole = ratio["without_decode_ms"], ratio["chunk_ms"]
+        print(f"{name} to {off}: {without:.3f} without decode (goal {GOAL}), {whole:.3f} with it")
 
 
 def main() -> None:
@@ -208,21 +196,19 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     parser.add_argument("--size", choices=list(SIZES), default="full")
     parser.add_argument("--chunks", type=int, default=4)
-    parser.add_argument("--memories", default="none,recap", help="the first is what ratios are to")
+    parser.add_argument("--memories", default="none,recap", help="ratios are relative to the first")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16" if cuda else "float32")
     parser.add_argument("--flow", choices=["fast", "eager"], default="fast", help="which RAFT, on a GPU")
-    given = vars(parser.parse_args())
-    given["memories"] = tuple(given["memories"].split(","))
+    options = vars(parser.parse_args())
+    options["memories"] = tuple(options["memories"].split(","))
     try:
-        settings = Settings(**given)
+        settings = HeliosSettings(**options)
         result = compare(settings)
     except ValueError as error:
         sys.exit(f"error: {error}")
     show(result, settings.memories[0])
-    chip = torch.cuda.get_device_name() if settings.device.startswith("cuda") else "cpu"
-    about = {"bench": "helios", "torch": torch.__version__, "chip": chip, "weights": "random"}
-    print(json.dumps({**about, **given, **result}))
+    print_json("helios", settings.device, {"weights": "random", **options, **result})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Does a block cost the same after 400 blocks as after 10?  `python -m benchmarks.memory [memory] [blocks]`
 
-One rollout is drawn almost to its end; then its last 100 blocks and blocks 10 to 110 of a second, young one are
-drawn in turns. A machine that slows down or is shared slows both alike, so the ratio of the two medians holds.
-Memory is what the process holds at block 10 and before the young rollout starts.
+One rollout is generated almost to its end; then its last 100 blocks alternate with blocks 10 to 110 of a second,
+young rollout. A machine that slows down or is shared slows both, so the ratio of the two medians is still valid.
+Memory is measured at block 10 and before the young rollout starts.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.timing import next_block, print_json
 from recap.config import RunConfig
 from recap.plan import make_plan
 from recap.registry import load_backbone
@@ -26,11 +25,12 @@ from recap.rollout import rollout
 from recap.run import build_memory
 from recap.types import GeneratedBlock
 
-EARLY, SPAN = 10, 100  # blocks before the young rollout is timed, and blocks timed of each
+EARLY, SPAN = 10, 100
+"""The young rollout is timed after `EARLY` blocks; `SPAN` blocks of each rollout are timed."""
 
 
 def measure(memory: str, num_blocks: int, device: str) -> dict[str, object]:
-    """Seconds per block and MiB held, early and late in a rollout."""
+    """Measure milliseconds per block and MiB of memory, early and late in a rollout."""
     backbone = load_backbone("untrained", device=device)
     spec = backbone.spec
     seconds = num_blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
@@ -41,18 +41,18 @@ def measure(memory: str, num_blocks: int, device: str) -> dict[str, object]:
     def start() -> Iterator[GeneratedBlock]:
         return rollout(backbone, build_memory(config, spec), plan, seeds=config.seeds)
 
-    old, held = start(), []
+    old, mib = start(), []
     for block in range(num_blocks - SPAN):
-        _draw(old)
+        next_block(old)
         if block in (EARLY, num_blocks - SPAN - 1):
-            held.append(_held_mib(device))
+            mib.append(_used_mib(device))
     young = start()
     for _ in range(EARLY):
-        _draw(young)
+        next_block(young)
     early, late = [], []
     for _ in range(SPAN):
-        early.append(_draw(young))
-        late.append(_draw(old))
+        early.append(next_block(young)[1])
+        late.append(next_block(old)[1])
     return {
         "memory": memory,
         "blocks": num_blocks,
@@ -60,21 +60,14 @@ def measure(memory: str, num_blocks: int, device: str) -> dict[str, object]:
         "block_ms_early": 1e3 * statistics.median(early),
         "block_ms_late": 1e3 * statistics.median(late),
         "time_ratio": statistics.median(late) / statistics.median(early),
-        "mib_early": held[0],
-        "mib_late": held[1],
-        "memory_ratio": held[1] / held[0],
+        "mib_early": mib[0],
+        "mib_late": mib[1],
+        "memory_ratio": mib[1] / mib[0],
     }
 
 
-def _draw(blocks: Iterator[GeneratedBlock]) -> float:
-    """Draw one block and wait for the device; returns the seconds it took."""
-    began = time.perf_counter()
-    next(blocks).latents.sum().item()
-    return time.perf_counter() - began
-
-
-def _held_mib(device: str) -> float:
-    """Memory held just now: the allocator's on CUDA, else the process's resident pages."""
+def _used_mib(device: str) -> float:
+    """Return the memory in use: the allocator's on CUDA, else the resident pages of the process."""
     if device.startswith("cuda"):
         return torch.cuda.memory_allocated() / 2**20
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -87,16 +80,14 @@ def main(arguments: list[str]) -> None:
         sys.exit("usage: python -m benchmarks.memory [memory] [blocks]")
     num_blocks = int(arguments[1]) if len(arguments) > 1 else 400
     if num_blocks < EARLY + 2 * SPAN:
-        sys.exit(
-            f"blocks is {num_blocks}: at least {EARLY + 2 * SPAN} are needed for the old rollout to be older"
-        )
+        sys.exit(f"blocks is {num_blocks}: at least {EARLY + 2 * SPAN} are needed")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     table = Table("memory", "ms/block early", "late", "ratio", "MiB early", "late", "ratio")
-    # One memory per process: what a first run leaves in the allocator would hide the second.
+    # One memory per process, because a first run leaves memory in the allocator that would hide the second.
     result = measure(memory, num_blocks, device)
     table.add_row(memory, *(f"{value:.3f}" for value in result.values() if isinstance(value, float)))
     Console().print(table)
-    print(json.dumps({"bench": "memory", "torch": torch.__version__, **result}))
+    print_json("memory", device, result)
 
 
 if __name__ == "__main__":

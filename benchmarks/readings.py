@@ -1,14 +1,14 @@
-"""How much do the readings of the paper's novelty matter?  `python -m benchmarks.readings CLIP [CLIP ...] --out DIR`
+"""Compare interpretations of the paper's novelty score: `python -m benchmarks.readings CLIP [CLIP ...] --out DIR`
 
-Every clip's flow is computed once (RAFT-small, 12 updates, half resolution) and scored under every reading of what
-the paper leaves open. Told for each, against `recap`'s own: which tokens fire (intersection over union), the rank
-correlation of the scores of tokens that both fire, and the overlap of the final banks: of one frame's tokens, and
-of as many as a clip of this length would have slots for in a minute ("/min"), since a short clip evicts little.
-Also the bank's edge share: its slots in the first or last column. DIR gets readings.json, a Markdown table, and the
-contact sheets of the banks by the literal reading and by ours.
+The flow of each clip is computed once (RAFT-small, 12 updates, half resolution) and scored under every interpretation
+of what the paper leaves open. Each is compared with that of `recap`: which tokens fire (intersection over union), the
+rank correlation of the scores of tokens that fire in both, and the overlap of the final banks. One bank has the
+tokens of a frame; the other ("/min") is reduced by the share of a minute that the clip lasts, since a short clip
+evicts little. The edge share is the share of slots in the first or last column. DIR gets readings.json, a Markdown
+table, and contact sheets of the banks of the literal interpretation and of ours.
 
-The scoring here is written a second time, picture by picture, with the readings as switches; with our own switches
-its tokens are checked against `FlowNovelty`.
+The scoring is written here a second time, picture by picture, with the interpretations as switches; with our own
+settings its tokens are checked against `FlowNovelty`.
 """
 
 from __future__ import annotations
@@ -45,42 +45,48 @@ DEFAULTS = FlowNoveltyConfig()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One way to read the paper; the defaults are ours."""
+class Interpretation:
+    """One interpretation of the paper; the defaults are ours.
 
-    claims: str = "traced"  # traced, carried or none
-    hard: bool = False  # the claimed map holds bits
-    borders: str = "seen"  # seen, or literal: all that enters is new
-    outside: str = "zeros"  # flow and colour there: zeros, or the border's own values
-    by_centres: bool = False  # outside begins at the centres of the border pixels, not at their edges
-    colours: str = "mean"  # of |RGB difference|: mean, max or norm
-    full_size_px: bool = False  # the cycle threshold counts pixels of the full picture
+    `claims` are traced, carried or none, and `hard` ones are bits. With literal `borders` everything that enters is
+    new; with seen ones only what was not visible before. Flow and colour `outside` are zeros or the values of the
+    border, and outside begins at the edges of the border pixels or, `by_centres`, at their centres. `colours` is the
+    mean, max or norm of the RGB difference. `full_size_px` counts the cycle threshold in pixels of the full picture.
+    """
+
+    claims: str = "traced"
+    hard: bool = False
+    borders: str = "seen"
+    outside: str = "zeros"
+    by_centres: bool = False
+    colours: str = "mean"
+    full_size_px: bool = False
 
 
-READINGS: dict[str, Reading] = {
-    "ours": Reading(),
-    "literal borders": Reading(borders="literal"),
-    "old: claims along any flow, literal borders": Reading("carried", borders="literal"),
-    "no claims at all": Reading("none"),
-    "claims as bits": Reading(hard=True),
-    "border's own values outside": Reading(outside="border"),
-    "outside by centres": Reading(by_centres=True),
-    "largest of RGB": Reading(colours="max"),
-    "norm of RGB": Reading(colours="norm"),
-    "threshold in full-size pixels": Reading(full_size_px=True),
+READINGS: dict[str, Interpretation] = {
+    "ours": Interpretation(),
+    "literal borders": Interpretation(borders="literal"),
+    "old: claims along any flow, literal borders": Interpretation("carried", borders="literal"),
+    "no claims at all": Interpretation("none"),
+    "claims as bits": Interpretation(hard=True),
+    "border's own values outside": Interpretation(outside="border"),
+    "outside by centres": Interpretation(by_centres=True),
+    "largest of RGB": Interpretation(colours="max"),
+    "norm of RGB": Interpretation(colours="norm"),
+    "threshold in full-size pixels": Interpretation(full_size_px=True),
 }
 
 
 class Scan:
-    """Novelty of one clip under one reading, one picture after the other."""
+    """The novelty of one clip under one interpretation, picture by picture."""
 
-    def __init__(self, reading: Reading):
+    def __init__(self, reading: Interpretation):
         self.reading = reading
         self._claimed: Tensor | None = None
         self._surroundings = Surroundings()
 
     def fired(self, before: Tensor, now: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
-        """nu of the pixels that fire in picture `now`, y x; pictures 3 y x and flows 2 y x of one pair."""
+        """Return nu, y x, of the pixels that fire in picture `now`, from pictures 3 y x and flows 2 y x of a pair."""
         cfg, read = DEFAULTS, self.reading
         height, width = now.shape[-2:]
         at = backtrace(backward)
@@ -97,11 +103,11 @@ class Scan:
         if read.borders == "seen":
             cut = (within & (cycle > threshold)).float().mean() > CUT_SHARE
             step = backward.flatten(1).median(dim=-1).values
-            known = self._surroundings.known(
+            visible_before = self._surroundings.known(
                 torch.stack([before, now])[None], at[None, None], step[None, None], cut[None, None],
                 cfg.photometric_threshold,
             )[0, 0]  # fmt: skip
-            enters = enters & ~known
+            enters = enters & ~visible_before
         difference = (now - found[2:]).abs()
         photometric = {
             "mean": difference.mean(dim=0), "max": difference.amax(dim=0),
@@ -119,17 +125,17 @@ class Scan:
         return novelty
 
 
-class Scored:
-    """What the tokens of a clip score under a reading: F rows columns."""
+class TokenScores:
+    """The scores of a clip's tokens under one interpretation, F rows columns."""
 
-    def __init__(self, small: Tensor, flow: Flow, reading: Reading):
+    def __init__(self, small: Tensor, flow: Flow, reading: Interpretation):
         scan = Scan(reading)
         pairs = zip(small[:-1], small[1:], flow.forward, flow.backward, strict=True)
         fired = torch.stack([torch.zeros_like(small[0, 0]), *(scan.fired(*pair) for pair in pairs)])
         patches = functional.max_pool2d(fired, TOKEN_PIXELS // DEFAULTS.flow_downscale)
         later = patches[1:].unflatten(0, (-1, PER_FRAME))
         self.raw = torch.cat([patches[:1], later.amax(dim=1)])
-        # The picture of each token's maximum, to cut it from.
+        # The picture of each token's maximum, from which its patch is cut.
         first = 1 + PER_FRAME * torch.arange(len(later))[:, None, None]
         self.peak = torch.cat([torch.zeros_like(self.raw[:1], dtype=torch.long), later.argmax(dim=1) + first])
         self.score = self.raw.clone()
@@ -139,44 +145,44 @@ class Scored:
                 block /= positive.quantile(DEFAULTS.percentile / 100).clamp(min=DEFAULTS.scale_floor)
 
     def bank(self, capacity: int) -> Tensor:
-        """Places of the best `capacity` tokens of positive score in the clip, as flat indices; ties: older first."""
+        """Return flat indices of the best `capacity` tokens with a positive score; of equal ones the older wins."""
         order = self.score.flatten().argsort(descending=True, stable=True)[:capacity]
         return order[self.score.flatten()[order] > 0]
 
 
 def read_clip(path: Path, pictures: int) -> Tensor:
-    """The first pictures of a clip, T 3 Y X uint8, in whole blocks of three frames."""
+    """Read the first pictures of a clip, T 3 Y X uint8, in whole blocks of three frames."""
     clip = open_clip(path)
     lens = fit(clip, SIZE, TOKEN_PIXELS)
     found = torch.stack([lens(picture) for picture in islice(clip.pictures(), pictures)])
     block = 3 * PER_FRAME
     whole = (len(found) - 9) // block * block + 9
     if whole < 9:
-        raise refuse("clip", str(path), f"has {len(found)} pictures, 9 are needed", "take a longer one")
+        raise refuse("clip", str(path), f"has {len(found)} pictures, 9 are needed", "use a longer one")
     return found[:whole]
 
 
 def flow_of(small: Tensor, name: str) -> Flow:
-    """The flow of all pairs, a few at a time: 2 y x each."""
+    """Estimate the flow of all pairs, a few at a time."""
     estimate = build_flow(name)
     parts = [estimate(small[None, start : start + 5]) for start in range(0, len(small) - 1, 4)]
     return Flow(*(torch.cat([getattr(part, name)[0] for part in parts]) for name in Flow._fields))
 
 
-def check(small: Tensor, pictures: Tensor, flow: Flow, ours: Scored) -> None:
-    """What is scored here by our switches must be what `FlowNovelty` scores."""
+def check(pictures: Tensor, flow: Flow, ours: TokenScores) -> None:
+    """Check that our interpretation has the scores of `FlowNovelty`."""
     grid = (SIZE[0] // TOKEN_PIXELS, SIZE[1] // TOKEN_PIXELS)
     exact = ExactFlow(*(each[None] for each in flow))
     novelty = FlowNovelty(DEFAULTS, exact, grid, TOKEN_PIXELS, PER_FRAME)
     parts = [pictures[:9], *pictures[9:].split(3 * PER_FRAME)]
     got = torch.cat([novelty.notice(part[None].float() / 255).raw[0] for part in parts])
-    # A pixel on the very threshold of the claimed map may differ by rounding.
-    apart = (got - ours.raw).abs() > 1e-3
-    assert apart.float().mean() < 1e-3, f"{int(apart.sum())} tokens differ from FlowNovelty's"
+    # A pixel at the threshold of the claimed map may differ by rounding.
+    differ = (got - ours.raw).abs() > 1e-3
+    assert differ.float().mean() < 1e-3, f"{int(differ.sum())} tokens differ from those of FlowNovelty"
 
 
-def compare(ours: Scored, other: Scored) -> dict[str, float]:
-    """How far another reading's tokens and banks are from ours."""
+def compare(ours: TokenScores, other: TokenScores) -> dict[str, float]:
+    """Compare the tokens and banks of another interpretation with ours."""
     mine, theirs = ours.raw.flatten() > 0, other.raw.flatten() > 0
     both = mine & theirs
     grid = ours.raw.shape[1] * ours.raw.shape[2]
@@ -185,8 +191,8 @@ def compare(ours: Scored, other: Scored) -> dict[str, float]:
     for name, slots in capacity.items():
         a, b = (set(each.bank(slots).tolist()) for each in (ours, other))
         overlaps[name] = len(a & b) / max(len(a), len(b), 1)
-    held = other.bank(grid) % ours.raw.shape[2]
-    edge = (held == 0) | (held == ours.raw.shape[2] - 1)
+    column = other.bank(grid) % ours.raw.shape[2]
+    edge = (column == 0) | (column == ours.raw.shape[2] - 1)
     return {
         "fired": float(theirs.sum()),
         "iou": float(both.sum()) / max(1.0, float((mine | theirs).sum())),
@@ -203,37 +209,32 @@ def spearman(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def sheet(scored: Scored, pictures: Tensor, fps: float, most: int = 400) -> NDArray[np.uint8]:
-    """The best tokens of a bank as one sees them, in order of appearance."""
-    places = scored.bank(most).sort().values
-    rows, columns = scored.raw.shape[1:]
-    frames, row, column = places // (rows * columns), places // columns % rows, places % columns
-    when = scored.peak.flatten()[places]
-    cut = cut_tokens(pictures, scored.peak).flatten(0, 2)[places]
+def sheet(scores: TokenScores, pictures: Tensor, fps: float, most: int = 400) -> NDArray[np.uint8]:
+    """Make a picture of the best tokens of a bank, in order of appearance."""
+    chosen = scores.bank(most).sort().values
+    frames, rows, columns = (index.numpy() for index in torch.unravel_index(chosen, scores.raw.shape))
+    seconds = scores.peak.flatten()[chosen].double().numpy() / fps
+    cut = cut_tokens(pictures, scores.peak).flatten(0, 2)[chosen]
     pixels = cut.reshape(-1, TOKEN_PIXELS, TOKEN_PIXELS, 3).numpy()
-    score = scored.score.flatten()[places]
-    return contact_sheet(
-        Patches(
-            pixels, when.double().numpy() / fps, frames.numpy(), row.numpy(), column.numpy(), score.numpy()
-        )
-    )
+    score = scores.score.flatten()[chosen].numpy()
+    return contact_sheet(Patches(pixels, seconds, frames, rows, columns, score))
 
 
 def measure(path: Path, pictures: int, flow: str, out: Path) -> dict[str, dict[str, float]]:
-    """All readings of one clip."""
+    """Measure all interpretations on one clip."""
     shown = read_clip(path, pictures)
     small = functional.avg_pool2d(shown.float() / 255, DEFAULTS.flow_downscale)
     flows = flow_of(small, flow)
-    scored = {name: Scored(small, flows, reading) for name, reading in READINGS.items()}
-    check(small, shown, flows, scored["ours"])
+    scores = {name: TokenScores(small, flows, reading) for name, reading in READINGS.items()}
+    check(shown, flows, scores["ours"])
     for name in ("ours", "old: claims along any flow, literal borders"):
         label = name.partition(":")[0]
-        write_png(out / f"{path.stem}-{label}.png", sheet(scored[name], shown, open_clip(path).fps))
-    return {name: compare(scored["ours"], each) for name, each in scored.items()}
+        write_png(out / f"{path.stem}-{label}.png", sheet(scores[name], shown, open_clip(path).fps))
+    return {name: compare(scores["ours"], each) for name, each in scores.items()}
 
 
 def markdown(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """A row per reading; in a cell: IoU, rho, bank, bank/min, edge share, fired tokens against ours."""
+    """Make a table of interpretations and clips; a cell has IoU, rho, both banks, edge share, and fired / ours."""
     lines = ["| reading | " + " | ".join(found) + " |", "|---" * (1 + len(found)) + "|"]
     for name in READINGS:
         cells = []
@@ -251,17 +252,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clips", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pictures", type=int, default=81, help="of each clip, from its first on")
+    parser.add_argument("--pictures", type=int, default=81, help="how many pictures of each clip")
     parser.add_argument("--flow", default="raft-small")
-    given = parser.parse_args(words)
-    given.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(words)
+    options.out.mkdir(parents=True, exist_ok=True)
     found = {}
-    for path in given.clips:
-        found[path.stem] = measure(path, given.pictures, given.flow, given.out)
+    for path in options.clips:
+        found[path.stem] = measure(path, options.pictures, options.flow, options.out)
         print(f"{path.stem}: {json.dumps(found[path.stem]['ours'])}", flush=True)
-        write_whole(given.out / "readings.json", json.dumps(found, indent=1).encode())
+        write_whole(options.out / "readings.json", json.dumps(found, indent=1).encode())
     table = markdown(found)
-    write_whole(given.out / "readings.md", table.encode())
+    write_whole(options.out / "readings.md", table.encode())
     print(table)
 
 

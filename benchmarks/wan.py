@@ -1,36 +1,36 @@
-"""A public row at its real size, without its weights: `python -m benchmarks.wan [--row self-forcing] [--blocks 20]`
+"""Time a public backbone at full size without its weights: `python -m benchmarks.wan [--row self-forcing]`
 
-Speed does not depend on values, so a checkpoint of random ones is written in the published layout and read by the
-normal loader. Text is a random embedding and pictures come from the tiny decoder, also random: no extra is needed.
+Speed does not depend on values, so random weights are written in the published layout and read by the normal loader.
+Text is a random embedding, and the tiny decoder, also random, makes the pictures: no optional package is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.timing import next_block, print_json
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.family import WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
 from recap.config import DTYPES, Choice, RunConfig
-from recap.plan import Shot, make_plan
+from recap.plan import make_plan
 from recap.registry import BACKBONES
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WanSettings:
     """One measurement."""
 
     blocks: int = 20
@@ -41,7 +41,7 @@ class Settings:
 
 
 def write_published(spec: WanSpec, folder: Path) -> dict[str, str]:
-    """Random weights of a row, as its authors would have published them; returns the settings that name them."""
+    """Write random weights in the published layout of a backbone; return the settings that name the files."""
     with torch.device("meta"):
         model = CausalWan(spec)
     model = model.to_empty(device="cpu")
@@ -58,42 +58,30 @@ def write_published(spec: WanSpec, folder: Path) -> dict[str, str]:
     }
 
 
-def measure(kind: type[WanConfig], settings: Settings, folder: Path) -> dict[str, object]:
-    """Write, load and draw; seconds of each, and what was held."""
+def measure(kind: type[WanConfig], settings: WanSettings, folder: Path) -> dict[str, object]:
+    """Write and load the weights and generate a video; return the seconds of each and the peak memory."""
     began = time.perf_counter()
     files = write_published(kind.row, folder)
     written = time.perf_counter()
     chosen = kind(**files)  # type: ignore[arg-type]
     spec = chosen.spec.backbone_spec()
     length = settings.blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    memory = RunConfig.from_dict(
-        {"shots": [{"prompt": "", "seconds": 1.0}], "memory": settings.memory}
-    ).memory
-    config = RunConfig(
-        shots=(Shot("", length),),
-        backbone=Choice(kind.row.name, chosen),
-        memory=memory,
-        flow=settings.flow,
-        device=settings.device,
-        dtype=settings.dtype,
-    )
+    shots = [{"prompt": "", "seconds": length}]
+    names = {name: getattr(settings, name) for name in ("memory", "flow", "device", "dtype")}
+    config = replace(RunConfig.from_dict({"shots": shots, **names}), backbone=Choice(kind.row.name, chosen))
     backbone = build_backbone(config)
     loaded = time.perf_counter()
     plan = make_plan([config.shots], backbone.spec)
-    seconds, pictures, last = [], 0, loaded
-    for made in rollout(backbone, build_memory(config, backbone.spec), plan, seeds=[0]):
-        finite = bool(
-            made.latents.isfinite().all()
-        )  # waits for the device, so that the time is the block's own
-        assert finite, f"block {made.block.index} is not finite"
-        now = time.perf_counter()
-        seconds.append(now - last)
-        pictures, last = pictures + made.pixels.shape[1], now
+    blocks = rollout(backbone, build_memory(config, backbone.spec), plan, seeds=[0])
+    seconds, pictures = [], 0
+    for _ in range(settings.blocks):
+        made, taken = next_block(blocks)
+        seconds.append(taken)
+        pictures += made.pixels.shape[1]
     cuda = settings.device.startswith("cuda")
     return {
         "row": kind.row.name,
-        **{name: getattr(settings, name) for name in Settings.__slots__},
-        "device_name": torch.cuda.get_device_name() if cuda else "cpu",
+        **asdict(settings),
         "pictures": pictures,
         "write_s": written - began,
         "load_s": loaded - written,
@@ -114,12 +102,11 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16" if cuda else "float32")
-    given = vars(parser.parse_args())
-    kind = BACKBONES[given.pop("row")]
+    options = vars(parser.parse_args())
+    kind = BACKBONES[options.pop("row")]
     assert issubclass(kind, WanConfig)
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(kind, Settings(**given), Path(folder))
-    print(json.dumps({"bench": "wan", "torch": torch.__version__, **result}))
+        print_json("wan", options["device"], measure(kind, WanSettings(**options), Path(folder)))
 
 
 if __name__ == "__main__":

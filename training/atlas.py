@@ -1,7 +1,7 @@
-"""The sprites of the world's actors, from the Noto Color Emoji font: `python -m training.atlas`.
+"""Make the sprites of the world's actors from the Noto Color Emoji font: `python -m training.atlas`.
 
-The font is Google's, under the SIL Open Font License 1.1, and comes with Debian's `fonts-noto-color-emoji`. It is
-needed here only, to make `training/cache/atlas.npz`; neither the font nor the atlas is part of the package.
+The font is Google's, under the SIL Open Font License 1.1, and comes with Debian's `fonts-noto-color-emoji`. Only
+this module needs it, to make `training/cache/atlas.npz`; neither the font nor the atlas is part of the package.
 """
 
 from __future__ import annotations
@@ -22,15 +22,23 @@ GLYPHS: dict[str, str] = {
     "car": "🚗", "bus": "🚌", "tractor": "🚜", "boat": "⛵", "fish": "🐠", "whale": "🐋", "bird": "🐦",
     "owl": "🦉", "balloon": "🎈", "ghost": "👻",
 }  # fmt: skip
-SIDE = 96  # pixels of one sprite; the largest actor is drawn smaller than this
-MARGIN = 3  # empty pixels all around, so that a turned or blurred sprite is not cut
-STRIKE = 109  # the one size at which the font holds its bitmaps
-FONT = "NotoColorEmoji.ttf"  # found by name among the system's fonts
+SIDE = 96
+"""A sprite has this many pixels; the largest actor is drawn smaller."""
+
+MARGIN = 3
+"""This many empty pixels surround a sprite, so that a rotated or blurred one is not cut."""
+
+STRIKE = 109
+"""The only size for which the font has bitmaps."""
+
+FONT = "NotoColorEmoji.ttf"
+"""The font is found by name among the system's fonts."""
+
 CACHE = Path(__file__).resolve().parent / "cache" / "atlas.npz"
 
 
 def draw_glyph(font_file: str, character: str) -> np.ndarray:
-    """One sprite, SIDE SIDE 4 in 0..1, premultiplied; it stands on the bottom margin, centred."""
+    """Draw one sprite, SIDE SIDE 4 in 0..1, premultiplied; it stands on the bottom margin, centred."""
     from PIL import Image, ImageDraw, ImageFont
 
     try:
@@ -42,18 +50,22 @@ def draw_glyph(font_file: str, character: str) -> np.ndarray:
     ImageDraw.Draw(canvas).text((STRIKE // 4, STRIKE // 4), character, font=font, embedded_color=True)
     box = canvas.getbbox()
     if box is None:
-        raise refuse("font", font_file, f"it draws nothing for {character}", "take NotoColorEmoji.ttf")
+        raise refuse("font", font_file, f"it draws nothing for {character}", "use NotoColorEmoji.ttf")
     glyph = canvas.crop(box)
     inner = SIDE - 2 * MARGIN
     scale = inner / max(glyph.size)
     size = (max(1, round(glyph.width * scale)), max(1, round(glyph.height * scale)))
     pixels = np.asarray(glyph, dtype=np.float32) / 255
-    pixels[..., :3] *= pixels[..., 3:]  # before resizing, or the colour under clear pixels bleeds in
-    planes = [np.asarray(Image.fromarray(plane).resize(size, Image.Resampling.LANCZOS)) for plane in
-              np.moveaxis(pixels, -1, 0)]  # fmt: skip
+    # Premultiplied before resizing; otherwise the colour of transparent pixels would show.
+    pixels[..., :3] *= pixels[..., 3:]
+    planes = [
+        Image.fromarray(plane).resize(size, Image.Resampling.LANCZOS) for plane in np.moveaxis(pixels, -1, 0)
+    ]
     sprite = np.zeros((SIDE, SIDE, 4), np.float32)
     left, top = (SIDE - size[0]) // 2, SIDE - MARGIN - size[1]
-    sprite[top : top + size[1], left : left + size[0]] = np.stack(planes, axis=-1)
+    sprite[top : top + size[1], left : left + size[0]] = np.stack(
+        [np.asarray(plane) for plane in planes], axis=-1
+    )
     alpha = sprite[..., 3:].clip(0, 1)
     return np.concatenate((sprite[..., :3].clip(0, alpha), alpha), axis=-1)
 
@@ -66,13 +78,13 @@ def make_atlas(font_file: str, out: Path) -> None:
 
 
 def load_atlas(file: Path = CACHE, device: torch.device | str = "cpu") -> Tensor:
-    """The sprites, N 4 SIDE SIDE in 0..1, premultiplied, in the order of ACTORS; all of them face left."""
+    """Load the sprites, N 4 SIDE SIDE in 0..1, premultiplied, in the order of ACTORS; all face left."""
     if not file.is_file():
         raise refuse("atlas", str(file), "no such file", "make it with python -m training.atlas")
     with np.load(file) as stored:
         names, rgba = tuple(str(name) for name in stored["names"]), stored["rgba"]
     if names != ACTORS:
-        raise refuse("atlas", str(file), "its actors are not the vocabulary's", "make it anew")
+        raise refuse("atlas", str(file), "its actors are not those of the vocabulary", "make it again")
     return torch.from_numpy(rgba).to(device).permute(0, 3, 1, 2).float() / 255
 
 

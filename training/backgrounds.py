@@ -1,7 +1,7 @@
 """Panoramas: sky, two ranges on the horizon, ground and landmarks, for eight scenes at three times of day.
 
-Everything is smooth or softly edged on purpose: what the autoencoder cannot keep at one token per 16 x 16 pixels
-would only teach it to blur.
+Everything is smooth or has soft edges on purpose: detail that the autoencoder cannot keep at one token per 16 x 16
+pixels would only teach it to blur.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SMOOTH, PEAKS, BLOCKS, CROWNS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """How one scene looks by day, in colours of 0..255, and what stands in it."""
+class SceneStyle:
+    """The look of one scene by day, in colours of 0..255, and its landmarks."""
 
     sky: tuple[Colour, Colour]  # top, horizon
     ranges: tuple[Colour, Colour]  # far, near
@@ -41,52 +41,54 @@ class Scene:
     clouds: float = 0.6
 
 
-STAGES: dict[str, Scene] = {
-    "beach": Scene(((86, 176, 240), (206, 236, 250)), ((104, 176, 206), (70, 150, 190)), ((246, 222, 158),
+STAGES: dict[str, SceneStyle] = {
+    "beach": SceneStyle(((86, 176, 240), (206, 236, 250)), ((104, 176, 206), (70, 150, 190)), ((246, 222, 158),
             (228, 190, 120)),
                    (48, 150, 205), (-7, 13), (SMOOTH, SMOOTH), (9, 3), ("palm", "umbrella", "lighthouse"),
                    ("pebble",), ("boulder", "kiosk")),
-    "forest": Scene(((140, 200, 225), (214, 236, 214)), ((98, 158, 120), (58, 122, 74)), ((98, 158, 70),
+    "forest": SceneStyle(((140, 200, 225), (214, 236, 214)), ((98, 158, 120), (58, 122, 74)), ((98, 158, 70),
             (56, 108, 48)),
                     (134, 112, 70), (30, 42), (CROWNS, CROWNS), (26, 15), ("tree", "pine"),
                     ("tuft", "flower"), ("hedge", "boulder")),
-    "city": Scene(((132, 176, 222), (222, 228, 236)), ((150, 160, 184), (112, 120, 148)), ((168, 166, 168),
+    "city": SceneStyle(((132, 176, 222), (222, 228, 236)), ((150, 160, 184), (112, 120, 148)), ((168, 166, 168),
             (140, 138, 142)),
                   (86, 88, 98), (20, 44), (BLOCKS, BLOCKS), (44, 24), ("tower", "house"), ("pebble",),
                   ("kiosk", "hedge")),
-    "desert": Scene(((108, 182, 236), (250, 230, 186)), ((226, 170, 110), (214, 148, 84)), ((240, 196, 116),
+    "desert": SceneStyle(((108, 182, 236), (250, 230, 186)), ((226, 170, 110), (214, 148, 84)), ((240, 196, 116),
             (206, 144, 74)),
                     (226, 172, 96), (26, 38), (BLOCKS, SMOOTH), (15, 10), ("cactus", "rock", "tent"),
                     ("pebble", "tuft"), ("boulder",), clouds=0.2),
-    "snow": Scene(((150, 198, 240), (226, 240, 252)), ((186, 208, 232), (208, 224, 242)), ((246, 250, 255),
+    "snow": SceneStyle(((150, 198, 240), (226, 240, 252)), ((186, 208, 232), (208, 224, 242)), ((246, 250, 255),
             (206, 224, 244)),
                   (168, 212, 238), (30, 44), (PEAKS, SMOOTH), (26, 12), ("snowy pine", "house"), ("pebble",),
                   ("boulder", "kiosk")),
-    "meadow": Scene(((104, 184, 244), (214, 240, 252)), ((138, 192, 132), (112, 184, 88)), ((136, 204, 84),
+    "meadow": SceneStyle(((104, 184, 244), (214, 240, 252)), ((138, 192, 132), (112, 184, 88)), ((136, 204, 84),
             (78, 158, 58)),
                     (108, 184, 72), (24, 36), (SMOOTH, SMOOTH), (16, 10), ("tree", "house"),
                     ("flower", "tuft"), ("hedge", "kiosk")),
-    "sea": Scene(((70, 190, 226), (30, 130, 196)), ((26, 112, 176), (20, 96, 150)), ((196, 206, 160),
+    "sea": SceneStyle(((70, 190, 226), (30, 130, 196)), ((26, 112, 176), (20, 96, 150)), ((196, 206, 160),
             (132, 160, 140)),
                  (176, 190, 146), (28, 38), (SMOOTH, CROWNS), (18, 9), ("kelp", "coral", "rock"),
                  ("coral", "pebble"), ("boulder",), clouds=0.0),
-    "mountains": Scene(((96, 164, 232), (212, 230, 246)), ((126, 136, 168), (98, 122, 118)), ((124, 164, 96),
+    "mountains": SceneStyle(((96, 164, 232), (212, 230, 246)), ((126, 136, 168), (98, 122, 118)), ((124, 164, 96),
             (82, 118, 66)),
                        (150, 142, 128), (28, 38), (PEAKS, PEAKS), (58, 20), ("pine", "rock", "tent"),
                        ("tuft", "pebble"), ("boulder", "hedge"), caps=1.0),
 }  # fmt: skip
 assert tuple(STAGES) == SCENES
 
-# By time of day: light on things, and the sky's own colours with the share they take of the scene's.
+# By time of day: the light on objects, and the sky's own colours with their share of the scene's.
 LIGHT = ((1.0, 1.0, 1.0), (1.0, 0.82, 0.74), (0.50, 0.58, 0.84))
 SKY = (((0, 0, 0), (0, 0, 0)), ((116, 92, 170), (255, 168, 96)), ((20, 26, 78), (64, 80, 150)))
 SKY_SHARE = (0.0, 0.78, 0.9)
-GLOBE = ((255, 246, 190), (255, 206, 120), (236, 238, 250))  # sun, low sun, moon
-ACTOR_LIGHT = ((1.0, 1.0, 1.0), (1.0, 0.93, 0.88), (0.80, 0.84, 0.95))  # gentler: colours must stay known
+# Sun, low sun, moon.
+GLOBE = ((255, 246, 190), (255, 206, 120), (236, 238, 250))
+# Weaker than LIGHT, because the colours of actors must stay recognisable.
+ACTOR_LIGHT = ((1.0, 1.0, 1.0), (1.0, 0.93, 0.88), (0.80, 0.84, 0.95))
 
 
 class Backgrounds:
-    """Draws panoramas in batches; tables live on the device."""
+    """A painter of panoramas in batches; its tables are on the device."""
 
     def __init__(self, size: tuple[int, int], device: torch.device | str = "cpu") -> None:
         self.size = size
@@ -112,11 +114,11 @@ class Backgrounds:
         self._columns = torch.arange(size[1], device=device, dtype=torch.float32)
 
     def actor_light(self, time: Tensor) -> Tensor:
-        """B 3: by how much the time of day dims actors."""
+        """Return how much the time of day dims actors, B 3."""
         return self._actor_light[time]
 
     def draw(self, dice: Dice, scene: Tensor, time: Tensor, horizon: Tensor) -> Tensor:
-        """Panoramas B 3 rows columns in 0..1."""
+        """Draw panoramas B 3 rows columns in 0..1."""
         palette = self._colours_of_clip(dice, scene, time)
         line = horizon[:, None, None]
         picture = self._sky_part(dice, palette, scene, time, line)
@@ -126,7 +128,7 @@ class Backgrounds:
         return picture.clamp(0, 1)
 
     def front_sprite(self, dice: Dice, scene: Tensor, time: Tensor, drawn_size: Tensor) -> Tensor:
-        """What stands in front, B 4 SIDE SIDE premultiplied."""
+        """Draw the object in front, B 4 SIDE SIDE premultiplied."""
         kind = self._pick(dice, scene, 2, 1)[:, 0]
         colours = self._landmark_colours(dice, kind[:, None], time)[:, 0]
         masks = prefilter(self._masks[kind], drawn_size)
@@ -134,10 +136,10 @@ class Backgrounds:
         return torch.cat((rgb, masks.sum(1, keepdim=True)), dim=1)
 
     def _colours_of_clip(self, dice: Dice, scene: Tensor, time: Tensor) -> Tensor:
-        """B 7 3 1 1: the scene's palette with its own jitter, in the light of the hour."""
+        """Return the scene's palette with random changes in the light of the hour, B 7 3 1 1."""
         palette = self._palette[scene] + dice.normal(0.028, 7, 3) + dice.normal(0.03, 7, 1)
         palette = palette * self._light[time][:, None]
-        # Water keeps more of its own colour, most of all from an orange evening, which would turn it grey.
+        # Water keeps more of its own colour, especially in an orange evening, which would turn it grey.
         water = torch.where(time == TIMES.index("evening"), 0.25, 0.55)
         share = self._sky_share[time] * torch.where(scene == SCENES.index("sea"), water, 1.0)
         share = share[:, None, None]
@@ -175,7 +177,7 @@ class Backgrounds:
         return picture
 
     def _profile(self, dice: Dice, kind: Tensor) -> Tensor:
-        """B columns, about 0..1: rolling hills, peaks, roofs or tree crowns."""
+        """Return a skyline B columns, about 0..1: rolling hills, peaks, roofs or tree crowns."""
         x = self._columns
         wave = dice.uniform(110, 260, 3, 1) / x.new_tensor(((1.0,), (1.7,), (2.9,)))
         angle = 2 * math.pi * x / wave + dice.uniform(0, 2 * math.pi, 3, 1)
@@ -186,9 +188,8 @@ class Backgrounds:
         cell = x / width
         stairs = dice.uniform(0.25, 1.0, 26)
         here = cell.floor().long().clamp(0, 24)
-        into = ((cell - cell.floor() - 1) * width / 2 + 1).clamp(
-            0, 1
-        )  # the last two pixels lead to the next roof
+        # The last two pixels lead to the next roof.
+        into = ((cell - cell.floor() - 1) * width / 2 + 1).clamp(0, 1)
         blocks = stairs.gather(1, here) * (1 - into) + stairs.gather(1, here + 1) * into
         bump = dice.uniform(20, 34, 1)
         crowns = 0.5 + 0.3 * torch.sin(math.pi * x / bump).abs() + 0.25 * (smooth - 0.5)
@@ -200,7 +201,7 @@ class Backgrounds:
     ) -> Tensor:
         down = ((self._rows - line) / (self.size[0] - line)).clamp(0, 1)[:, None]
         ground = palette[:, 4] + down * (palette[:, 5] - palette[:, 4])
-        # Low waves of light and shade: texture for a flow to hold on to, coarse enough to encode.
+        # Low waves of light and shade: texture that flow can track, coarse enough to encode.
         texture = dice.normal(1.0, 1, 6, 22) * dice.uniform(0.012, 0.032, 1, 1, 1)
         ground = ground * (1 + F.interpolate(texture, size=self.size, mode="bicubic", align_corners=False))
         rows = self._band_rows[scene] + dice.uniform(-3, 3, 2)
@@ -225,24 +226,14 @@ class Backgrounds:
         tall_size = dice.uniform(40, 66, NUM_TALL)
         small_size, cloud_size = dice.uniform(10, 17, NUM_SMALL), dice.uniform(40, 70, NUM_CLOUDS)
         tall_feet = (horizon[:, None] + dice.uniform(3, 20, NUM_TALL)).sort(1).values
-        small_feet = (
-            (horizon[:, None] + 16 + (rows - 24 - horizon[:, None]) * dice.uniform(0, 1, NUM_SMALL))
-            .sort(1)
-            .values
-        )
+        depth = rows - 24 - horizon[:, None]
+        small_feet = (horizon[:, None] + 16 + depth * dice.uniform(0, 1, NUM_SMALL)).sort(1).values
         cloud_feet = horizon[:, None] * dice.uniform(0.35, 0.75, NUM_CLOUDS) + cloud_size / 3
         kind_cloud = torch.full_like(cloud_x, LANDMARK_NAMES.index("cloud"), dtype=torch.long)
-        kinds = torch.cat(
-            (kind_cloud, self._pick(dice, scene, 0, NUM_TALL), self._pick(dice, scene, 1, NUM_SMALL)), 1
-        )
-        shown = torch.cat(
-            (
-                dice.flag(self._clouds[scene][:, None], NUM_CLOUDS),
-                dice.flag(0.8, NUM_TALL),
-                dice.flag(0.8, NUM_SMALL),
-            ),
-            1,
-        )
+        kind_tall, kind_small = self._pick(dice, scene, 0, NUM_TALL), self._pick(dice, scene, 1, NUM_SMALL)
+        kinds = torch.cat((kind_cloud, kind_tall, kind_small), 1)
+        shares = ((self._clouds[scene][:, None], NUM_CLOUDS), (0.8, NUM_TALL), (0.8, NUM_SMALL))
+        shown = torch.cat([dice.flag(share, num) for share, num in shares], 1)
         x = torch.cat((cloud_x, tall_x, small_x), 1)
         feet = torch.cat((cloud_feet, tall_feet, small_feet), 1)
         size = torch.cat((cloud_size, tall_size, small_size), 1)
@@ -260,29 +251,26 @@ class Backgrounds:
         return picture
 
     def _landmark_colours(self, dice: Dice, kinds: Tensor, time: Tensor) -> Tensor:
-        """B slots 3 3: colours of the three masks of every landmark, in the light of the hour."""
+        """Return the colours of the three masks of every landmark in the light of the hour, B slots 3 3."""
         slots = kinds.shape[1]
         colours = self._colours[kinds] + dice.normal(0.03, slots, 3, 3)
-        paint = hsv_to_rgb(
-            dice.uniform(0, 1, slots), dice.uniform(0.15, 0.6, slots), dice.uniform(0.7, 0.98, slots)
-        )
+        paint = hsv_to_rgb(*(dice.uniform(*bounds, slots) for bounds in ((0, 1), (0.15, 0.6), (0.7, 0.98))))
         painted = self._any_hue[kinds] & dice.flag(0.7, slots)
         primary = torch.where(painted[..., None], paint, colours[:, :, 0])
-        colours = (
-            torch.cat((primary[:, :, None], colours[:, :, 1:]), dim=2) * self._light[time][:, None, None]
-        )
+        colours = torch.cat((primary[:, :, None], colours[:, :, 1:]), dim=2)
+        colours = colours * self._light[time][:, None, None]
         lamp = colours.new_tensor((1.0, 0.86, 0.5))
         lit = (self._shines[kinds] & (time != TIMES.index("day"))[:, None])[..., None]
         accent = torch.where(lit, lamp, colours[:, :, 2])
         return torch.cat((colours[:, :, :2], accent[:, :, None]), dim=2).clamp(0, 1)
 
     def _pick(self, dice: Dice, scene: Tensor, group: int, num: int) -> Tensor:
-        """B num, int64: landmarks of the scene's tall (0), small (1) or front (2) group."""
+        """Draw landmarks of the scene's tall (0), small (1) or front (2) group, B num, int64."""
         choice = dice.choice((1,) * self._choices.shape[-1], num)
         return self._choices[scene, group].gather(1, choice)
 
 
 def _numbers(names: tuple[str, ...]) -> list[int]:
-    """Six landmark numbers with every name equally often (groups have one, two or three names)."""
+    """Return six landmark numbers with every name equally often; groups have one, two or three names."""
     assert 6 % len(names) == 0
     return [LANDMARK_NAMES.index(name) for name in names] * (6 // len(names))

@@ -1,4 +1,4 @@
-"""The bench on which the embedded backbone is measured: models, judge, world, prompts, batches and a clock."""
+"""The test bench of the embedded backbone: models, judge, world, prompts, batches and a clock."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from recap.backbones.tiny.backbone import WordTable, has_slots
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, null_token_ids, prompt_text
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.schedule import warp
-from recap.backbones.wan.spec import EMBEDDED, NUM_TRAIN_STEPS
+from recap.backbones.wan.spec import EMBEDDED
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.eval.judges.probe import Probe
@@ -31,23 +30,21 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Plan, Shot, make_plan
 from recap.rollout import rollout
 from recap.types import GeneratedBlock
-from training.measures import (
-    RowsDecoder,
-    Series,
-    watch,
-)
-from training.records import load_weights
-from training.sampling import MANY_STEPS, EulerBackbone
+from training.measures import RowsDecoder, Series, watch
+from training.records import load_autoencoder, load_weights
+from training.sampling import MANY_STEPS, EulerBackbone, euler_sigmas
 from training.script import Script
 from training.world import Clips, World
 
 T = TypeVar("T")
 B = TypeVar("B", bound=WanBackbone)
 
-SEED = 20_000_000  # past every seed that training and its own evaluations draw from
-KEPT = (
-    15.0  # Delta E under which an instance counts as the same; two instances of one kind lie about 40 apart
-)
+SEED = 20_000_000
+"""This seed is beyond those of training and its own evaluations."""
+
+KEPT = 15.0
+"""Below this Delta E an instance counts as the same; two instances of one kind are about 40 apart."""
+
 MEMORIES: dict[str, Any] = {
     "none": NoMemoryConfig(),
     "sink": SinkConfig(),
@@ -61,18 +58,27 @@ PAIRS = (
     ("recap, lambda 5", "sink"), ("recap, lambda 5", "sink, lambda 5"),
 )  # fmt: skip
 LOOKUP_VISITS = {"in the opening": ((0, 37), (69, None)), "after it": ((9, 37), (69, None))}
-"""Pictures on stage: gone for 2 s, back where block 6 begins; the sink saw it, or only a bank can have."""
-LOOKUP_TOLD, LOOKUP_DRAWN = 6, 2  # blocks
+"""The pictures on stage: the actor is gone for 2 s and returns with block 6; a sink, or only a bank, can have it."""
+
+LOOKUP_PAST, LOOKUP_GENERATED = 6, 2
+"""The numbers of blocks."""
+
 SEGMENTS = (("A", 3.0, False), ("B", 6.0, True), ("C", 7.5, False), ("D", 7.5, True))
-SETTLING_S = 1.0  # skipped after every cut
+"""Name, seconds, and whether the prompt names the subject."""
+
+SETTLING_S = 1.0
+"""This much is skipped after every cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What decides the numbers; None takes the part's own."""
+    """The settings of a measurement; None means the default of the part.
+
+    `repeats` is the number of seeds per prompt in the parts that compare memories.
+    """
 
     prompts: int | None = None
-    repeats: int = 2  # seeds of each prompt, in the parts that compare memories
+    repeats: int = 2
     seconds: float | None = None
     rows: int = 50
     seed: int = SEED
@@ -84,7 +90,7 @@ class Options:
 
 
 class Case(NamedTuple):
-    """One rollout to be drawn: a subject, with and without it, and its noise."""
+    """One rollout to generate: prompts with and without a subject, and its noise seed."""
 
     prompt: str
     empty: str
@@ -94,21 +100,21 @@ class Case(NamedTuple):
 
 
 def make_prompts(num: int, seed: int, actors: int = 1) -> list[Prompt]:
-    """Different prompts by chance, the first actors of which go through the whole cast in turns."""
+    """Draw different random prompts, whose first actors cycle through the whole cast."""
     most = len(ACTORS) * len(SCENES) * len(TIMES)
     if num > most:
-        raise refuse("--prompts", num, f"at most {most} differ", "take more --repeats instead")
-    dice = random.Random(seed * 10 + actors)
+        raise refuse("--prompts", num, f"at most {most} differ", "use more --repeats instead")
+    generator = random.Random(seed * 10 + actors)
     made: dict[Prompt, None] = {}
     while len(made) < num:
         first = ACTORS[len(made) % len(ACTORS)]
-        others = dice.sample([actor for actor in ACTORS if actor != first], actors - 1)
-        made[Prompt((first, *others), dice.choice(SCENES), dice.choice(TIMES))] = None
+        others = generator.sample([actor for actor in ACTORS if actor != first], actors - 1)
+        made[Prompt((first, *others), generator.choice(SCENES), generator.choice(TIMES))] = None
     return list(made)
 
 
 def make_cases(num_prompts: int, repeats: int, seed: int) -> list[Case]:
-    """Every prompt of one actor with several seeds, prompt by prompt."""
+    """Make cases of one actor: every prompt with several seeds."""
     return [
         Case(prompt_text(p), prompt_text(Prompt((), p.scene, p.time)), p.actors[0], seed + i * repeats + k, i)
         for i, p in enumerate(make_prompts(num_prompts, seed))
@@ -117,8 +123,14 @@ def make_cases(num_prompts: int, repeats: int, seed: int) -> list[Case]:
 
 
 class Models(NamedTuple):
-    four: WanBackbone  # as shipped
-    many: EulerBackbone  # its teacher, where there is one: a distilled model is no flow any more
+    """The models under test.
+
+    `four` is the model as shipped. `many` is its teacher, if there is one, because a distilled model no longer
+    predicts a flow.
+    """
+
+    four: WanBackbone
+    many: EulerBackbone
     autoencoder: Autoencoder
 
 
@@ -130,16 +142,14 @@ def load_models(
     teacher: Path | None = None,
     guidance: float = 1.0,
 ) -> Models:
-    """The models of a folder, whole files or parts; the autoencoder stays in fp32."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(folder / "autoencoder.safetensors"))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore[call-overload]
-    four = join_parts(WanBackbone, *_load_drawer(folder, device, dtype), autoencoder)
-    model, text = _load_drawer(teacher or folder, device, dtype)
+    """Load the models of a folder, in whole files or parts; the autoencoder stays in fp32."""
+    autoencoder = load_autoencoder(folder / "autoencoder.safetensors", device)
+    four = join_parts(WanBackbone, *_load_transformer(folder, device, dtype), autoencoder)
+    model, text = _load_transformer(teacher or folder, device, dtype)
     return Models(four, join_many(model, text, autoencoder, guidance), autoencoder)
 
 
-def _load_drawer(folder: Path, device: str, dtype: torch.dtype) -> tuple[CausalWan, WordTable]:
+def _load_transformer(folder: Path, device: str, dtype: torch.dtype) -> tuple[CausalWan, WordTable]:
     model, text = CausalWan(EMBEDDED), WordTable(slots=has_slots(folder / "text.safetensors"))
     model.load_state_dict(load_weights(folder / "dit.safetensors"))
     text.load_state_dict(load_weights(folder / "text.safetensors"))
@@ -153,10 +163,9 @@ def join_parts(kind: type[B], model: CausalWan, text: WordTable, autoencoder: Au
 def join_many(
     model: CausalWan, text: WordTable, autoencoder: Autoencoder, guidance: float = 1.0
 ) -> EulerBackbone:
-    """The model by many Euler steps."""
+    """Make a backbone that samples the model with many Euler steps."""
     many = join_parts(EulerBackbone, model, text, autoencoder)
-    places = tuple(round(NUM_TRAIN_STEPS * (1 - i / MANY_STEPS)) for i in range(MANY_STEPS))
-    many._sigmas = warp(places, model.spec.shift)
+    many._sigmas = euler_sigmas(MANY_STEPS, model.spec.shift)
     if guidance != 1:
         many.guidance = guidance
         many.no_text = text(torch.tensor([null_token_ids()], device=text.words.weight.device))
@@ -181,9 +190,8 @@ class Bench:
     @property
     def probe(self) -> Probe:
         if self._probe is None:
-            raise refuse(
-                "--probe", None, "this part needs the judge", "train it with python -m training.probe"
-            )
+            remedy = "train it with python -m training.probe"
+            raise refuse("--probe", None, "this part needs the judge", remedy)
         return self._probe
 
     @property
@@ -201,14 +209,14 @@ class Bench:
         return usual if self.options.prompts is None else self.options.prompts
 
     def batches(self, num: int) -> list[slice]:
-        """Slices of rows, whole prompts each."""
+        """Split rows into batches of whole prompts."""
         step = max(1, self.options.rows // self.options.repeats) * self.options.repeats
         return [slice(start, min(start + step, num)) for start in range(0, num, step)]
 
     def sweep(
-        self, cases: list[Case], draw: Callable[[str, slice], T], memories: Sequence[str]
+        self, cases: list[Case], generate: Callable[[str, slice], T], memories: Sequence[str]
     ) -> dict[str, list[T]]:
-        """Draw batch after batch, all memories of one before the next, while there is time for another."""
+        """Generate batch after batch with all memories, while there is time for another."""
         made: dict[str, list[T]] = {memory: [] for memory in memories}
         longest = 0.0
         for number, rows in enumerate(self.batches(len(cases))):
@@ -217,7 +225,7 @@ class Bench:
                 self.say(f"out of time: {rows.start} of {len(cases)} rollouts")
                 break
             for memory in memories:
-                made[memory].append(draw(memory, rows))
+                made[memory].append(generate(memory, rows))
                 self.say(f"{memory}: rollouts {rows.start}-{rows.stop - 1} of {len(cases)} done")
             longest = max(longest, time.monotonic() - begin)
         return made
@@ -231,35 +239,35 @@ class Bench:
         return MEMORIES[memory].build(self.spec, lambda: novelty.build(self.spec, flow or self.flow))
 
     def watch(
-        self, memory: str, plan: Plan, cases: Sequence[Case], *, told: Tensor | None = None,
-        seen: Callable[[GeneratedBlock, Any], None] = lambda made, policy: None,
+        self, memory: str, plan: Plan, cases: Sequence[Case], *, past: Tensor | None = None,
+        after: Callable[[GeneratedBlock, Any], None] = lambda made, policy: None,
     ) -> Series:  # fmt: skip
-        """One batch of the real rollout under a memory, its first blocks told where latents are given."""
+        """Measure one batch of the real rollout with a memory; `past` has the latents of its first blocks."""
         backbone, policy = self.models.four, self.policy(memory)
         decoder = RowsDecoder(backbone.decoder)
-        blocks = rollout(backbone, policy, plan, seeds=[c.seed for c in cases], decoder=decoder, told=told)
+        blocks = rollout(backbone, policy, plan, seeds=[c.seed for c in cases], decoder=decoder, told=past)
 
-        def after(made: GeneratedBlock) -> None:
+        def after_block(made: GeneratedBlock) -> None:
             if not bool(made.latents.isfinite().all()):
                 raise refuse("latents", f"block {made.block.index}", "not finite", "try --dtype float32")
-            seen(made, policy)
+            after(made, policy)
             if made.block.index % 20 == 19:
                 self.say(f"  {memory}: block {made.block.index + 1} of {len(plan.blocks)}")
 
-        return watch(blocks, self.spec, self.probe, [c.actor for c in cases], after)
+        return watch(blocks, self.spec, self.probe, [c.actor for c in cases], after_block)
 
     def long(self, memory: str, cases: list[Case], rows: slice, seconds: float) -> Series:
-        """Rollouts of one prompt throughout; drawn once for all parts that want them."""
+        """Measure rollouts of one prompt each; they are generated once for all parts."""
         if (memory, rows.start) not in self._long:
             plan = make_plan([[Shot(case.prompt, seconds)] for case in cases[rows]], self.spec)
             self._long[memory, rows.start] = self.watch(memory, plan, cases[rows])
         return self._long[memory, rows.start]
 
     def film(self, scripts: list[Script], num_pictures: int, first: int) -> tuple[Clips, Tensor]:
-        """Rendered clips and their latents; the last ones asked for are kept, since every memory asks again."""
-        asked = (tuple(scripts), num_pictures, first)
-        if self._filmed is None or self._filmed[0] != asked:
+        """Render clips and encode them; the last result is cached, since every memory needs it."""
+        key = (tuple(scripts), num_pictures, first)
+        if self._filmed is None or self._filmed[0] != key:
             clips = self.world.film(scripts, self.options.seed, num_pictures, first_index=first)
             encode = self.models.autoencoder.encode
-            self._filmed = asked, (clips, torch.cat([encode(part) for part in clips.pictures.split(16)]))
+            self._filmed = key, (clips, torch.cat([encode(part) for part in clips.pictures.split(16)]))
         return self._filmed[1]

@@ -1,4 +1,4 @@
-"""Rendered clips for training: what a world must offer, and pools that keep rendering off the critical path."""
+"""Rendered clips for training: the interface of a world, and pools that keep rendering off the critical path."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from training.world import World as SpriteWorld
 
 TOKEN_PIXELS = 16
 PICTURES_PER_FRAME = 4
-EMPTY_OPENINGS = 0.3  # weight of one that shows nobody beside one that shows somebody: it teaches least
+# The weight of an opening that shows nobody, relative to one that shows somebody: it teaches least.
+EMPTY_OPENINGS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Clips:
-    """A batch of rendered clips."""
+    """A batch of rendered clips.
 
-    pixels: Tensor  # B T 3 Y X, 0..1
-    words: Tensor  # B blocks L, int64: the caption of every block
-    novelty: (
-        Tensor  # B F rows columns of tokens, 0..1: how much of a token shows somebody who is just entering
-    )
-    actors: Tensor  # B F rows columns of tokens, 0..1: how much of a token shows anybody
+    `pixels` are B T 3 Y X in 0..1, `words` B blocks L, int64, the caption of every block. `novelty` and `actors`, B F
+    rows columns in 0..1, are the share of a token that shows an actor who is just entering, and any actor.
+    """
+
+    pixels: Tensor
+    words: Tensor
+    novelty: Tensor
+    actors: Tensor
 
 
 class World(Protocol):
-    """Renders clips from a seed: the same clips for the same seed."""
+    """A function that renders clips from a seed: the same clips for the same seed."""
 
     def __call__(self, num_clips: int, seed: int) -> Clips: ...
 
 
 def open_world(device: str) -> World:
-    """The sprite world, rendering on that device."""
+    """Open the sprite world, which renders on that device."""
     sprites = SpriteWorld(load_atlas(), device)
 
     def render(num_clips: int, seed: int) -> Clips:
@@ -50,10 +53,10 @@ def open_world(device: str) -> World:
 
 
 def entering(instances: Tensor, visibility: Tensor) -> Tensor:
-    """How much of each token shows an actor of whom more is seen than a picture before: B F rows columns.
+    """Return the share of each token that shows an actor who is more visible than a picture before, B F rows columns.
 
-    Instances B T Y X (slot + 1, 0 for the scene) and visibility B slots T. A stand-in, known for certain, for
-    what optical flow notices at inference.
+    Instances are B T Y X (slot + 1, 0 for the scene), visibility B slots T. It is exact and stands in for what
+    optical flow finds at inference.
     """
     rise = visibility.diff(dim=2, prepend=visibility[:, :, :1]) > 0.03
     per_picture = torch.zeros(instances.shape, device=instances.device)
@@ -63,52 +66,62 @@ def entering(instances: Tensor, visibility: Tensor) -> Tensor:
 
 
 def most_of_frames(mask: Tensor) -> Tensor:
-    """Share of each token that a mask B T Y X covers in the frame's picture that shows most: B F rows columns."""
+    """Return the share of each token that a mask B T Y X covers, the most of a frame's pictures, B F rows columns."""
     tokens = functional.avg_pool2d(mask, TOKEN_PIXELS)
     later = tokens[:, 1:].unflatten(1, (-1, PICTURES_PER_FRAME)).amax(dim=2)
     return torch.cat([tokens[:, :1], later], dim=1)
 
 
-class PixelPool:
-    """A few hundred clips in bytes on the device, some replaced at every draw."""
+class RingPool:
+    """Rendered clips on the device, of which new ones replace the oldest; a subclass implements `_render`."""
+
+    def __init__(self, capacity: int) -> None:
+        self._count = self._next = 0
+        first = self._render()
+        self._parts = [part.new_empty((capacity, *part.shape[1:])) for part in first]
+        self._store(first)
+
+    def fill(self, num_clips: int) -> None:
+        """Render until there are this many clips: a run that starts on a few clips learns those first."""
+        while self._count < min(num_clips, len(self._parts[0])):
+            self._store(self._render())
+
+    def _render(self) -> tuple[Tensor, ...]:
+        """Render new clips; return one tensor per kind of content."""
+        raise NotImplementedError
+
+    def _store(self, parts: tuple[Tensor, ...]) -> None:
+        capacity, count = len(self._parts[0]), len(parts[0])
+        slots = (torch.arange(count, device=parts[0].device) + self._next) % capacity
+        for stored, part in zip(self._parts, parts, strict=True):
+            stored[slots] = part
+        self._next = (self._next + count) % capacity
+        self._count = min(capacity, self._count + count)
+
+
+class PixelPool(RingPool):
+    """A few hundred clips in bytes, some replaced at every draw."""
 
     def __init__(self, world: World, *, capacity: int, fresh: int, seed: int) -> None:
-        self._world = world
-        self._fresh = fresh
-        self._seed = seed
-        first = self._render()
-        self._pixels = first.new_empty((capacity, *first.shape[1:]))
-        self._held = self._next = 0
-        self._store(first)
+        self._world, self._fresh, self._seed = world, fresh, seed
+        super().__init__(capacity)
 
     @property
     def num_pictures(self) -> int:
-        """Pictures of a whole clip."""
-        return self._pixels.shape[1]
-
-    def fill(self, num_clips: int) -> None:
-        """Render until so many clips are held."""
-        while self._held < min(num_clips, len(self._pixels)):
-            self._store(self._render())
+        """Return the length of a whole clip."""
+        return self._parts[0].shape[1]
 
     def draw(self, num_clips: int, num_pictures: int) -> Tensor:
-        """B T 3 Y X in 0..1: pieces that begin anywhere in clips drawn at random."""
+        """Draw pieces B T 3 Y X in 0..1 that begin anywhere in random clips."""
         self._store(self._render())
-        rows = torch.randint(self._held, (num_clips,)).tolist()
-        starts = torch.randint(self._pixels.shape[1] - num_pictures + 1, (num_clips,)).tolist()
-        pieces = [self._pixels[r, s : s + num_pictures] for r, s in zip(rows, starts, strict=True)]
+        rows = torch.randint(self._count, (num_clips,)).tolist()
+        starts = torch.randint(self.num_pictures - num_pictures + 1, (num_clips,)).tolist()
+        pieces = [self._parts[0][r, s : s + num_pictures] for r, s in zip(rows, starts, strict=True)]
         return torch.stack(pieces).float().div_(255)
 
-    def _render(self) -> Tensor:
+    def _render(self) -> tuple[Tensor, ...]:
         self._seed += 1
-        return to_bytes(self._world(self._fresh, self._seed).pixels)
-
-    def _store(self, pixels: Tensor) -> None:
-        capacity = len(self._pixels)
-        places = (torch.arange(len(pixels)) + self._next) % capacity
-        self._pixels[places.to(pixels.device)] = pixels
-        self._next = (self._next + len(pixels)) % capacity
-        self._held = min(capacity, self._held + len(pixels))
+        return (to_bytes(self._world(self._fresh, self._seed).pixels),)
 
 
 def to_bytes(pixels: Tensor) -> Tensor:
@@ -117,7 +130,7 @@ def to_bytes(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LatentClips:
-    """Encoded clips, as the transformer is trained on them."""
+    """Encoded clips, on which the transformer is trained."""
 
     latents: Tensor  # B F C rows columns, normalised
     words: Tensor  # B blocks L
@@ -125,8 +138,8 @@ class LatentClips:
     actors: Tensor  # B F rows columns of tokens
 
 
-class LatentPool:
-    """Thousands of encoded clips on the device; every few draws a batch of new ones takes the oldest places."""
+class LatentPool(RingPool):
+    """Thousands of encoded clips; every few draws a batch of new ones replaces the oldest."""
 
     def __init__(
         self,
@@ -138,22 +151,10 @@ class LatentPool:
         every: int,
         seed: int,
     ) -> None:
-        self._world = world
-        self._encode = encode
-        self._fresh = fresh
-        self._every = every
-        self._seed = seed
-        self._draws = self._held = self._next = 0
-        first = self._render()
-        self._clips = LatentClips(
-            *(part.new_empty((capacity, *part.shape[1:]), dtype=_stored(part)) for part in _parts(first))
-        )
-        self._store(first)
-
-    def fill(self, num_clips: int) -> None:
-        """Render until so many clips are held: a run that starts on a handful learns the handful first."""
-        while self._held < min(num_clips, len(self._clips.words)):
-            self._store(self._render())
+        self._world, self._encode = world, encode
+        self._fresh, self._every, self._seed = fresh, every, seed
+        self._draws = 0
+        super().__init__(capacity)
 
     def draw(self, num_clips: int) -> LatentClips:
         if self._draws % self._every == 0:
@@ -162,13 +163,13 @@ class LatentPool:
         return self.again(num_clips)
 
     def again(self, num_clips: int) -> LatentClips:
-        """Some of the clips that are held, at random; renders nothing."""
-        return self._rows(torch.randint(self._held, (num_clips,), device=self._clips.words.device))
+        """Return random clips of the pool; this renders nothing."""
+        return self._rows(torch.randint(self._count, (num_clips,), device=self._parts[0].device))
 
     def openings(self, num_clips: int) -> LatentClips:
-        """The same for the sake of their openings: half of them name two actors or more, few name none."""
-        first, second = (self._clips.words[: self._held, 0, place] for place in (2, 3))
-        # The smallest weight is for pools that hold none of the kind wanted.
+        """Return random clips for their openings: half of them name two actors or more, few name none."""
+        first, second = (self._parts[1][: self._count, 0, word] for word in (2, 3))
+        # The smallest weight is for pools that have none of the kind wanted.
         crowded = (second != PAD).float().clamp(min=1e-6)
         fewer = torch.where(first == EMPTY, EMPTY_OPENINGS, 1.0).masked_fill(second != PAD, 1e-6)
         half = num_clips // 2
@@ -177,29 +178,12 @@ class LatentPool:
         return self._rows(torch.cat(rows)[torch.randperm(num_clips, device=first.device)])
 
     def _rows(self, rows: Tensor) -> LatentClips:
-        held = self._clips
-        return LatentClips(
-            held.latents[rows].float(), held.words[rows], held.novelty[rows], held.actors[rows]
-        )
+        latents, words, novelty, actors = (part[rows] for part in self._parts)
+        return LatentClips(latents.float(), words, novelty, actors)
 
-    def _render(self) -> LatentClips:
+    def _render(self) -> tuple[Tensor, ...]:
         self._seed += 1
         clips = self._world(self._fresh, self._seed)
-        return LatentClips(self._encode(clips.pixels), clips.words, clips.novelty, clips.actors)
-
-    def _store(self, clips: LatentClips) -> None:
-        capacity, count = len(self._clips.words), len(clips.words)
-        places = (torch.arange(count, device=clips.words.device) + self._next) % capacity
-        for held, part in zip(_parts(self._clips), _parts(clips), strict=True):
-            held[places] = part.to(held.dtype)
-        self._next = (self._next + count) % capacity
-        self._held = min(capacity, self._held + count)
-
-
-def _parts(clips: LatentClips) -> tuple[Tensor, ...]:
-    return clips.latents, clips.words, clips.novelty, clips.actors
-
-
-def _stored(part: Tensor) -> torch.dtype:
-    """Thousands of clips are held in half precision; words stay whole numbers."""
-    return torch.bfloat16 if part.is_floating_point() else part.dtype
+        latents = self._encode(clips.pixels)
+        # Half precision, because there are thousands of clips; words are integers.
+        return latents.bfloat16(), clips.words, clips.novelty.bfloat16(), clips.actors.bfloat16()

@@ -1,14 +1,14 @@
-"""Distil the flow model to its few steps: distribution matching on its own rollouts, on a clock.
+"""Distil the flow model to few steps: distribution matching on its own rollouts, for a fixed time.
 
     python -m training.distill --minutes 9 --teacher DIR --autoencoder FILE --out DIR [--resume DIR]
 
-A generator rolls out videos with the plain windows it will have at inference, and with all of a short past.
-Where its blocks, noised again, look different to the teacher and to a second model that is kept trained on the
-generator's own videos (the fake score), the difference of their clean estimates says which way the generator
-should move. The generator sees its rollout as past; teacher and fake see it in some rows and in others the
-opening alone, so that slow drift is corrected too. A rollout goes on from draw to draw up to a minute of video.
+A generator rolls out videos with the windows of inference, and with all of a short past. Its blocks are noised again
+and denoised by the teacher and by a second model that is trained on the generator's own videos (the fake score); the
+difference of the two clean estimates is the direction in which the generator should change. The generator sees its
+rollout as its past; teacher and fake score see it in some rows and only the first frame in others, so that slow drift
+is corrected too. A rollout is continued from draw to draw up to a minute of video.
 
-Writes what train_dit writes, and fake-1.safetensors ... so that a run can resume.
+It writes the files of train_dit, and fake-1.safetensors ... so that a run can resume.
 """
 
 from __future__ import annotations
@@ -72,14 +72,13 @@ class Options:
     compile: bool = True
 
     def __post_init__(self) -> None:
-        # Comparisons that a number which is none fails, too.
+        # These comparisons refuse nan, too.
         for field in ("steady", "alone"):
             if not 0 <= (share := getattr(self, field)) <= 1:
                 raise refuse(f"--{field}", share, "must be 0 to 1", "0.5 is usual")
         if not 2 <= self.blocks <= (most := DENSE_FRAMES // EMBEDDED.frames_per_block):
-            raise refuse(
-                "blocks", self.blocks, f"must be 2 to {most}, whose past one pass sees", f"{most} is usual"
-            )
+            limit = f"must be 2 to {most}, whose past one pass sees"
+            raise refuse("blocks", self.blocks, limit, f"{most} is usual")
         if not 0 < self.opening_weight < math.inf:
             raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 
@@ -96,10 +95,10 @@ class Trainer:
             load_model(model, options.teacher)
             model.text.requires_grad_(False)
         if options.resume is not None:
-            # Words stay the teacher's, which all three are given; the last run's may be an older teacher's.
+            # All three use the word table of the teacher; that of the last run may be of an older teacher.
             self.generator.dit.load_state_dict(load_weights(options.resume / "dit.safetensors"))
             self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
-        # Shares the generator's storage: its layers are compiled for whole clips, these roll out block by block.
+        # It shares the generator's storage; the generator is compiled for whole clips, this runs block by block.
         self.runner = CausalWan(spec).to(device)
         self.runner.load_state_dict(self.generator.dit.state_dict(), assign=True)
         self.runner.requires_grad_(False)
@@ -128,7 +127,7 @@ class Trainer:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
 
     def run(self) -> None:
-        """Distil until the clock says stop."""
+        """Distil until the time is used up."""
         index, noted, saved = 0, self.clock.elapsed_s, self.clock.elapsed_s
         losses: list[Tensor] = []
         drawing_s = 0.0
@@ -152,19 +151,19 @@ class Trainer:
         self.save(samples=self.options.sample_blocks > 0)
 
     def draw(self) -> list[Rollout]:
-        """Rollouts for several iterations: each layout's goes on where the last draw left it, or begins."""
+        """Generate rollouts for several iterations; each layout's continues its last one, or begins."""
         o = self.options
         shares = []
         for index, layout in enumerate(self.layouts):
             live = self.rollouts[index] or self._begin(layout)
-            drawn = live.go_on(o.blocks)
-            # One pass must see all that a dense window does, so such a rollout is as long as what is compared.
+            drawn = live.advance(o.blocks)
+            # One pass must see all of a dense window, so such a rollout is as long as the compared blocks.
             longest = o.blocks if layout.dense else o.longest
             ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > longest
             self.rollouts[index] = None if ends else live
             order = torch.arange(layout.rows * o.uses, device=self.device).unflatten(0, (o.uses, -1))
             shares.append([drawn.rows(rows) for rows in order])
-        # Every iteration gets its share of every layout, in the order of the layouts.
+        # Every iteration gets rows of every layout, in the order of the layouts.
         return [
             Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
             for parts in zip(*shares, strict=True)
@@ -174,24 +173,24 @@ class Trainer:
         num, length = layout.rows * self.options.uses, self.options.longest
         rows = torch.randint(len(self.captions), (num,))
         words = self.captions[rows.to(self.captions.device)]
-        # Captions of a clip, read forwards and backwards for as long as the rollout takes.
-        there = words.shape[1] - 1
-        words = words[:, [there - abs(there - block % (2 * there)) for block in range(length)]]
+        # The captions of a clip are read forwards and backwards over the length of the rollout.
+        last = words.shape[1] - 1
+        words = words[:, [last - abs(last - block % (2 * last)) for block in range(length)]]
         kept = torch.rand(num, 1, 1, device=words.device) < self.options.steady
         text = self.teacher.text(torch.where(kept, words[:, :1], words))
         score = torch.rand(num, length, self.block_tokens, device=self.device)
         return LongRollout(self.runner, text.detach(), score, layout)
 
     def step(self, index: int, drawn: Rollout) -> Tensor:
-        """One update of the generator and some of the fake score; returns their losses and a gradient norm."""
+        """Update the generator once and the fake score some times; return their losses and a gradient norm."""
         estimate = self._estimate(drawn)
         with torch.no_grad():
             sigma = self._level(0.02 + 0.96 * torch.rand(estimate.shape[:2], device=self.device))
             noisy = add_noise(estimate, torch.randn_like(estimate), sigma)
         fake, real = (self._clean(model, noisy, sigma, drawn) for model in (self.fake, self.teacher))
-        wordless = drawn._replace(text=self.no_text.expand_as(drawn.text))
-        real = torch.lerp(self._clean(self.teacher, noisy, sigma, wordless), real, self.strength)
-        # Scaled by how far the teacher disagrees, so that all noise levels count alike.
+        unprompted = drawn._replace(text=self.no_text.expand_as(drawn.text))
+        real = torch.lerp(self._clean(self.teacher, noisy, sigma, unprompted), real, self.strength)
+        # Scaled by how far the teacher disagrees, so that all noise levels count equally.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()
         weights = drawn.counts * self.weights
@@ -209,7 +208,7 @@ class Trainer:
         return torch.stack([loss.detach(), fake_loss.detach(), norm])
 
     def _estimate(self, drawn: Rollout) -> Tensor:
-        """What the generator makes of one step's input, drawn by chance for each block; with gradients."""
+        """Return the generator's clean estimate from the input of a random step per block, with gradients."""
         steps = drawn.inputs.shape[2]
         choice = torch.randint(steps, drawn.inputs.shape[:2], device=self.device)
         index = choice[:, :, None, None, None, None, None].expand(-1, -1, 1, *drawn.inputs.shape[3:])
@@ -218,7 +217,7 @@ class Trainer:
         return noisy - _wide(sigma) * self._flow(self.generator, noisy, sigma, drawn, self.layouts)
 
     def _clean(self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout) -> Tensor:
-        # With gradients on, though none are wanted: without, every layer would be compiled a second time.
+        # With gradients, although they are not used: otherwise every layer would be compiled a second time.
         with torch.enable_grad():
             flow = self._flow(model, noisy, sigma, drawn, self.judged)
         return noisy - _wide(sigma) * flow.detach()
@@ -252,7 +251,7 @@ class Trainer:
         return norm.detach()
 
     def save(self, samples: bool) -> None:
-        """Write the generator's running mean, the fake score and the record; samples if asked."""
+        """Write the generator's running mean, the fake score, the record and, if wanted, samples."""
         self.mean.swap()
         save_model(self.generator, self.options.out)
         save_weights(self.options.out / "fake.safetensors", self.fake.dit.state_dict())
@@ -280,7 +279,7 @@ class Trainer:
 
 
 def _mean(square: Tensor, weights: Tensor) -> Tensor:
-    """Mean of B blocks F C rows columns, blocks weighted B blocks."""
+    """Average B blocks F C rows columns with weights B blocks."""
     return (square.mean(dim=(2, 3, 4, 5)) * weights).sum() / weights.sum()
 
 
@@ -289,7 +288,7 @@ def _wide(sigma: Tensor) -> Tensor:
 
 
 def _captions(world: World, count: int) -> Tensor:
-    """Captions N blocks L of clips that nobody needs to see."""
+    """Return captions N blocks L of clips; their pictures are not used."""
     chunk = min(24, count)
     made: list[Tensor] = [world(chunk, seed).words for seed in range(count // chunk)]
     return torch.cat(made)

@@ -1,4 +1,4 @@
-"""What a memory changes: looking things up in a true past, keeping the opening subject, letting one reappear."""
+"""The effects of a memory: recall from a rendered past, retention of the first subject, reappearance."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from recap.plan import Plan, Shot, make_plan
 from recap.types import GeneratedBlock
 from training.bench import (
     KEPT,
-    LOOKUP_DRAWN,
-    LOOKUP_TOLD,
+    LOOKUP_GENERATED,
+    LOOKUP_PAST,
     LOOKUP_VISITS,
     PAIRS,
     SEGMENTS,
@@ -48,7 +48,7 @@ from training.world import block_pictures
 
 
 def lookup(bench: Bench) -> Answer:
-    """A true past in the memory, then the model draws the return: whose colours does the actor wear?"""
+    """Give the memory a rendered past, let the model generate the return, and compare the actor's colours."""
     cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed + 1_000_000)
     names = ["rendered", *bench.options.memories, "no context", "another instance"]
     result: dict[str, Any] = {}
@@ -74,43 +74,45 @@ def lookup(bench: Bench) -> Answer:
 def _returning(
     bench: Bench, cases: list[Case], visits: tuple[Any, ...], how: str, rows: slice
 ) -> tuple[Tensor, Tensor]:
-    """Colour error and presence of the returning actor: drawn under a memory, rendered, or drawn anew."""
+    """Return colour error and presence of the returning actor: with a memory, rendered, or without a past."""
     some, spec = cases[rows], bench.spec
-    places = [parse_prompt(case.prompt) for case in some]
+    prompts = [parse_prompt(case.prompt) for case in some]
     scripts = [
-        Script(place.scene, place.time, (ActorScript(case.actor, visits),))
-        for place, case in zip(places, some, strict=True)
+        Script(prompt.scene, prompt.time, (ActorScript(case.actor, visits),))
+        for prompt, case in zip(prompts, some, strict=True)
     ]
-    told, last = block_pictures(LOOKUP_TOLD)[0], block_pictures(LOOKUP_TOLD + LOOKUP_DRAWN - 1)[1]
+    first, last = block_pictures(LOOKUP_PAST)[0], block_pictures(LOOKUP_PAST + LOOKUP_GENERATED - 1)[1]
     clips, latents = bench.film(scripts, last, rows.start)
     truth = clips.colours[:, 0].cpu()
     block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    drawn_s, begin_s = LOOKUP_DRAWN * block_s, told / spec.pictures_per_second
+    generated_s, begin_s = LOOKUP_GENERATED * block_s, first / spec.pictures_per_second
     if how == "another instance":
         other = bench.world.film(scripts, bench.options.seed, 1, first_index=len(cases) + rows.start)
         return colour_distance(other.colours[:, 0].cpu(), truth), torch.ones(len(some))
-    if how == "rendered":  # through the autoencoder: what judge and codec alone get wrong
-        pixels = RowsDecoder(bench.models.four.decoder).decode(latents)[:, told:]
+    if how == "rendered":
+        # Through the autoencoder: this is the error of the judge and the codec alone.
+        pixels = RowsDecoder(bench.models.four.decoder).decode(latents)[:, first:]
         shown, _ = last_of_frames(pixels, spec.pictures_per_frame)
         judged = actor_by_row(bench.probe.judge(shown), [case.actor for case in some])
         return colour_distance(mean_colour(*judged).cpu(), truth), judged[0].mean(dim=1).cpu()
     if how == "no context":
-        plan, begin_s = make_plan([[Shot(case.prompt, drawn_s)] for case in some], spec), 0.0
+        plan, begin_s = make_plan([[Shot(case.prompt, generated_s)] for case in some], spec), 0.0
         series = bench.watch("sink", plan, some)
     else:
-        captions = [clips.captions(row)[:LOOKUP_TOLD] for row in range(len(some))]
+        captions = [clips.captions(row)[:LOOKUP_PAST] for row in range(len(some))]
         shots = [
-            [*(Shot(text, block_s, cut=False) for text in texts), Shot(case.prompt, drawn_s, cut=False)]
+            [*(Shot(text, block_s, cut=False) for text in texts), Shot(case.prompt, generated_s, cut=False)]
             for texts, case in zip(captions, some, strict=True)
         ]
-        past = latents[:, : LOOKUP_TOLD * spec.frames_per_block]  # the encoder is causal
-        series = bench.watch(how, make_plan(shots, spec), some, told=past)
+        # The encoder is causal, so the first latents do not depend on later pictures.
+        past = latents[:, : LOOKUP_PAST * spec.frames_per_block]
+        series = bench.watch(how, make_plan(shots, spec), some, past=past)
     error = colour_distance(series.mean_colour(begin_s, math.inf), truth)
     return error, series.presence(begin_s, math.inf)
 
 
 def retention(bench: Bench) -> Answer:
-    """The opening subject at a third, two thirds and the end of long rollouts against its first second."""
+    """Compare the first subject at a third, two thirds and the end of long rollouts with its first second."""
     seconds = bench.options.seconds or 60.0
     cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed)
     made = bench.sweep(cases, lambda m, rows: bench.long(m, cases, rows, seconds), bench.options.memories)
@@ -156,31 +158,28 @@ def retention(bench: Bench) -> Answer:
 
 
 def reappearance(bench: Bench) -> Answer:
-    """Empty, subject, empty, subject, the prior cleared at every cut: is it the same subject again?"""
+    """Show empty, subject, empty, subject, with the prior cleared at every cut: does the same subject return?"""
     scale = (bench.options.seconds or 24.0) / sum(length for _, length, _ in SEGMENTS)
     cases = make_cases(bench.count(100), bench.options.repeats, bench.options.seed + 2_000_000)
     slots: dict[str, list[Tensor]] = {memory: [] for memory in bench.options.memories}
 
     def plan_of(some: Sequence[Case]) -> Plan:
-        shots = [[Shot(c.prompt if there else c.empty, scale * s) for _, s, there in SEGMENTS] for c in some]
+        shots = [[Shot(c.prompt if shown else c.empty, scale * s) for _, s, shown in SEGMENTS] for c in some]
         return make_plan(shots, bench.spec)
 
-    starts = [
-        0,
-        *(b.index for b in plan_of(cases[:1]).blocks if b.clears_prior),
-        len(plan_of(cases[:1]).blocks),
-    ]
+    blocks = plan_of(cases[:1]).blocks
+    starts = [0, *(block.index for block in blocks if block.clears_prior), len(blocks)]
     frames = [bench.spec.frames_per_block * block for block in starts]
 
-    def draw(memory: str, rows: slice) -> Series:
+    def generate(memory: str, rows: slice) -> Series:
         def count_slots(block: GeneratedBlock, policy: Any) -> None:
             if block.block.index == starts[3] - 1 and isinstance(policy, RecapMemory):
                 source = policy.bank.held.source[..., 0]
                 slots[memory].append(((source >= frames[1]) & (source < frames[2])).sum(dim=1).float().cpu())
 
-        return bench.watch(memory, plan_of(cases[rows]), cases[rows], seen=count_slots)
+        return bench.watch(memory, plan_of(cases[rows]), cases[rows], after=count_slots)
 
-    made = bench.sweep(cases, draw, bench.options.memories)
+    made = bench.sweep(cases, generate, bench.options.memories)
     return _compare_visits(bench, cases, made, slots, frames)
 
 
@@ -191,7 +190,7 @@ def _compare_visits(
     slots: dict[str, list[Tensor]],
     frames: list[int],
 ) -> Answer:
-    """The subject in segment D against itself in B, memory by memory; `frames` are where segments begin."""
+    """Compare the subject in segment D with itself in B for each memory; segments begin at `frames`."""
     scale = (bench.options.seconds or 24.0) / sum(length for _, length, _ in SEGMENTS)
     last = frames[3] // bench.spec.frames_per_block
     at = [bench.spec.num_pictures(frame) / bench.spec.pictures_per_second for frame in frames]
@@ -215,17 +214,17 @@ def _compare_visits(
         checked = torch.where(verified > 0, error, math.nan)
         scores[memory] = {"error": error, "error where verified": checked, "same": same, "verified": verified,
                           **{f"found in {name}": share for name, share in found.items()}}  # fmt: skip
-        held = torch.cat(slots[memory]) if slots[memory] else torch.tensor([])
+        from_b = torch.cat(slots[memory]) if slots[memory] else torch.tensor([])
         result[memory] = {
             **{name: cluster_interval(score, clusters) for name, score in scores[memory].items()},
-            "other_seed_error": mean_of(other), "bank_slots_from_B": mean_of(held),
+            "other_seed_error": mean_of(other), "bank_slots_from_B": mean_of(from_b),
             "attention_in_D": {r: mean_of(s[:, last:].flatten()) for r, s in series.shares.items()},
-            "rollouts": {**scores[memory], "before": before, "after": after, "bank_slots_from_B": held},
+            "rollouts": {**scores[memory], "before": before, "after": after, "bank_slots_from_B": from_b},
         }  # fmt: skip
         table.append([
             memory, *(percent(mean_of(found[name])) for name in "BCD"), percent(mean_of(verified)),
             interval(result[memory]["error"]), plain(mean_of(other)), interval(result[memory]["same"], percent),
-            f"{mean_of(held):.0f}" if len(held) else "",
+            f"{mean_of(from_b):.0f}" if len(from_b) else "",
         ])  # fmt: skip
     compared = (("error", plain), ("error where verified", plain), ("same", percent), ("found in D", percent))
     result["n"] = len(clusters)

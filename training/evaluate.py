@@ -1,10 +1,10 @@
-"""Measure what the embedded backbone must hold, one claim a PART, in batches through the real rollout.
+"""Measure the claims about the embedded backbone, one per PART, in batches through the real rollout.
 
     python -m training.evaluate PART [PART ...] --weights FOLDER --probe FILE --out DIR [--device cuda] [--minutes 9]
 
 PART is autoencoder, opening, stability, lookup, retention, reappearance or speed. Each writes DIR/PART.json, with
 the value of every rollout, and prints a Markdown table for the model card. Rows of a batch are rollouts; memories
-are compared on the same prompts and seeds. Where time runs out, fewer whole batches are drawn and n says so.
+are compared on the same prompts and seeds. If time runs out, there are fewer whole batches, and n reports how many.
 """
 
 from __future__ import annotations
@@ -27,19 +27,9 @@ from recap.eval.judges.probe import load_probe
 from recap.flow import FLOWS, build_flow, resolve_flow
 from recap.io.files import write_whole
 from training.atlas import load_atlas
-from training.bench import (
-    KEPT,
-    MEMORIES,
-    SEED,
-    Bench,
-    Options,
-    load_models,
-)
+from training.bench import KEPT, MEMORIES, SEED, Bench, Options, load_models
 from training.effects import lookup, reappearance, retention
-from training.measures import (
-    as_json,
-    markdown,
-)
+from training.measures import as_json, markdown
 from training.quality import Answer, autoencoder, opening, speed, stability
 from training.world import World
 
@@ -47,7 +37,7 @@ PARTS: dict[str, Callable[[Bench], Answer]] = {
     "speed": speed, "autoencoder": autoencoder, "opening": opening, "lookup": lookup,
     "stability": stability, "retention": retention, "reappearance": reappearance,
 }  # fmt: skip
-"""In the order they run: speed first, so that its peak memory is its own."""
+"""The parts in the order they run: speed first, so that its peak memory is its own."""
 
 
 @torch.no_grad()
@@ -70,84 +60,70 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="+", choices=sorted(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--weights", type=Path, required=True, help="folder of dit, autoencoder and text")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--teacher", type=Path, help="folder of the flow model that sixteen steps are drawn with"
-    )
-    parser.add_argument("--guidance", type=float, default=1.0, help="of the teacher")
+    parser.add_argument("--teacher", type=Path, help="folder of the flow model for sixteen steps")
+    parser.add_argument("--guidance", type=float, default=1.0, help="guidance of the teacher")
     parser.add_argument("--probe", type=Path)
-    parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="of the bank")
-    parser.add_argument("--raft", type=Path, help="a file of weights for raft-small, not the installed ones")
+    parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="flow of the bank")
+    parser.add_argument("--raft", type=Path, help="file of raft-small [default: the installed one]")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the transformer"
     )
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="no batch begins that would end later"
-    )
-    parser.add_argument("--prompts", type=int, help="fewer or more than the part's own")
-    parser.add_argument("--repeats", type=int, default=2, help="seeds of each prompt")
-    parser.add_argument("--seconds", type=float, help="length of rollouts, other than the part's own")
-    parser.add_argument("--rows", type=int, default=50, help="rollouts in one batch")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time limit for starting batches")
+    parser.add_argument("--prompts", type=int, help="number of prompts [default: that of the part]")
+    parser.add_argument("--repeats", type=int, default=2, help="seeds per prompt")
+    parser.add_argument("--seconds", type=float, help="length of rollouts [default: that of the part]")
+    parser.add_argument("--rows", type=int, default=50, help="rollouts per batch")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--memories", nargs="+", choices=sorted(MEMORIES), default=list(MEMORIES))
     parser.add_argument("--cycle-threshold-px", type=float, default=FlowNoveltyConfig().cycle_threshold_px)
     return parser.parse_args(words)
 
 
-def choose_flow(given: argparse.Namespace) -> str:
-    """The flow's own name, found out once: it stands in every file of results."""
-    if given.raft is None:
-        return resolve_flow(given.flow)
-    if given.flow == "classical":
-        raise refuse("--raft", str(given.raft), "classical flow has no weights", "leave out --raft or --flow")
+def choose_flow(arguments: argparse.Namespace) -> str:
+    """Return the name of the flow, resolved once, as every file of results records it."""
+    if arguments.raft is None:
+        return resolve_flow(arguments.flow)
+    if arguments.flow == "classical":
+        raise refuse(
+            "--raft", str(arguments.raft), "classical flow has no weights", "leave out --raft or --flow"
+        )
     return "raft-small"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    given = read_arguments(words)
-    flow = choose_flow(given)
+    arguments = read_arguments(words)
+    flow, device = choose_flow(arguments), arguments.device
     options = Options(
-        given.prompts, given.repeats, given.seconds, given.rows, given.seed, tuple(given.memories),
-        given.cycle_threshold_px, given.dtype, flow, given.device,
+        arguments.prompts, arguments.repeats, arguments.seconds, arguments.rows, arguments.seed,
+        tuple(arguments.memories), arguments.cycle_threshold_px, arguments.dtype, flow, device,
     )  # fmt: skip
     begin = time.monotonic()
-    # Whole precision: a measurement should not depend on which kernels a GPU has for rounded factors.
+    # Full precision: a measurement should not depend on a GPU's kernels for rounded factors.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    models = load_models(
-        given.weights,
-        given.device,
-        getattr(torch, given.dtype),
-        teacher=given.teacher,
-        guidance=given.guidance,
-    )
-    about = {"weights": given.weights.name, "probe": given.probe and given.probe.name}
+    dtype, teacher = getattr(torch, arguments.dtype), arguments.teacher
+    models = load_models(arguments.weights, device, dtype, teacher=teacher, guidance=arguments.guidance)
+    about = {"weights": arguments.weights.name, "probe": arguments.probe and arguments.probe.name}
     about["load_s"] = time.monotonic() - begin
-    if given.device.startswith("cuda"):
+    if device.startswith("cuda"):
         about["gpu"] = torch.cuda.get_device_name()
-    asked = set(given.parts)
-    judged = asked - {"autoencoder", "speed"}
-    if judged and given.probe is None:
-        raise refuse(
-            "--probe", None, f"{', '.join(sorted(judged))} need it", "make it with python -m training.probe"
-        )
+    parts = set(arguments.parts)
+    judged = parts - {"autoencoder", "speed"}
+    if judged and arguments.probe is None:
+        limit = f"{', '.join(sorted(judged))} need it"
+        raise refuse("--probe", None, limit, "make it with python -m training.probe")
 
     def open_flow() -> FlowEstimator:
-        return build_flow(flow, device=given.device, weights=given.raft)
+        return build_flow(flow, device=device, weights=arguments.raft)
 
-    bench = Bench(
-        options,
-        models,
-        load_probe(given.probe, given.device) if judged else None,
-        World(load_atlas(), given.device)
-        if asked & {"autoencoder", "opening", "stability", "lookup"}
-        else None,
-        open_flow,
-        given.minutes,
-    )
+    probe = load_probe(arguments.probe, device) if judged else None
+    rendered = parts & {"autoencoder", "opening", "stability", "lookup"}
+    world = World(load_atlas(), device) if rendered else None
+    bench = Bench(options, models, probe, world, open_flow, arguments.minutes)
     for part in PARTS:
-        if part in asked and bench.time_left():
-            measure(part, bench, given.out, about)
-        elif part in asked:
+        if part in parts and bench.time_left():
+            measure(part, bench, arguments.out, about)
+        elif part in parts:
             bench.say(f"out of time before {part}")
 
 

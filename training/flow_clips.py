@@ -1,4 +1,4 @@
-"""Clips with exact flow for training an estimator of it: at the size that novelty looks at, kept in a pool."""
+"""Clips with exact flow for training a flow estimator, at the resolution that novelty uses, and a pool of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.scenes.render import half
-from recap.backbones.tiny.autoencoder import Autoencoder
 from training.atlas import load_atlas
-from training.clips import to_bytes
-from training.records import load_weights
+from training.clips import RingPool, to_bytes
+from training.records import load_autoencoder
 from training.world import World as SpriteWorld
 
 Recode = Callable[[Tensor], Tensor]
-"""Pictures B T 3 Y X as a decoder would show them."""
+"""A function that returns pictures B T 3 Y X as a decoder would show them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowClips:
-    """Clips whose motion is known, all parts of one size."""
+    """Clips with known motion, all parts of one size."""
 
     pictures: Tensor  # B T 3 Y X, 0..1
     forward: Tensor  # B T-1 2 Y X: picture t to t + 1
@@ -32,11 +31,11 @@ class FlowClips:
 
 
 FlowWorld = Callable[[int, int], FlowClips]
-"""Renders so many clips from a seed, at full size: the same clips for the same seed."""
+"""A function that renders a number of clips from a seed, at full size: the same clips for the same seed."""
 
 
 def open_flow_world(device: str) -> FlowWorld:
-    """The sprite world with its motion, rendering on that device."""
+    """Open the sprite world with its motion, which renders on that device."""
     sprites = SpriteWorld(load_atlas(), device)
 
     def render(num_clips: int, seed: int) -> FlowClips:
@@ -48,16 +47,14 @@ def open_flow_world(device: str) -> FlowWorld:
 
 
 def halve(clips: FlowClips) -> FlowClips:
-    """Clips as novelty sees them: means of four pixels, with the motion and the owner of one of them."""
+    """Halve clips as novelty does: means of four pixels, with the motion and the owner of one of them."""
     small = functional.avg_pool2d(clips.pictures.flatten(0, 1), 2).unflatten(0, clips.pictures.shape[:2])
     return FlowClips(small, half(clips.forward), half(clips.backward), clips.instances[..., ::2, ::2])
 
 
 def load_recode(file: Path, device: str, *, noise: float, at_once: int = 8) -> Recode:
-    """Encode and decode; each clip's latents meet noise of their own level, as those that a model makes are noisy."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(file))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    """Load a function that encodes and decodes, with noise of a random level on each clip's latents."""
+    autoencoder = load_autoencoder(file, device)
 
     @torch.no_grad()
     def recode(pictures: Tensor) -> Tensor:
@@ -72,29 +69,21 @@ def load_recode(file: Path, device: str, *, noise: float, at_once: int = 8) -> R
     return recode
 
 
-class FlowPool:
-    """Some thousand halved clips on the device; every few draws a batch of new ones takes the oldest places."""
+class FlowPool(RingPool):
+    """Some thousand halved clips; every few draws a batch of new ones replaces the oldest."""
 
     def __init__(
         self, world: FlowWorld, recode: Recode, *,
         capacity: int, fresh: int, every: int, decoded_share: float, seed: int,
     ) -> None:  # fmt: skip
         self._world, self._recode = world, recode
-        self._fresh, self._every = fresh, every
+        self._fresh, self._every, self._seed = fresh, every, seed
         self._decoded_share = decoded_share
-        self._seed = seed
-        self._draws = self._count = self._next = 0
-        first = self._render()
-        self._parts = [part.new_empty((capacity, *part.shape[1:])) for part in first]
-        self._store(first)
-
-    def fill(self, num_clips: int) -> None:
-        """Render until there are so many clips."""
-        while self._count < min(num_clips, len(self._parts[0])):
-            self._store(self._render())
+        self._draws = 0
+        super().__init__(capacity)
 
     def draw(self, num_pairs: int) -> FlowClips:
-        """Pairs of neighbouring pictures from anywhere, as clips of two."""
+        """Draw random pairs of neighbouring pictures, as clips of two."""
         if self._draws % self._every == 0:
             self._store(self._render())
         self._draws += 1
@@ -111,19 +100,11 @@ class FlowPool:
 
     @torch.no_grad()
     def _render(self) -> tuple[Tensor, ...]:
-        """New clips in as few bytes as do no harm: fp16 holds flow to a hundredth of a pixel."""
+        """Render clips and store them compactly: fp16 keeps flow to a hundredth of a pixel."""
         self._seed += 1
         clips = self._world(self._fresh, self._seed)
-        # The same number every time: a GPU tries out its kernels anew for every new size of a batch.
+        # Always the same number: a GPU searches for kernels again for every new batch size.
         if decoded := round(self._decoded_share * self._fresh):
             clips.pictures[:decoded] = self._recode(clips.pictures[:decoded])
         small = halve(clips)
         return to_bytes(small.pictures), small.forward.half(), small.backward.half(), small.instances
-
-    def _store(self, parts: tuple[Tensor, ...]) -> None:
-        capacity = len(self._parts[0])
-        places = (torch.arange(self._fresh, device=parts[0].device) + self._next) % capacity
-        for kept, part in zip(self._parts, parts, strict=True):
-            kept[places] = part
-        self._next = (self._next + self._fresh) % capacity
-        self._count = min(capacity, self._count + self._fresh)

@@ -1,4 +1,4 @@
-"""How good an estimator of flow is on clips whose motion is known, and how well it finds what is new in them."""
+"""Measure a flow estimator on clips with known motion, and how well novelty works with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.world import block_of, block_pictures
 
 
 class Watched:
-    """An estimator that remembers what it found."""
+    """An estimator that records its results."""
 
     def __init__(self, estimate: FlowEstimator) -> None:
         self._estimate = estimate
@@ -30,12 +30,12 @@ class Watched:
         return flow
 
     def whole(self) -> Flow:
-        """All pairs of the clip."""
+        """Return the flow of all pairs of the clip."""
         return Flow(*(torch.cat(parts, dim=1) for parts in zip(*self._found, strict=True)))
 
 
 def notice_clip(estimate: FlowEstimator, pictures: Tensor) -> tuple[Tensor, Flow]:
-    """Scores B F rows columns of the tokens of whole clips B T 3 Y X, block by block as in a run, and the flow."""
+    """Score the tokens of whole clips B T 3 Y X block by block; return scores B F rows columns and the flow."""
     watched = Watched(estimate)
     grid = (pictures.shape[-2] // TOKEN_PIXELS, pictures.shape[-1] // TOKEN_PIXELS)
     novelty = FlowNovelty(FlowNoveltyConfig(), watched, grid, TOKEN_PIXELS, PICTURES_PER_FRAME)
@@ -49,17 +49,17 @@ def _blocks(num_pictures: int) -> Iterator[tuple[int, int]]:
 
 
 def hidden_next(instances: Tensor, flow: Tensor, target: Tensor) -> Tensor:
-    """Pixels B P Y X whose true flow B P 2 Y X ends outside the picture or on somebody else in `target` B P Y X."""
+    """Find pixels B P Y X whose true flow B P 2 Y X ends outside or on another instance of `target` B P Y X."""
     at = backtrace(flow)
     height, width = flow.shape[-2:]
     x = at[:, :, 0].round().long().clamp(0, width - 1)
     y = at[:, :, 1].round().long().clamp(0, height - 1)
-    there = target.flatten(2).gather(2, (y * width + x).flatten(2)).view_as(instances)
-    return (there != instances) | ~inside(at, (height, width))
+    owner = target.flatten(2).gather(2, (y * width + x).flatten(2)).view_as(instances)
+    return (owner != instances) | ~inside(at, (height, width))
 
 
 def end_point_errors(flow: Flow, clips: FlowClips) -> dict[str, float]:
-    """Mean distance to the truth in pixels, over both directions: of all, actors' and soon hidden pixels."""
+    """Return the mean end-point error in pixels, in both directions: of all, actors' and soon hidden pixels."""
     before, after = clips.instances[:, :-1], clips.instances[:, 1:]
     ways = (
         (flow.forward, clips.forward, before, after),
@@ -80,14 +80,14 @@ def _mean_of(values: Tensor, chosen: Tensor) -> float:
 
 
 def actor_tokens(instances: Tensor) -> Tensor:
-    """Tokens B F rows columns that show any of an actor, of full-size instances B T Y X."""
+    """Find the tokens B F rows columns that show part of an actor, from full-size instances B T Y X."""
     covered = functional.max_pool2d((instances > 0).float(), TOKEN_PIXELS)
     later = covered[:, 1:].unflatten(1, (-1, PICTURES_PER_FRAME)).amax(dim=2)
     return torch.cat([covered[:, :1], later], dim=1) > 0
 
 
 def best_tokens(scores: Tensor) -> Tensor:
-    """The tokens B F rows columns of a bank of one frame at the end of the clip, without those that score 0."""
+    """Find the tokens B F rows columns of a bank of one frame at the end of the clip, without zero scores."""
     flat = scores.flatten(1)
     best = flat.topk(scores[0, 0].numel(), dim=1).indices
     kept = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, best, True)
@@ -95,7 +95,7 @@ def best_tokens(scores: Tensor) -> Tensor:
 
 
 def overlap(one: Tensor, other: Tensor) -> float:
-    """Intersection over union."""
+    """Return intersection over union."""
     return (one & other).sum().item() / max(1, int((one | other).sum().item()))
 
 
@@ -105,7 +105,7 @@ def share_on(chosen: Tensor, actors: Tensor) -> float:
 
 @torch.no_grad()
 def judge(estimate: FlowEstimator, clips: FlowClips) -> dict[str, float]:
-    """An estimator on full-size clips: its errors, and what fires by it beside what fires by the exact flow."""
+    """Measure an estimator on full-size clips: its errors, and which tokens fire compared with the exact flow."""
     small = halve(clips)
     exact, _ = notice_clip(ExactFlow(small.forward, small.backward), clips.pictures)
     scores, flow = notice_clip(estimate, clips.pictures)

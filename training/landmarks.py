@@ -1,7 +1,7 @@
-"""Things that stand in a scene, drawn once from plain shapes with soft edges.
+"""Objects that stand in a scene, drawn once from simple shapes with soft edges.
 
-A landmark is three masks, premultiplied shares of its primary, secondary and accent colour, so that every one in
-every clip can have colours of its own.
+A landmark is three masks, premultiplied shares of its primary, secondary and accent colour, so that each one can have
+colours of its own in every clip.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 SIDE = 96
-Shape = Callable[[Tensor, Tensor], Tensor]  # signed distance at (x, y), box -1..1, y upwards
+Shape = Callable[[Tensor, Tensor], Tensor]
+"""A function from (x, y), in a box of -1..1 with y upwards, to the signed distance."""
 Colour = tuple[float, float, float]
 
 
 def _ellipse(x0: float, y0: float, rx: float, ry: float, power: float = 2.0) -> Shape:
     def distance(x: Tensor, y: Tensor) -> Tensor:
-        radius = (((x - x0) / rx).abs() ** power + ((y - y0) / ry).abs() ** power).clamp(min=1e-6) ** (
-            1 / power
-        )
-        return (radius - 1) * min(rx, ry)
+        total = ((x - x0) / rx).abs() ** power + ((y - y0) / ry).abs() ** power
+        return (total.clamp(min=1e-6) ** (1 / power) - 1) * min(rx, ry)
 
     return distance
 
@@ -35,7 +34,7 @@ def _box(x0: float, y0: float, x1: float, y1: float) -> Shape:
 
 
 def _wedge(y0: float, y1: float, half0: float, half1: float, x0: float = 0.0) -> Shape:
-    """A trapezoid about x0, `half0` wide at the bottom y0 and `half1` at the top y1."""
+    """Make a trapezoid around x0, of half width `half0` at the bottom y0 and `half1` at the top y1."""
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
         slope = (half0 - half1) / (y1 - y0)
@@ -46,7 +45,7 @@ def _wedge(y0: float, y1: float, half0: float, half1: float, x0: float = 0.0) ->
 
 
 def _rod(x0: float, y0: float, x1: float, y1: float, radius: float) -> Shape:
-    """A line with round ends."""
+    """Make a line with round ends."""
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
         dx, dy = x1 - x0, y1 - y0
@@ -58,12 +57,16 @@ def _rod(x0: float, y0: float, x1: float, y1: float, radius: float) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """How a landmark looks: its layers from back to front as (colour number, shape), and its usual colours."""
+    """A landmark: its layers from back to front as (colour number, shape), and its usual colours.
+
+    The colours are primary, secondary and accent, by daylight. With `any_hue` the primary colour may be anything, as
+    on buildings and corals; with `shines` the accent is a window that is lit at night.
+    """
 
     layers: tuple[tuple[int, Shape], ...]
-    colours: tuple[Colour, Colour, Colour]  # primary, secondary, accent, by daylight
-    any_hue: bool = False  # painted by people or corals: the primary colour may be anything
-    shines: bool = False  # the accent is a window, lit at night
+    colours: tuple[Colour, Colour, Colour]
+    any_hue: bool = False
+    shines: bool = False
 
 
 _BARK, _LEAF = (0.47, 0.32, 0.20), (0.27, 0.58, 0.25)
@@ -145,7 +148,7 @@ LANDMARKS: dict[str, Landmark] = {
     "flower": Landmark(
         ((1, _rod(0, -1, 0, 0, 0.1)), (0, _ellipse(0, 0.3, 0.6, 0.55)), (2, _ellipse(0, 0.3, 0.25, 0.24))),
         ((0.95, 0.45, 0.5), (0.3, 0.6, 0.25), (1.0, 0.88, 0.4)), any_hue=True),
-    # What can stand in front: solid enough to hide an actor.
+    # These can stand in front: they are solid enough to hide an actor.
     "boulder": Landmark(
         ((0, _ellipse(0, -0.5, 0.96, 1.36, 4.0)), (1, _ellipse(0.2, -0.9, 0.74, 0.5, 3.0)),
         (2, _ellipse(-0.35, 0.46, 0.4, 0.22))),
@@ -164,9 +167,9 @@ LANDMARK_NAMES = tuple(LANDMARKS)
 
 
 def draw_landmarks(device: torch.device | str = "cpu") -> Tensor:
-    """Masks N 3 SIDE SIDE of all landmarks, in the order of LANDMARK_NAMES, top row first."""
+    """Draw the masks N 3 SIDE SIDE of all landmarks, in the order of LANDMARK_NAMES, top first."""
     axis = (torch.arange(SIDE, device=device) + 0.5) / SIDE * 2 - 1
-    # A little room at the sides and the top, so that bilinear reads beyond the edge fade out.
+    # A small margin, so that bilinear sampling beyond the edge fades out.
     x, y = (axis * 1.05)[None, :], (-axis * 1.05)[:, None]
     drawn = []
     for landmark in LANDMARKS.values():

@@ -1,6 +1,6 @@
-"""What `training.evaluate` measures with: pure statistics, contrast and sharpness, and ways to watch a rollout.
+"""The tools of `training.evaluate`: statistics, contrast and sharpness, and measurements of a rollout.
 
-Everything takes and returns plain tensors or numbers; nothing here knows which claim it serves.
+Everything takes and returns plain tensors or numbers.
 """
 
 from __future__ import annotations
@@ -8,61 +8,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.contracts import Decoder, State
+from recap.eval import scores
 from recap.eval.judges.colours import mean_colour
 from recap.eval.judges.probe import Judged, Probe
+from recap.eval.scores import Estimate
 from recap.types import BackboneSpec, GeneratedBlock
 
 # Statistics
 
 
-class Estimate(NamedTuple):
-    """A mean and its interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int  # values it rests on
-    clusters: int
+def cluster_interval(values: Tensor, clusters: Sequence[int]) -> Estimate:
+    """Average the finite values; the bootstrap interval resamples whole clusters, however few there are."""
+    # Padded, so that labels sort as numbers do.
+    labels = [f"{cluster:09d}" for cluster in clusters]
+    return scores.cluster_interval(values.double().tolist(), labels, fewest=1)
 
 
-def cluster_interval(
-    values: Tensor, clusters: Sequence[int], *, seed: int = 0, draws: int = 10_000, level: float = 0.95
-) -> Estimate:
-    """Mean of finite values and its bootstrap interval, whole clusters drawn with replacement."""
-    x, labels = values.double().numpy(force=True), np.asarray(clusters)
-    known = np.isfinite(x)
-    x, labels = x[known], labels[known]
-    nan = float("nan")
-    if not len(x):
-        return Estimate(nan, nan, nan, 0, 0)
-    names, index = np.unique(labels, return_inverse=True)
-    sums, counts = np.bincount(index, weights=x), np.bincount(index)
-    drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
-    low, high = np.quantile((drawn @ sums) / (drawn @ counts), [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(x.mean()), float(low), float(high), len(x), len(names))
-
-
-def paired_difference(ours: Tensor, theirs: Tensor, clusters: Sequence[int], *, seed: int = 0) -> Estimate:
-    """Mean of ours - theirs over the pairs in which both are finite, with its cluster interval."""
-    return cluster_interval(ours.double() - theirs.double(), clusters, seed=seed)
+def paired_difference(ours: Tensor, theirs: Tensor, clusters: Sequence[int]) -> Estimate:
+    """Average ours - theirs over the pairs in which both are finite, with its cluster interval."""
+    return cluster_interval(ours.double() - theirs.double(), clusters)
 
 
 def mean_of(values: Tensor) -> float:
-    """Mean of the finite values, nan if there are none."""
-    known = values[values.isfinite()]
-    return float(known.double().mean()) if len(known) else float("nan")
+    """Average the finite values; nan if there are none."""
+    finite = values[values.isfinite()]
+    return float(finite.double().mean()) if len(finite) else float("nan")
 
 
 def partners(num: int, repeats: int) -> list[int]:
-    """For every row, prompt by prompt with so many repeats each, the next repeat of the same prompt."""
+    """Return for each row the next repeat of the same prompt; the rows of a prompt follow each other."""
     return [row - row % repeats + (row + 1) % repeats for row in range(num - num % repeats)]
 
 
@@ -70,62 +51,62 @@ def partners(num: int, repeats: int) -> list[int]:
 
 
 def luma(pictures: Tensor) -> Tensor:
-    """Rec. 601 luma `... Y X` of pictures `... 3 Y X`, 0..1."""
+    """Return the Rec. 601 luma `... Y X` of pictures `... 3 Y X`, 0..1."""
     red, green, blue = pictures.float().unbind(-3)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def contrast(pictures: Tensor) -> Tensor:
-    """Standard deviation of the luma, `...` of pictures `... 3 Y X`."""
+    """Return the standard deviation of the luma, `...` of pictures `... 3 Y X`."""
     return luma(pictures).flatten(-2).std(dim=-1, correction=0)
 
 
 def sharpness(pictures: Tensor) -> Tensor:
-    """Variance of the luma's 4-neighbour Laplacian, luma counted 0..255 as usual, inner pixels only."""
+    """Return the variance of the luma's 4-neighbour Laplacian, luma in 0..255, inner pixels only."""
     y = 255 * luma(pictures)
     around = y[..., :-2, 1:-1] + y[..., 2:, 1:-1] + y[..., 1:-1, :-2] + y[..., 1:-1, 2:]
     return (around - 4 * y[..., 1:-1, 1:-1]).flatten(-2).var(dim=-1, correction=0)
 
 
 def psnr(made: Tensor, wanted: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Decibels of pixels in 0..1, the error averaged over `dims`."""
+    """Return the PSNR of pixels in 0..1, with the error averaged over `dims`."""
     return -10 * torch.log10((made - wanted).square().mean(dim=dims).clamp_min(1e-10))
 
 
-# Watching a rollout
+# Measuring a rollout
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One picture per frame of B rollouts, measured: each row for its own actor. On the CPU."""
+    """Measurements of one picture per frame of B rollouts, each row for its own actor, on the CPU."""
 
     seconds: Tensor  # T
     contrast: Tensor  # B T
     sharpness: Tensor  # B T
-    found: Tensor  # B T, 1 where the probe says that the actor is there
-    colour: Tensor  # B T 3, nan where no cell shows it
+    found: Tensor  # B T, 1 if the probe finds the actor
+    colour: Tensor  # B T 3, nan if no cell shows it
     cells: Tensor  # B T
     shares: dict[str, Tensor]  # role -> B blocks, share of attention mass; 0 before the role exists
 
     def within(self, first_s: float, last_s: float) -> Tensor:
-        """T: the pictures of a window, the nearest one if it holds none."""
+        """Select the pictures of a window, T, or the nearest one if it has none."""
         inside = (self.seconds >= first_s) & (self.seconds < last_s)
         if not bool(inside.any()):
             inside[(self.seconds - (first_s + last_s) / 2).abs().argmin()] = True
         return inside
 
     def presence(self, first_s: float, last_s: float) -> Tensor:
-        """B: share of the window's pictures in which the actor was found."""
+        """Return the share of the window's pictures that show the actor, B."""
         return self.found[:, self.within(first_s, last_s)].mean(dim=1)
 
     def mean_colour(self, first_s: float, last_s: float) -> Tensor:
-        """B 3: the actor's colour over the window's pictures that show it, weighted by the cells that do."""
+        """Return the actor's colour over the window's pictures that show it, weighted by cells, B 3."""
         inside = self.within(first_s, last_s)
         return mean_colour(self.found[:, inside], self.colour[:, inside], self.cells[:, inside])
 
 
 def join_rows(parts: Sequence[Series]) -> Series:
-    """The series of several batches as one."""
+    """Join the series of several batches."""
     joined = {
         name: torch.cat([getattr(part, name) for part in parts])
         for name in ("contrast", "sharpness", "found", "colour", "cells")
@@ -135,13 +116,13 @@ def join_rows(parts: Sequence[Series]) -> Series:
 
 
 def last_of_frames(pixels: Tensor, pictures_per_frame: int) -> tuple[Tensor, list[int]]:
-    """The last picture of every frame of a block B T 3 Y X, and which of its pictures they are."""
+    """Return the last picture of every frame of a block B T 3 Y X, and their indices in it."""
     chosen = list(range((pixels.shape[1] - 1) % pictures_per_frame, pixels.shape[1], pictures_per_frame))
     return pixels[:, chosen], chosen
 
 
 def actor_by_row(judged: Judged, actors: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-    """Found B T, colour B T 3 and cells B T, each row for its own actor."""
+    """Return found B T, colour B T 3 and cells B T, each row for its own actor."""
     numbers = torch.tensor([ACTORS.index(actor) for actor in actors], device=judged.presence.device)
     shape = judged.presence.shape[:2]
     at = numbers[:, None, None].expand(*shape, 1)
@@ -150,8 +131,8 @@ def actor_by_row(judged: Judged, actors: Sequence[str]) -> tuple[Tensor, Tensor,
     for actor in sorted(set(actors)):
         rows = (numbers == ACTORS.index(actor)).nonzero()[:, 0]
         few = Judged(judged.presence[rows], judged.cells[rows], judged.shares[rows], judged.colours[rows])
-        colour[rows], seen = few.actor_colour(actor)
-        cells[rows] = seen.float()
+        colour[rows], count = few.actor_colour(actor)
+        cells[rows] = count.float()
     return found, colour, cells
 
 
@@ -161,24 +142,23 @@ def watch(
     spec: BackboneSpec,
     probe: Probe,
     actors: Sequence[str],
-    seen: Callable[[GeneratedBlock], None] = lambda made: None,
+    after: Callable[[GeneratedBlock], None] = lambda made: None,
 ) -> Series:
-    """Draw a rollout to its end and keep only measurements; `seen` is called after every block."""
+    """Generate a rollout to its end and keep only measurements; `after` is called after every block."""
     columns: dict[str, list[Tensor]] = {n: [] for n in ("contrast", "sharpness", "found", "colour", "cells")}
     seconds: list[float] = []
     masses: list[dict[str, Tensor]] = []
-    drawn = 0
+    num_pictures = 0
     for made in blocks:
         shown, chosen = last_of_frames(made.pixels, spec.pictures_per_frame)
-        seconds += [(drawn + picture) / spec.pictures_per_second for picture in chosen]
-        drawn += made.pixels.shape[1]
+        seconds += [(num_pictures + picture) / spec.pictures_per_second for picture in chosen]
+        num_pictures += made.pixels.shape[1]
         found, colour, cells = actor_by_row(probe.judge(shown), actors)
-        for name, value in zip(
-            columns, (contrast(shown), sharpness(shown), found, colour, cells), strict=True
-        ):
+        measured = (contrast(shown), sharpness(shown), found, colour, cells)
+        for name, value in zip(columns, measured, strict=True):
             columns[name].append(value.float().cpu())
         masses.append({role.value: share.float().cpu() for role, share in made.shares.items()})
-        seen(made)
+        after(made)
     roles = sorted({role for mass in masses for role in mass})
     shares = {r: torch.stack([m.get(r, torch.zeros(len(actors))) for m in masses], dim=1) for r in roles}
     whole = {name: torch.cat(parts, dim=1) for name, parts in columns.items()}
@@ -186,7 +166,7 @@ def watch(
 
 
 class RowsDecoder:
-    """A decoding stream per few rows, so that activations at full size stay small however large the batch."""
+    """A decoder with one stream per few rows, so that a large batch does not need large activations."""
 
     def __init__(self, open_decoder: Callable[[], Decoder], at_once: int = 32) -> None:
         self._open, self._at_once = open_decoder, at_once
@@ -209,12 +189,12 @@ class RowsDecoder:
 
 
 def found_shares(judged: Judged, actors: Sequence[Sequence[str]]) -> list[list[float]]:
-    """Per row and prompted actor, the share of the row's pictures in which the probe finds it."""
-    found = (judged.presence > 0.5).float().mean(dim=1).cpu()  # B ACTORS
+    """Return, per row and prompted actor, the share of the row's pictures in which the probe finds it."""
+    found = (judged.presence > 0.5).float().mean(dim=1).cpu()
     return [[float(found[row, ACTORS.index(a)]) for a in names] for row, names in enumerate(actors)]
 
 
-# Telling
+# Reporting
 
 
 def plain(value: float) -> str:
@@ -230,29 +210,26 @@ def interval(estimate: Estimate, show: Callable[[float], str] = plain) -> str:
 
 
 def differences(
-    scores: dict[str, dict[str, Tensor]],
+    by_memory: dict[str, dict[str, Tensor]],
     pairs: Sequence[tuple[str, str]],
     clusters: Sequence[int],
     compared: Sequence[tuple[str, Callable[..., str]]],
 ) -> tuple[dict[str, Any], list[list[str]]]:
-    """Every pair of memories that were both drawn, rollout by rollout, by every score named."""
+    """Compare every pair of measured memories, rollout by rollout, by every named score."""
     found: dict[str, Any] = {}
     table = [["paired difference", *(f"{name} (pairs)" for name, _ in compared)]]
     for ours, theirs in pairs:
-        if ours not in scores or theirs not in scores:
+        if ours not in by_memory or theirs not in by_memory:
             continue
         name = f"{ours} - {theirs}"
-        found[name] = {
-            n: paired_difference(scores[ours][n], scores[theirs][n], clusters) for n, _ in compared
-        }
-        table.append(
-            [name, *(f"{interval(found[name][n], show)} ({found[name][n].n})" for n, show in compared)]
-        )
+        gaps = {n: paired_difference(by_memory[ours][n], by_memory[theirs][n], clusters) for n, _ in compared}
+        found[name] = gaps
+        table.append([name, *(f"{interval(gaps[n], show)} ({gaps[n].n})" for n, show in compared)])
     return found, table
 
 
 def markdown(table: list[list[str]]) -> str:
-    """Rows as Markdown; an empty row begins another table."""
+    """Format a table as Markdown; an empty line begins another table."""
     lines, head = [], True
     for row in table:
         lines.append(f"| {' | '.join(row)} |" if row else "")
@@ -263,7 +240,7 @@ def markdown(table: list[list[str]]) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Anything a part returns as JSON takes it, numbers to five digits, nan as null."""
+    """Convert the result of a part for JSON, with numbers to five digits and nan as null."""
     if isinstance(value, Tensor):
         return as_json(value.tolist())
     if isinstance(value, Estimate):

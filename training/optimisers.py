@@ -1,4 +1,4 @@
-"""Optimisers and averages for short runs on a clock: Muon, a time-driven rate, and running mean weights."""
+"""Optimisers and averages for runs of fixed duration: Muon, a rate that follows the clock, and mean weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration that drives singular values to about one in five rounds."""
+"""The coefficients of the quintic iteration that brings singular values close to one in five rounds."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose every update is made orthogonal; matrices of one shape are treated as one batch.
+    """Momentum with orthogonalised updates; matrices of one shape are processed as one batch.
 
-    The update is scaled to the root mean square that AdamW's has, so that rates mean the same in both.
-    Convolutions count as matrices of (out, all the rest).
+    The update is scaled to the root mean square of AdamW's, so that rates mean the same in both. A convolution counts
+    as a matrix of (out, all the rest).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """N R C -> the nearest matrices with singular values about one, by five Newton-Schulz rounds in bf16."""
+    """Orthogonalise matrices N R C by five Newton-Schulz rounds in bf16."""
     x = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
@@ -73,7 +73,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Clock:
-    """Spends a budget of wall-clock time: the rate follows the time used, so a run always ends decayed."""
+    """A budget of wall-clock time: the rate follows the time used, so a run always ends with a decayed rate."""
 
     def __init__(self, minutes: float, *, reserve_s: float, warmup_s: float, floor: float = 0.01) -> None:
         self._began = time.monotonic()
@@ -91,7 +91,7 @@ class Clock:
         return self.elapsed_s >= self._training_s
 
     def rate(self) -> float:
-        """Factor on every learning rate: a linear start once steps run, then half a cosine to the floor."""
+        """Return the factor on learning rates: a linear warm-up, then half a cosine down to the floor."""
         now = self.elapsed_s
         if self._first_step is None:
             self._first_step = now
@@ -110,7 +110,7 @@ class Clock:
 
 
 class RunningMean:
-    """Exponential mean of a model's parameters, quick at first so that early checkpoints are usable."""
+    """An exponential mean of a model's parameters, fast at first so that early checkpoints are usable."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._parameters = list(model.parameters())
@@ -128,13 +128,13 @@ class RunningMean:
     def swap(self) -> None:
         """Exchange the means and the parameters; a second call puts them back."""
         for mean, parameter in zip(self._means, self._parameters, strict=True):
-            held = parameter.detach().clone()
+            current = parameter.detach().clone()
             parameter.copy_(mean)
-            mean.copy_(held)
+            mean.copy_(current)
 
 
 def split_parameters(model: nn.Module, inside: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Weights of two axes or more under names that start with `inside` (for Muon), and all the rest."""
+    """Split off the matrices and convolutions whose names start with `inside`, for Muon."""
     matrices = [p for name, p in model.named_parameters() if p.dim() in (2, 4) and name.startswith(inside)]
     chosen = {id(p) for p in matrices}
     return matrices, [p for p in model.parameters() if id(p) not in chosen]

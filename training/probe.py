@@ -1,9 +1,9 @@
-"""Train the probe (`recap.eval.judges.probe`), which judges what the embedded backbone draws.
+"""Train the probe (`recap.eval.judges.probe`), which judges pictures of the embedded backbone.
 
     python -m training.probe --minutes 3 --device cuda --out training/cache/probe.safetensors
 
-It learns from rendered pictures, some of them degraded as a codec or an autoencoder would, which actor covers a
-cell, that instance's mean colour in the sense of `Clips.colours`, and which actors are in the picture at all.
+It learns from rendered pictures, some of them degraded as by a codec or an autoencoder, which actor covers a cell,
+the mean colour of that instance (`Clips.colours`), and which actors the picture shows.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS
 from recap.eval.judges.probe import CELL, NOBODY, Probe, Verdict, save_probe
 from training.atlas import CACHE, load_atlas
-from training.records import load_weights
+from training.records import load_autoencoder
 from training.world import PICTURES, Clips, World
 
-UNSURE = -100  # label of cells and actors too little seen to be right or wrong
-RoundTrip = Callable[[Tensor], Tensor]  # pictures N 3 Y X through a codec and back
+UNSURE = -100
+"""The label of cells and actors that are hardly visible, so that no answer counts as right or wrong."""
+
+RoundTrip = Callable[[Tensor], Tensor]
+"""A function that sends pictures N 3 Y X through a codec and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The truth about N pictures."""
+    """The ground truth of N pictures."""
 
     cells: Tensor  # N rows columns: actor, NOBODY or UNSURE
     colours: Tensor  # N rows columns 3
@@ -40,49 +42,48 @@ class Labels:
 
 
 def labels_of(clips: Clips) -> Labels:
-    """Labels of all pictures of a batch, clip by clip."""
+    """Label all pictures of a batch, clip by clip."""
     rows, num = clips.instances.shape[:2]
     owner = clips.instances.flatten(0, 1)
     cover = torch.stack(
         [F.avg_pool2d((owner == slot + 1).float()[:, None], CELL)[:, 0] for slot in range(MAX_ACTORS)], 1
     )
-    most, slot = cover.max(dim=1)  # N rows columns
+    most, slot = cover.max(dim=1)
     kinds = clips.kinds.repeat_interleave(num, dim=0)
     kind = kinds[:, :, None, None].expand(-1, -1, *slot.shape[1:]).gather(1, slot[:, None])[:, 0]
     cells = torch.where(most >= 0.3, kind, torch.where(most > 0.06, UNSURE, NOBODY))
-    colours = clips.colours.repeat_interleave(num, dim=0)  # N K 3
+    colours = clips.colours.repeat_interleave(num, dim=0)
     index = slot.flatten(1)[..., None].expand(-1, -1, 3)
     colours = colours.gather(1, index).unflatten(1, slot.shape[1:])
-    seen = clips.visibility.transpose(1, 2).flatten(0, 1)  # N K
-    told = torch.where(seen >= 0.3, 1, torch.where(seen > 0.03, UNSURE, 0))
-    presence = told.new_zeros(rows * num, len(ACTORS) + 1)
-    # Kind -1 (nobody cast) writes to the spare last column.
-    presence.scatter_(1, torch.where(kinds < 0, len(ACTORS), kinds), told)
+    visible = clips.visibility.transpose(1, 2).flatten(0, 1)
+    label = torch.where(visible >= 0.3, 1, torch.where(visible > 0.03, UNSURE, 0))
+    presence = label.new_zeros(rows * num, len(ACTORS) + 1)
+    # Kind -1 (nobody) writes to the spare last column.
+    presence.scatter_(1, torch.where(kinds < 0, len(ACTORS), kinds), label)
     return Labels(cells, colours, presence[:, :-1])
 
 
 def probe_loss(verdict: Verdict, labels: Labels) -> Tensor:
-    """Cells, colours of covered cells, presence."""
+    """Return the loss of cells, of colours of covered cells, and of presence."""
     cells = F.cross_entropy(verdict.cells, labels.cells, ignore_index=UNSURE, reduction="none")
     someone = (labels.cells != NOBODY) & (labels.cells != UNSURE)
     count = someone.sum().clamp(min=1)
-    # Most cells show nobody: weigh both halves alike.
+    # Most cells show nobody, so both groups get equal weight.
     named = (cells * someone).sum() / count + (cells * ~someone).mean()
     miss = F.smooth_l1_loss(verdict.colours.permute(0, 2, 3, 1), labels.colours, beta=0.05, reduction="none")
     colour = (miss.mean(-1) * someone).sum() / count
-    told = labels.presence != UNSURE
+    sure = labels.presence != UNSURE
     truth = labels.presence.clamp(min=0).float()
     present = F.binary_cross_entropy_with_logits(verdict.presence, truth, reduction="none")
-    return named + 4 * colour + 10 * (present * told).mean()
+    return named + 4 * colour + 10 * (present * sure).mean()
 
 
 def degrade(pictures: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Soften, shrink, block and speckle N 3 Y X, each picture by its own chance; colours stay on average."""
+    """Blur, shrink, block and add noise to N 3 Y X, each picture at random; mean colours stay."""
 
     def chance(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(len(pictures), 1, 1, 1, generator=generator).to(
-            pictures.device
-        )
+        random = torch.rand(len(pictures), 1, 1, 1, generator=generator).to(pictures.device)
+        return low + (high - low) * random
 
     size = pictures.shape[-2:]
     soft = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
@@ -103,20 +104,20 @@ def degrade(pictures: Tensor, generator: torch.Generator | None = None) -> Tenso
 
 @torch.no_grad()
 def measure(probe: Probe, world: World, seed: int = 10_000_019, num_clips: int = 64) -> dict[str, float]:
-    """How good the judge is on one clean picture each of unseen clips."""
+    """Measure the probe on one clean picture of each of some unseen clips."""
     clips = world.sample(seed, range(num_clips), span=(40, 41))
     labels = labels_of(clips)
     verdict = probe(clips.pictures.flatten(0, 1))
     someone = (labels.cells != NOBODY) & (labels.cells != UNSURE)
     guess = verdict.cells.argmax(1)
-    present, told = labels.presence == 1, labels.presence != UNSURE
-    says = verdict.presence > 0
+    present, sure = labels.presence == 1, labels.presence != UNSURE
+    claimed = verdict.presence > 0
     error = (verdict.colours.permute(0, 2, 3, 1) - labels.colours).abs().mean(-1)
     return {
         "actor_cells_right": float((guess == labels.cells)[someone].float().mean()),
         "empty_cells_right": float((guess == labels.cells)[labels.cells == NOBODY].float().mean()),
-        "presence_recall": float(says[present].float().mean()),
-        "presence_precision": float(present[says & told].float().mean()),
+        "presence_recall": float(claimed[present].float().mean()),
+        "presence_precision": float(present[claimed & sure].float().mean()),
         "colour_error": float(error[someone].mean()),
     }
 
@@ -125,7 +126,7 @@ def train_probe(
     minutes: float, device: torch.device | str, out: Path, *, atlas: Tensor | None = None, batch: int = 96,
     rate: float = 2e-3, seed: int = 77, round_trip: RoundTrip | None = None, max_steps: int | None = None,
 ) -> Probe:  # fmt: skip
-    """Train for a time and save; `round_trip`, where given, is a trained autoencoder that half the pictures pass."""
+    """Train for some minutes and save; half the pictures pass through `round_trip`, a trained autoencoder."""
     world = World(load_atlas() if atlas is None else atlas, device)
     torch.manual_seed(seed)
     probe = Probe().to(device, memory_format=torch.channels_last)
@@ -152,9 +153,9 @@ def train_probe(
         optimizer.step()
         step += 1
         if step % 200 == 0:
+            seconds = 60 * minutes * spent
             print(
-                f"step {step}, {60 * minutes * spent:.0f} s, loss {loss.item():.3f}, {measure(probe, world)}",
-                flush=True,
+                f"step {step}, {seconds:.0f} s, loss {loss.item():.3f}, {measure(probe, world)}", flush=True
             )
     probe.eval()
     print(f"step {step}, {measure(probe, world, num_clips=256)}", flush=True)
@@ -168,27 +169,25 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--autoencoder", type=Path, help="pass half the pictures through this one")
+    parser.add_argument("--autoencoder", type=Path, help="send half the pictures through this one")
     parser.add_argument("--out", type=Path, default=CACHE.parent / "probe.safetensors")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    passed = None if given.autoencoder is None else load_round_trip(given.autoencoder, given.device)
-    train_probe(given.minutes, given.device, given.out, round_trip=passed)
+    round_trip = None if options.autoencoder is None else load_round_trip(options.autoencoder, options.device)
+    train_probe(options.minutes, options.device, options.out, round_trip=round_trip)
 
 
 def load_round_trip(file: Path, device: torch.device | str) -> RoundTrip:
-    """Single pictures through a trained autoencoder, each with the latent noise that a drawn one may have."""
-    model = Autoencoder()
-    model.load_state_dict(load_weights(file))
-    model.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    """Load a function that sends single pictures through a trained autoencoder, with noise on their latents."""
+    model = load_autoencoder(file, device)
 
-    def there_and_back(pictures: Tensor) -> Tensor:
+    def round_trip(pictures: Tensor) -> Tensor:
         latents = model.encode(pictures[:, None])
         level = 0.4 * torch.rand(len(latents), 1, 1, 1, 1, device=latents.device)
         return model.decode(latents + level * torch.randn_like(latents))[:, -1].float().clamp(0, 1)
 
-    return there_and_back
+    return round_trip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How good the embedded model is by itself: autoencoder, opening block, stability over a minute, speed."""
+"""The quality of the embedded model itself: autoencoder, first block, stability over a minute, speed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import Prompt, parse_prompt, prompt_text
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.bench import (
-    Bench,
-    Case,
-    make_cases,
-    make_prompts,
-)
+from training.bench import Bench, Case, make_cases, make_prompts
 from training.measures import (
     RowsDecoder,
     cluster_interval,
@@ -39,11 +34,11 @@ from training.staging import CAMERA_SHARES
 from training.world import block_pictures
 
 Answer = tuple[dict[str, Any], list[list[str]]]
-"""The numbers of a part, and the table that shows them."""
+"""The numbers of a part and the table that shows them."""
 
 
 def autoencoder(bench: Bench) -> Answer:
-    """PSNR on unseen rendered clips; whether a stream decodes to what the whole does."""
+    """Measure PSNR on unseen rendered clips, and whether decoding as a stream equals decoding at once."""
     model, num = bench.models.autoencoder, bench.count(64)
     whole, opening, apart, cut = [], [], 0.0, 0.0
     for start in range(0, num, 8):
@@ -73,9 +68,9 @@ def autoencoder(bench: Bench) -> Answer:
 
 
 def opening(bench: Bench) -> Answer:
-    """Does the opening block show who is asked for, by few steps, by many, and in rendered pictures?"""
+    """Measure whether the first block shows the prompted actors: with few steps, with many, and rendered."""
     num = bench.count(200)
-    # The claim is about one actor; two at once are measured beside it.
+    # The claim is about one actor; two at once are measured as well.
     casts = {1: make_prompts(num, bench.options.seed), 2: make_prompts(num // 2, bench.options.seed, 2)}
     result: dict[str, Any] = {"n": num, "guidance_of_many": bench.models.many.guidance}
     table = [["opening block", "asked for", "found", "every one found", "sharpness", "n"]]
@@ -91,10 +86,9 @@ def opening(bench: Bench) -> Answer:
                 "every": cluster_interval(every, range(len(prompts))), "found": mean_of(each.float()),
                 "sharpness": mean_of(crisp), "rollouts": {"found_shares": shares, "sharpness": crisp},
             }  # fmt: skip
-            told = interval(result[asked][name]["every"], percent)
-            table.append(
-                [name, asked, percent(mean_of(each.float())), told, f"{mean_of(crisp):.0f}", str(len(each))]
-            )
+            every_found, found_share = result[asked][name]["every"], percent(mean_of(each.float()))
+            share = interval(every_found, percent)
+            table.append([name, asked, found_share, share, f"{mean_of(crisp):.0f}", str(len(each))])
         few, many = result[asked]["4 steps"], result[asked]["16 steps"]
         ratios = {n: few[n] / many[n] if many[n] else math.nan for n in ("found", "sharpness")}
         result[asked]["four_to_sixteen"] = ratios
@@ -105,7 +99,7 @@ def opening(bench: Bench) -> Answer:
 def _open(
     bench: Bench, prompts: list[Prompt]
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[Tensor]]]:
-    """Per way of drawing and prompt: the share of its pictures that show each actor, and its sharpness."""
+    """Return, per sampler and prompt, the share of pictures that show each actor, and the sharpness."""
     seconds = bench.spec.frames_per_block * bench.spec.pictures_per_frame / bench.spec.pictures_per_second
     found: dict[str, list[list[float]]] = {"4 steps": [], "16 steps": [], "rendered": []}
     sharp: dict[str, list[Tensor]] = {name: [] for name in found}
@@ -128,7 +122,7 @@ def _open(
 
 
 def stability(bench: Bench) -> Answer:
-    """Contrast and sharpness at the end of long rollouts against their beginning, with a plain sink."""
+    """Compare contrast and sharpness at the end of long rollouts with their beginning, with a plain sink."""
     seconds = bench.options.seconds or 60.0
     cases = make_cases(bench.count(50), bench.options.repeats, bench.options.seed)
     parts = bench.sweep(cases, lambda m, rows: bench.long(m, cases, rows, seconds), ["sink"])["sink"]
@@ -139,7 +133,7 @@ def stability(bench: Bench) -> Answer:
         name: (values[:, tail].mean(dim=1) / values[:, head].mean(dim=1).clamp(min=1e-9))
         for name, values in (("contrast", series.contrast), ("sharpness", series.sharpness))
     }
-    # What is stable by construction must pass, or the wish would be unfair.
+    # Rendered clips are stable by construction and must pass.
     control = _rendered_ratios(bench, cases[: len(series.found)], seconds, edge)
     ratios |= {f"rendered {name}": ratio for name, ratio in control.items()}
     kept = {name: ((ratio - 1).abs() <= 0.25).float() for name, ratio in ratios.items()}
@@ -153,22 +147,22 @@ def stability(bench: Bench) -> Answer:
         )
         result[name] = {"median": middle, "5th": low, "95th": high, "within": mean_of(kept[name])}
         table.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", percent(mean_of(kept[name]))])
-    # A variance changes twice as much as the deviation it is the square of; the milder reading is noted only.
+    # A variance changes twice as much as its deviation; the milder criterion is only recorded.
     result["sharpness_deviation_within"] = mean_of(((ratios["sharpness"].sqrt() - 1).abs() <= 0.25).float())
     table.append([f"both, n = {len(both)}", "", "", interval(result["both_within_25_percent"], percent)])
     return {**result, "rollouts": ratios}, table
 
 
 def _rendered_ratios(bench: Bench, cases: Sequence[Case], seconds: float, edge: float) -> dict[str, Tensor]:
-    """The same of clips that the world renders for as long, with its own cameras."""
+    """Measure the same ratios on rendered clips of that length, with the world's cameras."""
     rate = bench.spec.pictures_per_second
     last = bench.spec.num_pictures(round(seconds * rate / bench.spec.pictures_per_frame))
     width = min(int(edge * rate), last)
     cameras = random.Random(bench.options.seed).choices(CAMERAS, CAMERA_SHARES, k=len(cases))
     found: dict[str, list[Tensor]] = {"contrast": [], "sharpness": []}
     for row, (case, camera) in enumerate(zip(cases, cameras, strict=True)):
-        place = parse_prompt(case.prompt)
-        script = Script(place.scene, place.time, (ActorScript(case.actor),), camera)
+        prompt = parse_prompt(case.prompt)
+        script = Script(prompt.scene, prompt.time, (ActorScript(case.actor),), camera)
         ends = [
             bench.world.film([script], bench.options.seed, last, first_index=row, span=span).pictures[:, ::4]
             for span in ((0, width), (last - width, last))
@@ -180,7 +174,7 @@ def _rendered_ratios(bench: Bench, cases: Sequence[Case], seconds: float, edge: 
 
 
 def speed(bench: Bench) -> Answer:
-    """Seconds per block of one rollout with everything in it, and what the process held at most."""
+    """Measure the seconds per block of one complete rollout, and the peak memory of the process."""
     num = max(3, round((bench.options.seconds or 9.0) / 0.75))
     plan = make_plan([[Shot("a fox and a bus on a beach at night", 0.75 * num)]], bench.spec)
     times, last = [], time.perf_counter()

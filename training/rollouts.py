@@ -1,4 +1,4 @@
-"""What distillation draws: rollouts of the generator with the memories of inference, and who judges them how."""
+"""The rollouts of distillation: the generator with the memories of inference, and the windows of its judges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.admission.retention import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
@@ -20,7 +21,7 @@ from training.teacher_forcing import DENSE_FRAMES, Layout
 
 
 class Rollout(NamedTuple):
-    """What a generator drew, and what it drew it from."""
+    """The blocks of a generator and their inputs."""
 
     clean: Tensor  # B blocks F C rows columns
     inputs: Tensor  # B blocks steps F C rows columns: the noisy latents of every step
@@ -32,8 +33,8 @@ class Rollout(NamedTuple):
         return Rollout(*(part[chosen] for part in self))
 
 
-class GivenScores:
-    """An admission with scores drawn beforehand: training's banks and a rollout's must hold the same."""
+class FixedScores:
+    """An admission with precomputed scores, so that the banks of training and of a rollout are equal."""
 
     def __init__(self, spec: WanSpec, score: Tensor) -> None:
         self._grid = spec.grid
@@ -44,23 +45,23 @@ class GivenScores:
         axes = (torch.tensor(list(frames)), *(torch.arange(side) for side in self._grid))
         source = torch.cartesian_prod(*axes).to(self._score.device)
         size = self._grid[0] * self._grid[1]
-        mine = slice(block.first_frame * size, (block.first_frame + block.num_frames) * size)
-        return Candidates(source.expand(len(self._score), -1, -1), self._score[:, mine])
+        own = slice(block.first_frame * size, (block.first_frame + block.num_frames) * size)
+        return Candidates(source.expand(len(self._score), -1, -1), self._score[:, own])
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return pool.score.topk(min(capacity, pool.count), dim=1).indices
+        return retain_top(pool, capacity)
 
     def state(self) -> State:
         return {}
 
     def load_state(self, state: State) -> None:
-        """Nothing to load."""
+        """This admission has no state."""
 
 
 def rollout_layouts(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:
-    """How rows of a rollout remember: most with a sink, the others without, after cuts, and all of their past.
+    """Return the memory of each row of a rollout: most have a sink, others have none, a cut, or all of their past.
 
-    With `bank_rows` half of them have a bank, as in the first edition, to measure what training with one adds.
+    With `bank_rows` half of them have a bank, to measure what training with one adds.
     """
     if bank_rows:
         cut, bare = max(1, batch // 6), max(1, batch // 6)
@@ -81,10 +82,10 @@ def rollout_layouts(batch: int, frame_tokens: int, *, bank_rows: bool = False) -
 
 
 def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
-    """The memory of inference that lays windows out as `layout` does."""
+    """Build the memory of inference that has the windows of `layout`."""
 
     def admission() -> Admission:
-        return GivenScores(spec, score)
+        return FixedScores(spec, score)
 
     if layout.dense:
         spec = replace(spec, window_frames=DENSE_FRAMES)
@@ -98,23 +99,23 @@ def build_policy(spec: WanSpec, layout: Layout, score: Tensor) -> MemoryPolicy:
 
 
 def judged_layouts(layouts: tuple[Layout, ...], alone: float) -> tuple[Layout, ...]:
-    """How teacher and fake score see a rollout: of every layout with sink and prior, a share without the prior.
+    """Return the windows of teacher and fake score: of layouts with sink and prior, a share lose the prior.
 
-    Who is given a spoilt past takes it for granted and goes on from it, so a slow drift is never corrected.
-    Who is given the opening alone must find the block likely by itself.
+    A judge that sees a degraded past continues from it, so slow drift is never corrected. A judge that sees only the
+    first frame must find the block likely by itself.
     """
     judged: list[Layout] = []
     for layout in layouts:
-        apart = int(alone * layout.rows) if layout.sink and not layout.cut else 0
-        judged += [replace(layout, rows=layout.rows - apart), Layout(apart, cut=True)]
+        without = int(alone * layout.rows) if layout.sink and not layout.cut else 0
+        judged += [replace(layout, rows=layout.rows - without), Layout(without, cut=True)]
     return tuple(layout for layout in judged if layout.rows)
 
 
 class LongRollout:
-    """Videos of prompts, drawn block by block as the backbone does at inference, a few blocks at a time.
+    """Videos of prompts, generated block by block as at inference, a few blocks at a time.
 
-    `text` B blocks L text_dim and `score` B blocks N/blocks, which decides whom the bank keeps, are given for
-    as many blocks as it may become long.
+    `text` B blocks L text_dim and `score` B blocks N/blocks, by which the bank selects tokens, cover as many blocks
+    as the rollout may have.
     """
 
     def __init__(self, model: CausalWan, text: Tensor, score: Tensor, layout: Layout) -> None:
@@ -129,10 +130,10 @@ class LongRollout:
         return self._length
 
     @torch.no_grad()
-    def go_on(self, blocks: int) -> Rollout:
-        """Draw until `blocks` of them, the opening counted, are new; returns the opening and the last ones."""
+    def advance(self, blocks: int) -> Rollout:
+        """Generate more blocks; return the first block of the video and the last `blocks` - 1."""
         begins = self._opening is None
-        made = [self._draw() for _ in range(blocks - (not begins))]
+        made = [self._generate() for _ in range(blocks - (not begins))]
         if self._opening is None:
             self._opening = made[0]
         parts = made if begins else [self._opening, *made]
@@ -142,8 +143,8 @@ class LongRollout:
         counts[:, 1] = float(begins)
         return Rollout(clean, inputs, self._text[:, chosen], self._score[:, chosen], counts)
 
-    def _draw(self) -> tuple[Tensor, Tensor]:
-        """The next block and the noisy latents of its steps."""
+    def _generate(self) -> tuple[Tensor, Tensor]:
+        """Generate the next block; return it and the noisy latents of its steps."""
         model, index, device = self._model, self._length, self._text.device
         spec, rows = model.spec, len(self._text)
         shape = (rows, spec.frames_per_block, spec.in_channels, *spec.latent_size)
@@ -151,16 +152,16 @@ class LongRollout:
         block = Block(index, index * spec.frames_per_block, spec.frames_per_block, ("",) * rows)
         if self._layout.cut:
             self._policy.clear_prior()
-        given = model.condition(self._text[:, index])
+        prompt = model.condition(self._text[:, index])
         context = BlockContext(self._policy, self._policy.begin(block))
         noisy = torch.randn(shape, device=device)
-        seen = [noisy]
+        inputs = [noisy]
         for sigma, following in zip(sigmas, (*sigmas[1:], None), strict=True):
-            estimate = clean_estimate(noisy, model(noisy, model_time(sigma), given, context), sigma)
+            estimate = clean_estimate(noisy, model(noisy, model_time(sigma), prompt, context), sigma)
             if following is not None:
                 noisy = renoise(estimate, torch.randn(shape, device=device), following)
-                seen.append(noisy)
-        model(estimate, 0.0, given, context.settling())
+                inputs.append(noisy)
+        model(estimate, 0.0, prompt, context.settling())
         self._policy.commit(block, estimate)
         self._length += 1
-        return estimate, torch.stack(seen, dim=1)
+        return estimate, torch.stack(inputs, dim=1)

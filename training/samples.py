@@ -1,4 +1,4 @@
-"""The contact sheet of the README: twelve samples of the shipped weights, first seeds, not picked.
+"""Make the contact sheet of the README: twelve samples of the shipped weights, first seeds, not selected.
 
     python -m training.samples --flow classical --out docs/images/samples.jpg
 
@@ -41,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--flow", choices=list(FLOWS), default="auto")
-    given = parser.parse_args()
-    flow = resolve_flow(given.flow)
+    options = parser.parse_args()
+    flow = resolve_flow(options.flow)
     clips: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed, prompt in enumerate(PROMPTS):
@@ -52,7 +52,7 @@ def main() -> None:
             print(f"{seed + 1} of {len(PROMPTS)}: {prompt}", flush=True)
         sheet = moments_sheet(clips, {second: f"{second:g}s" for second in SECONDS})
     _, encoded = cv2.imencode(".jpg", np.ascontiguousarray(sheet[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 90])
-    write_whole(given.out, encoded.tobytes())
+    write_whole(options.out, encoded.tobytes())
 
 
 if __name__ == "__main__":

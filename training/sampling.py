@@ -1,4 +1,4 @@
-"""Contact sheets of what a transformer draws: the real rollout, by many Euler steps and by its own few."""
+"""Contact sheets of a transformer's samples: real rollouts with many Euler steps and with its own few."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
+from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, TextConditioning
@@ -18,7 +18,7 @@ from recap.contracts import Context, Noise
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.records import Record, load_weights, write_sheet
+from training.records import Record, load_autoencoder, write_sheet
 
 PROMPTS = (
     "a fox on a beach by day",
@@ -26,7 +26,7 @@ PROMPTS = (
     "a whale under the sea by day",
     "an elephant in the mountains in the evening",
     "a fox and a bus on a beach by day",
-    "a bus and a fox on a beach by day",  # the other way round
+    "a bus and a fox on a beach by day",
     "a dog and a penguin in the snow in the evening",
     "a boat and a turtle under the sea at night",
 )
@@ -37,20 +37,23 @@ MANY_STEPS = 16
 class EulerBackbone(WanBackbone):
     """A flow model sampled as an ordinary differential equation, which needs no distilled weights."""
 
-    guidance = 1.0  # how far beyond what it says without a prompt
-    no_text: Tensor | None = None  # 1 L text_dim, of no prompt; needed for any other guidance
+    guidance = 1.0
+    """The strength of classifier-free guidance; 1 means none."""
+
+    no_text: Tensor | None = None
+    """The empty prompt, 1 L text_dim, which guidance needs."""
 
     @torch.no_grad()
     def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
-        """Draw one block, B F C rows columns; calls `noise` once."""
+        """Generate one block, B F C rows columns; this calls `noise` once."""
         x = self._draw(noise)
-        wordless = None
+        unprompted = None
         if self.no_text is not None:
-            wordless = self.model.condition(self.no_text.expand(len(x), -1, -1))
+            unprompted = self.model.condition(self.no_text.expand(len(x), -1, -1))
         for sigma, following in zip(self._sigmas, (*self._sigmas[1:], 0.0), strict=True):
             flow = self.model(x, NUM_TRAIN_STEPS * sigma, given, context)
-            if wordless is not None:
-                plain = self.model(x, NUM_TRAIN_STEPS * sigma, wordless, context)
+            if unprompted is not None:
+                plain = self.model(x, NUM_TRAIN_STEPS * sigma, unprompted, context)
                 flow = torch.lerp(plain, flow, self.guidance)
             x = x + (following - sigma) * flow
         return x
@@ -66,11 +69,9 @@ def write_samples(
     *,
     many: bool = True,
 ) -> None:
-    """Write samples-4.png, and if `many` samples-16.png: a row per prompt, pictures evenly through the video."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(autoencoder_file))
-    autoencoder.to(model.device, memory_format=torch.channels_last).eval().requires_grad_(False)
-    # A copy: a backbone freezes its model, and this one may go on being trained.
+    """Write samples-4.png and, if `many`, samples-16.png: a line per prompt with pictures evenly spaced in time."""
+    autoencoder = load_autoencoder(autoencoder_file, model.device)
+    # A copy, because a backbone freezes its model, and training of this one may continue.
     spec = replace(model.spec, name="sampled")
     copy = CausalWan(spec).to(model.device)
     copy.load_state_dict(model.state_dict())
@@ -80,8 +81,7 @@ def write_samples(
         kind = EulerBackbone if euler else WanBackbone
         backbone = kind(copy, text.encode, lambda: StreamingDecoder(autoencoder))
         if euler:
-            places = tuple(round(NUM_TRAIN_STEPS * (1 - i / steps)) for i in range(steps))
-            backbone._sigmas = warp(places, spec.shift)
+            backbone._sigmas = euler_sigmas(steps, spec.shift)
         latents, pixels = sample(backbone, num_blocks)
         thirds = [float(f"{part.std().item():.3g}") for part in latents.chunk(3, dim=1)]
         record.add("samples", steps=steps, latent_std_by_third=thirds)
@@ -89,8 +89,13 @@ def write_samples(
         write_sheet(folder / f"samples-{steps}.png", pixels[:, shown])
 
 
+def euler_sigmas(steps: int, shift: float) -> tuple[float, ...]:
+    """Return evenly spaced noise levels, shifted as the model's schedule is."""
+    return warp(tuple(round(NUM_TRAIN_STEPS * (1 - i / steps)) for i in range(steps)), shift)
+
+
 def sample(backbone: WanBackbone, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Latents and pixels of all PROMPTS, rolled out with a plain sink."""
+    """Generate latents and pixels of all PROMPTS, with a plain sink."""
     spec = backbone.spec
     seconds = num_blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
     plan = make_plan([[Shot(prompt, seconds)] for prompt in PROMPTS], spec)

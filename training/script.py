@@ -1,4 +1,4 @@
-"""Clips by script: who is on stage when, under which prompts. For evaluation, where chance may not decide."""
+"""Scripts fix which actors are on stage when, under which prompts, so that evaluation does not depend on chance."""
 
 from __future__ import annotations
 
@@ -12,41 +12,48 @@ from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS, SCENES, TIMES, p
 from recap.errors import refuse
 
 MAX_VISITS = 8
-FAR = 1e6  # pictures or pixels: never, nowhere
+FAR = 1e6
+"""A time that never comes, in pictures, or a position outside, in pixels."""
+
 CAMERAS = ("static", "pan", "sway")
 
 
 @dataclass(frozen=True, slots=True)
 class ActorScript:
-    """One actor: its kind, and the pictures [first, last) between which it is on stage, walks included."""
+    """One actor: its kind, and the pictures [first, last) in which it is on stage, walks included.
+
+    A last picture of None means the end of the clip. The hue, in 0..1, and the size in pixels are random if None.
+    """
 
     kind: str
-    visits: tuple[tuple[int, int | None], ...] = ((0, None),)  # None: to the end
-    hue: float | None = None  # 0..1; None: by chance, as everything else about its looks
-    size: float | None = None  # pixels
+    visits: tuple[tuple[int, int | None], ...] = ((0, None),)
+    hue: float | None = None
+    size: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One clip."""
+    """The script of one clip.
+
+    `front` places something large in front. `prompts` are (first picture, text); None captions the visible actors.
+    """
 
     scene: str
     time: str = "day"
     actors: tuple[ActorScript, ...] = ()
     camera: str = "static"
-    front: bool = False  # something large in front
-    # (first picture, text); None: by who is seen and stays.
+    front: bool = False
     prompts: tuple[tuple[int, str], ...] | None = None
 
     def __post_init__(self) -> None:
-        for field, value, known in (
+        for field, value, names in (
             ("scene", self.scene, SCENES),
             ("time", self.time, TIMES),
             ("camera", self.camera, CAMERAS),
             *(("kind", actor.kind, ACTORS) for actor in self.actors),
         ):
-            if value not in known:
-                raise refuse(field, value, "no such name", f"take one of {', '.join(known)}")
+            if value not in names:
+                raise refuse(field, value, "no such name", f"use one of {', '.join(names)}")
         if len(self.actors) > MAX_ACTORS:
             raise refuse("actors", len(self.actors), f"at most {MAX_ACTORS}", "script fewer actors")
         for actor in self.actors:
@@ -54,12 +61,12 @@ class Script:
 
     @classmethod
     def from_segments(cls, segments: Sequence[tuple[str, int]], camera: str = "static") -> Script:
-        """A script from (prompt, pictures) segments: an actor is on stage in the segments that name it."""
+        """Make a script from (prompt, pictures) segments: an actor is on stage in the segments that name it."""
         prompts = [parse_prompt(text) for text, _ in segments]
-        places = {(prompt.scene, prompt.time) for prompt in prompts}
-        if len(places) != 1:
+        settings = {(prompt.scene, prompt.time) for prompt in prompts}
+        if len(settings) != 1:
             limit = "a clip has one scene and time"
-            raise refuse("segments", sorted(places), limit, "script a clip for each")
+            raise refuse("segments", sorted(settings), limit, "script a clip for each")
         firsts = [sum(length for _, length in segments[:index]) for index in range(len(segments) + 1)]
         kinds = dict.fromkeys(actor for prompt in prompts for actor in prompt.actors)
         actors = []
@@ -73,7 +80,7 @@ class Script:
                 visits[-1:] = [(visits[-1][0], last)] if joined else [*visits[-1:], (firsts[index], last)]
             actors.append(ActorScript(kind, tuple(visits)))
         texts = tuple(zip(firsts[:-1], (text for text, _ in segments), strict=True))
-        scene, time = places.pop()
+        scene, time = settings.pop()
         return cls(scene, time, tuple(actors), camera, prompts=texts)
 
 
@@ -83,8 +90,8 @@ def _check_visits(actor: ActorScript) -> None:
     clock = 0
     for first, last in actor.visits:
         if first < clock or (last is not None and last <= first):
-            limit = "visits must follow one another, each longer than nothing"
-            raise refuse("visits", actor.visits, limit, "sort them, and let none overlap")
+            limit = "visits must be in order and not empty"
+            raise refuse("visits", actor.visits, limit, "sort them, without overlaps")
         clock = last if last is not None else int(FAR)
 
 
@@ -104,7 +111,7 @@ class Timetable:
 
 
 def timetable(scripts: Sequence[Script], device: torch.device | str = "cpu") -> Timetable:
-    """Scripts, one per row, with FAR for visits that never come."""
+    """Convert scripts to tensors, one per row, with FAR for visits that do not exist."""
     nan = float("nan")
     kinds, sizes, hues, starts, stops = [], [], [], [], []
     for script in scripts:

@@ -1,8 +1,8 @@
-"""Who is where and when: the camera, the actors' comings and goings, and scripts that fix them.
+"""Staging: the motion of the camera and of the actors, random or by script.
 
-Positions are pixels of the picture, channel order x, y, with the centre of the first pixel at (0, 0). The stage is
+Positions are in pixels of the picture, in the order x, y, with the centre of the first pixel at (0, 0). The stage is
 a panorama wider than the picture; the camera is the panorama position of the picture's first pixel. Actors move in
-the picture, so a camera that pans follows them; *anchored* ones stand in the panorama and are left behind.
+the picture, so a panning camera follows them; *anchored* ones stand in the panorama and are left behind.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from training.script import FAR, MAX_VISITS, Script, Timetable, timetable
 HEIGHT, WIDTH = 128, 208
 STAGE_HEIGHT, STAGE_WIDTH = 140, 512
 FLOATERS = ("fish", "whale", "bird", "owl", "balloon", "ghost")
-ROLLERS = ("car", "bus", "tractor", "boat", "robot", "snail")  # too heavy to hop
-# Wide, flat or thin kinds fill little of their square, and a blob of few tokens could be anything.
+# These are too heavy to hop.
+ROLLERS = ("car", "bus", "tractor", "boat", "robot", "snail")
+# Wide, flat or thin kinds fill little of their square and would be hard to recognise in a few tokens.
 SCALES = {
     "whale": 1.3, "boat": 1.3, "dinosaur": 1.3, "bus": 1.22, "elephant": 1.22, "car": 1.22, "fish": 1.15,
     "tractor": 1.15, "cat": 1.15, "rabbit": 1.15, "duck": 1.15, "turtle": 1.15, "bird": 1.15, "balloon": 1.15,
@@ -30,38 +31,40 @@ SCALES = {
 }  # fmt: skip
 
 STAY, ENTER, LEAVE, RETURN, ANCHORED, HIDE = range(6)
-# A third each stays, comes late, and leaves; most of those come back. HIDE is dealt out with what is in front.
+# A third each stays, comes late, and leaves; most of the latter come back. HIDE depends on the object in front.
 BEHAVIOUR_SHARES = (0.27, 0.36, 0.10, 0.25, 0.02)
 ACTOR_COUNT_SHARES = (0.12, 0.40, 0.40, 0.08)
 CAMERA_SHARES = (0.65, 0.10, 0.25)
-FRONT_SHARE = 0.1  # of clips with one or two actors: something large in front, which all of them hide behind
+# The share of clips with one or two actors that have a large object in front, which all of them hide behind.
+FRONT_SHARE = 0.1
 TURN_PICTURES = 3
-TURN_WIDTH = 0.6  # of a sprite as it turns: one seen edge-on is nobody to be known
+# The least width of a sprite while it turns: from the edge it could not be recognised.
+TURN_WIDTH = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where actors are drawn in every picture: B K T each."""
+    """The paths of actors through the pictures, B K T each."""
 
     x: Tensor  # centre
     y: Tensor  # centre
     size: Tensor  # side of the square sprite
     tilt: Tensor  # radians
-    facing: Tensor  # 1 as drawn (left), -1 mirrored, between while turning, never 0
+    facing: Tensor  # 1 as in the atlas (left), -1 mirrored, in between while turning, never 0
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Everything about a batch of clips but their colours."""
+    """Everything about a batch of clips except colours."""
 
     scene: Tensor  # B
     time: Tensor  # B
     kinds: Tensor  # B K, -1 where nobody is cast
-    order: Tensor  # B K, the places of the cast's homes counted from the left; captions name them so
+    order: Tensor  # B K, the order of the actors' homes from the left, as captions name them
     horizon: Tensor  # B, row of the panorama
     camera: Tensor  # B T 2
     paths: Paths
-    front: Tensor  # B, whether something stands in front
+    front: Tensor  # B, whether there is an object in front
     front_place: Tensor  # B 2, its centre in the panorama
     front_size: Tensor  # B
 
@@ -71,7 +74,7 @@ class Staging:
 
 
 def roll_staging(dice: Dice, num_pictures: int, scripts: list[Script] | None = None) -> Staging:
-    """Stage a batch by chance, or by scripts (one per row), which leave to chance what they do not say."""
+    """Stage a batch at random, or by scripts (one per row); whatever a script leaves open is random."""
     time_axis = torch.arange(num_pictures, device=dice.device, dtype=torch.float32)
     plan = timetable(scripts, dice.device) if scripts is not None else None
     scene, time = dice.choice((1,) * len(SCENES)), dice.choice((1,) * len(TIMES))
@@ -83,11 +86,11 @@ def roll_staging(dice: Dice, num_pictures: int, scripts: list[Script] | None = N
     order = torch.where(kinds >= 0, dice.uniform(0, 1, MAX_ACTORS), 2.0).argsort(1).argsort(1)
     if plan is not None:
         scene, time, kinds, front, camera_kind = plan.scene, plan.time, plan.kinds, plan.front, plan.camera
-        # As listed, like the actors of a prompt.
+        # In the order of the list, like the actors of a prompt.
         order = torch.arange(MAX_ACTORS, device=dice.device).expand_as(kinds)
     horizon = dice.uniform(58, 76)
     camera = _camera(dice, time_axis, camera_kind, front)
-    # Beside it there must be room for whoever is about to hide: on one side, or in the middle on both.
+    # There must be room next to it for the actors that will hide: on one side, or from the middle on both.
     away = dice.uniform(-1, 1) * torch.where((kinds >= 0).sum(1) > 1, 4.0, 36.0)
     front_x = WIDTH / 2 + away
     front_size = dice.uniform(70, 78)
@@ -97,18 +100,19 @@ def roll_staging(dice: Dice, num_pictures: int, scripts: list[Script] | None = N
 
 
 def _camera(dice: Dice, time_axis: Tensor, kind: Tensor, front: Tensor) -> Tensor:
-    """B T 2: at rest, panning to and fro across the panorama, or swaying about a place."""
+    """Return the camera B T 2: static, panning back and forth over the panorama, or swaying around a point."""
     room_x, room_y = STAGE_WIDTH - WIDTH, STAGE_HEIGHT - HEIGHT
     begin, speed = dice.uniform(0, room_x, 1), dice.uniform(0.5, 1.8, 1)
     speed = torch.where(dice.flag(0.5, 1), speed, -speed)
-    # A triangle wave: the pan turns back at the panorama's ends.
+    # A triangle wave: the pan turns back at the ends of the panorama.
     pan = room_x - ((begin + speed * time_axis) % (2 * room_x) - room_x).abs()
     sway = dice.uniform(30, 120, 1)
-    sway = torch.where(front[:, None], sway / 15, sway)  # what stands in front stays in the picture
+    # The object in front stays in the picture.
+    sway = torch.where(front[:, None], sway / 15, sway)
     period, phase = dice.uniform(72, 150, 1), dice.uniform(0, 1, 1)
     middle = sway + begin / room_x * (room_x - 2 * sway)
-    # A triangle wave again: a camera that rests at its turning points, as a sine does, looks like one at rest, and
-    # who sees but a second of a video at rest would learn that it may start to move.
+    # A triangle wave again: a sine rests at its turning points and looks static there, so a model that sees only a
+    # second of video would learn that a static camera may start to move.
     swaying = middle + sway * (1 - 4 * ((time_axis / period + phase) % 1 - 0.5).abs())
     rest = begin.expand(-1, len(time_axis))
     pan = torch.where(front[:, None], swaying, pan)
@@ -131,32 +135,32 @@ def _paths(
     front_x: Tensor,
     plan: Timetable | None,
 ) -> Paths:
-    """Draw everybody's way through the clip."""
+    """Draw the paths of all actors through the clip."""
     behaviour = dice.choice(BEHAVIOUR_SHARES, MAX_ACTORS)
-    # To be left behind takes a camera that comes back, and nobody else, whose place it might cross.
+    # An anchored actor needs a camera that comes back, and no other actors whose homes it might cross.
     alone = (kinds >= 0).sum(1) == 1
     behaviour = torch.where((behaviour == ANCHORED) & ~((camera_kind == 2) & alone)[:, None], STAY, behaviour)
-    # All or none: whoever does not hide around it could be met behind it at first sight.
+    # All or none: an actor that does not hide could first appear from behind the object.
     behaviour = torch.where(front[:, None], HIDE, behaviour)
     size = _sizes(dice, kinds, behaviour, plan)
     if plan is not None:
         behaviour = torch.full_like(behaviour, STAY)
     x = _visit(dice, time_axis, kinds, order, behaviour, size, plan)
-    drift = camera[:, :1, 0] - camera[:, :, 0]  # B T, how the panorama has moved in the picture
+    # B T: how far the panorama has moved in the picture.
+    drift = camera[:, :1, 0] - camera[:, :, 0]
     x = torch.where((behaviour == ANCHORED)[..., None], x + drift[:, None], x)
     y, size_now, tilt = _animate(dice, time_axis, kinds, size, camera, horizon)
-    # Left of it whose home is left; one alone where there is more room.
+    # An actor with its home on the left stays left of it; a single one is where there is more room.
     left = torch.where(alone[:, None], (front_x > WIDTH / 2)[:, None], order == 0)[..., None]
-    x, y = _hide(
-        dice, time_axis, behaviour, left, x, y, (front_x[:, None] + drift)[:, None], 112 - size[..., None] / 2
-    )
+    hidden_x, hidden_y = (front_x[:, None] + drift)[:, None], 112 - size[..., None] / 2
+    x, y = _hide(dice, time_axis, behaviour, left, x, y, hidden_x, hidden_y)
     x = torch.where((kinds >= 0)[..., None], x, -FAR)
     facing = _facing(dice, x, camera[:, :, 0])
     return Paths(x, y, size_now, tilt, facing)
 
 
 def _sizes(dice: Dice, kinds: Tensor, behaviour: Tensor, plan: Timetable | None) -> Tensor:
-    """B K: a crowd is drawn smaller than one alone, and who hides must fit behind what is in front."""
+    """Draw sizes B K: several actors are smaller than one, and hiding ones must fit behind the object in front."""
     crowd = (kinds >= 0).sum(1, keepdim=True).clamp(1, MAX_ACTORS)
     largest = torch.tensor((76.0, 76.0, 66.0, 56.0), device=kinds.device)[crowd]
     scale = torch.tensor([SCALES.get(actor, 1.0) for actor in (*ACTORS, "")], device=kinds.device)[kinds]
@@ -174,14 +178,14 @@ def _visit(
     size: Tensor,
     plan: Timetable | None,
 ) -> Tensor:
-    """B K T: columns of actors that walk in, pace about a home, and walk out, some of them more than once."""
+    """Return x of the actors, B K T, who walk in, pace around a home, and walk out, some more than once."""
     visits = (MAX_ACTORS, MAX_VISITS)
-    # The picture is shared out evenly among the cast, so that actors meet but seldom cover each other.
+    # The picture is divided evenly among the actors, so that they seldom cover each other.
     crowd = (kinds >= 0).sum(1).clamp(min=1)[:, None, None]
     home = 30 + (WIDTH - 60) * (order[..., None] + dice.uniform(0.3, 0.7, *visits)) / crowd
     edge = 0.62 * size[..., None]
     near_left = home < WIDTH / 2
-    # The far side only where nobody else would be walked over.
+    # An actor uses the far side only if it is alone, so that it crosses nobody.
     near = torch.where(crowd == 1, 0.75, 1.0)
     left_in = torch.where(dice.flag(near, *visits), near_left, ~near_left)
     left_out = torch.where(dice.flag(near, *visits), near_left, ~near_left)
@@ -189,9 +193,9 @@ def _visit(
     outside_out = torch.where(left_out, -edge, WIDTH - 1 + edge)
     walk_in = (home - outside_in).abs() / dice.uniform(4.0, 6.5, *visits)
     walk_out = (home - outside_out).abs() / dice.uniform(4.0, 6.5, *visits)
-    start, leave = _hours(dice, behaviour, walk_in, walk_out)
+    start, leave = _visit_times(dice, behaviour, walk_in, walk_out)
     if plan is not None:
-        # A script says when an actor is gone, not when it turns to go; a short visit is walked faster.
+        # A script states when an actor is gone, not when it starts to leave; in a short visit it walks faster.
         walk_in, walk_out = (
             torch.minimum(walk, 0.45 * (plan.stop - plan.start).abs() + 1) for walk in (walk_in, walk_out)
         )
@@ -209,7 +213,7 @@ def _visit(
 
 
 def _pacing(dice: Dice, time_axis: Tensor, home: Tensor, crowd: Tensor) -> Tensor:
-    """B K T: to and fro about a home, at 2 to 5 pixels a picture where that leaves the others their places."""
+    """Return the pacing around a home, B K T, at 2 to 5 pixels per picture if the other actors leave room."""
     each = (MAX_ACTORS, 1)
     period, fastest = dice.uniform(36, 68, *each), dice.uniform(2.0, 5.0, *each)
     room = torch.minimum(home - 24, WIDTH - 24 - home).clamp(max=50)
@@ -218,8 +222,8 @@ def _pacing(dice: Dice, time_axis: Tensor, home: Tensor, crowd: Tensor) -> Tenso
     return reach * torch.sin(2 * math.pi * time_axis / period + dice.uniform(0, 6.3, *each))
 
 
-def _hours(dice: Dice, behaviour: Tensor, walk_in: Tensor, walk_out: Tensor) -> tuple[Tensor, Tensor]:
-    """B K visits each: when an actor starts to walk in, and when to walk out; FAR for never."""
+def _visit_times(dice: Dice, behaviour: Tensor, walk_in: Tensor, walk_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw when actors start to walk in and to walk out, B K visits each; FAR for never."""
     stay = dice.uniform(20, 60, MAX_ACTORS, MAX_VISITS)
     gap = dice.uniform(22, 42, MAX_ACTORS, MAX_VISITS)
     first_leave = dice.uniform(4, 20, MAX_ACTORS)
@@ -238,14 +242,14 @@ def _hours(dice: Dice, behaviour: Tensor, walk_in: Tensor, walk_out: Tensor) -> 
 
 
 def _ease(share: Tensor) -> Tensor:
-    """0 to 1 that starts at a walk and comes to rest."""
+    """Ease from 0 to 1: start at walking speed and come to rest."""
     return share * (1.5 - 0.5 * share**2)
 
 
 def _animate(
     dice: Dice, time_axis: Tensor, kinds: Tensor, size: Tensor, camera: Tensor, horizon: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, sizes and tilts, B K T: feet on the ground that hop or roll, or afloat with a rise and fall."""
+    """Return y, sizes and tilts, B K T: actors hop or roll on the ground, or float up and down."""
     each = (MAX_ACTORS, 1)
     floats, rolls = (
         torch.tensor([actor in some for actor in (*ACTORS, "")], device=kinds.device)[kinds][..., None]
@@ -254,13 +258,12 @@ def _animate(
     phase = dice.uniform(0, 2 * math.pi, *each)
     beat = torch.sin(math.pi * time_axis / dice.uniform(8, 13, *each) + phase)
     swell = torch.sin(2 * math.pi * time_axis / dice.uniform(28, 56, *each) + phase)
-    # Slots are drawn from first to last, so feet are sorted: who is nearer stands lower and covers the rest.
-    ground = (
-        horizon[:, None] + 26 + (STAGE_HEIGHT - 12 - horizon[:, None] - 26) * dice.uniform(0, 1, MAX_ACTORS)
-    )
+    # Slots are drawn from first to last, so feet are sorted: a nearer actor stands lower and covers the others.
+    depth = STAGE_HEIGHT - 12 - horizon[:, None] - 26
+    ground = horizon[:, None] + 26 + depth * dice.uniform(0, 1, MAX_ACTORS)
     hop = dice.uniform(3.0, 9.0, *each) * torch.where(rolls, 0.3, 1.0)
     rise = dice.uniform(4, 11, *each)
-    # Nobody's head is cut off at the top of the picture, wherever the camera looks.
+    # No head is cut off at the top of the picture, wherever the camera is.
     highest = 0.5 * size[..., None] + 12
     feet = (ground.sort(dim=1).values - size * 0.5)[..., None]
     feet = torch.maximum(feet, highest + hop) - hop * beat.abs()
@@ -276,33 +279,29 @@ def _hide(
     dice: Dice, time_axis: Tensor, behaviour: Tensor, left: Tensor, x: Tensor, y: Tensor, front_x: Tensor,
     front_y: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Send those who hide behind what is in front, again and again; the opening shows them beside it."""
+    """Send hiding actors behind the object in front repeatedly; the first block shows them next to it."""
     each = (MAX_ACTORS, 1)
-    begin, walk, hidden = (
-        dice.uniform(10, 24, *each),
-        dice.uniform(10, 14, *each),
-        dice.uniform(12, 24, *each),
-    )
+    begin, walk, hidden = (dice.uniform(*bounds, *each) for bounds in ((10, 24), (10, 14), (12, 24)))
     lap = time_axis % dice.uniform(96, 150, *each)
     inward = _ease(((lap - begin) / walk).clamp(0, 1))
     outward = _ease(((lap - begin - walk - hidden) / walk).clamp(0, 1))
     share = inward - outward
     pacing = 6 * (1 - torch.cos(2 * math.pi * time_axis / dice.uniform(24, 40, *each)))
-    beside = dice.uniform(64, 70, *each) + pacing
-    beside = (front_x + torch.where(left, -beside, beside)).clamp(24, WIDTH - 24)
+    away = dice.uniform(64, 70, *each) + pacing
+    outside = (front_x + torch.where(left, -away, away)).clamp(24, WIDTH - 24)
     hides = (behaviour == HIDE)[..., None]
-    hiding_x = beside + (front_x - beside) * share
+    hiding_x = outside + (front_x - outside) * share
     return torch.where(hides, hiding_x, x), torch.where(hides, y + (front_y - y) * share, y)
 
 
 def _facing(dice: Dice, x: Tensor, camera_x: Tensor) -> Tensor:
-    """B K T: everybody looks where they go, measured on the ground, and turns within a few pictures."""
-    steps = (
-        F.pad((x + camera_x[:, None]).diff(dim=-1), (0, 1), mode="replicate") if x.shape[-1] > 1 else 0 * x
-    )
+    """Return the facing B K T: actors face where they walk on the ground, and turn within a few pictures."""
+    steps = 0 * x
+    if x.shape[-1] > 1:
+        steps = F.pad((x + camera_x[:, None]).diff(dim=-1), (0, 1), mode="replicate")
     walking = steps.abs() > 0.3
     index = torch.arange(x.shape[-1], device=x.device)
-    # Who stands still keeps the side of the last step, and before any has that of the first, or chance decides.
+    # An actor at rest faces as in its last step; before any step, as in its first; without steps, at random.
     last = torch.where(walking, index, -1).cummax(dim=-1).values
     looks_right = (steps > 0).gather(2, last.clamp(min=0))
     first = (steps > 0).gather(2, walking.int().argmax(dim=-1, keepdim=True))

@@ -1,9 +1,8 @@
-"""All blocks of a clip in one pass of the real model: a clean stream to remember and a noisy one to denoise.
+"""Teacher forcing: all blocks of a clip in one pass, with a clean stream as the past and a noisy one to denoise.
 
-The model is `CausalWan`, untouched. Its batch axis carries *entries*: for every row of the batch its clean
-blocks, its noisy blocks, and extra noisy openings of any clips: the block that starts from nothing is the
-hardest. What an entry may attend to is decided by `ClipContext`, which stands where `BlockContext` stands at
-inference and lays the same windows out:
+The model is `CausalWan`, unchanged. Its batch axis has *entries*: for every row of the batch its clean blocks, its
+noisy blocks, and extra noisy first blocks of any clips, because the block that starts from nothing is the hardest.
+`ClipContext`, which replaces the `BlockContext` of inference, decides what an entry attends to, in the same windows:
 
     block 0              [ own 0-2 ]
     sink                 [ sink 0 | bank 0 | prior 1-2 | own 3-5 ]
@@ -12,10 +11,10 @@ inference and lays the same windows out:
     long                 [ sink 0 | prior 1-m | own behind it ],  m up to LONG_PRIOR
     dense                [ all frames before, 0, 1, 2 ... | own behind them ]
 
-Sink, prior and bank are keys of the clean stream. The model is trained without any bank, as the public models
-are, so that a memory that adds one is put to a model which never saw it. A mixture with banks is there for
-comparison: the bank is that of `recap.memory`, the top tokens by frozen score of all frames before the block
-but the sink's, at temporal phase 0 with their own row and column.
+Sink, prior and bank are keys of the clean stream. The model is trained without any bank, as the public models are, so
+that a memory with a bank meets a model that never saw one. A mixture with banks exists for comparison: as in
+`recap.memory`, the bank has the top tokens by frozen score of all frames before the block except the sink's, at
+temporal phase 0 with their own row and column.
 """
 
 from __future__ import annotations
@@ -33,19 +32,24 @@ from recap.backbones.wan.spec import NUM_TRAIN_STEPS, WanSpec
 from recap.types import Role, Segment, frame_positions
 
 LONG_PRIOR = 8
-DENSE_FRAMES = 21  # a whole clip: the phases that dense windows count up to
+DENSE_FRAMES = 21
+"""A whole clip: the number of phases of a dense window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The windows of neighbouring rows of a batch; rows of one layout share their shapes."""
+    """The windows of neighbouring rows of a batch, which share their shapes.
+
+    `cut` means no prior at any block, `bank` is a number of tokens. In a `dense` window the sink is simply the first
+    of all frames.
+    """
 
     rows: int
     sink: bool = True
-    cut: bool = False  # no prior, at any block
-    bank: int = 0  # tokens
+    cut: bool = False
+    bank: int = 0
     long: bool = False
-    dense: bool = False  # the sink is the first of all frames, and no other than the rest
+    dense: bool = False
 
     def __post_init__(self) -> None:
         assert self.sink or not (self.cut or self.bank or self.long or self.dense), "no sink: only the prior"
@@ -57,15 +61,15 @@ Shares = list[tuple[Layout, float]]
 
 
 def spread_rows(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:
-    """The mixture of layouts a batch is trained on; with a bank in half of its rows only if `bank_rows`."""
+    """Return the mixture of layouts of a batch; half of its rows have a bank only if `bank_rows`."""
     return _deal(batch, _bank_shares(frame_tokens) if bank_rows else _plain_shares())
 
 
 def _plain_shares() -> Shares:
-    """Dense context as public models are trained on, and windows as rollouts have them: whole frames throughout.
+    """Return dense context, as for public models, and the windows of rollouts, all of whole frames.
 
-    In dense rows whoever leaves and returns within a clip must be looked up in the past: all that a model is
-    taught of remembering.
+    In dense rows an actor that leaves and returns within a clip must be looked up in the past. That is all that the
+    model learns about remembering.
     """
     return [
         (Layout(0, dense=True), 0.40),
@@ -77,7 +81,7 @@ def _plain_shares() -> Shares:
 
 
 def _bank_shares(frame_tokens: int) -> Shares:
-    """The first edition's: half of the rows have a bank. Kept to measure what training with one would add."""
+    """Return a mixture in which half of the rows have a bank, to measure what training with one adds."""
     return [
         (Layout(0, bank=frame_tokens), 0.29),
         (Layout(0, bank=frame_tokens // 4), 0.08),
@@ -98,20 +102,20 @@ def _deal(batch: int, shares: Shares) -> tuple[Layout, ...]:
 
 
 def bank_tokens(score: Tensor, num_blocks: int, block_tokens: int, sink_tokens: int, capacity: int) -> Tensor:
-    """Which tokens the bank holds at each block but the first: B blocks-1 K indices into a clip's tokens.
+    """Return the tokens of the bank at each block after the first, B blocks-1 K indices into a clip's tokens.
 
     `score` B N is frozen, one per token of the clip; tokens of the sink are never offered.
     """
-    place = torch.arange(score.shape[1], device=score.device)
-    held = []
+    token = torch.arange(score.shape[1], device=score.device)
+    banks = []
     for block in range(1, num_blocks):
-        offered = (place >= sink_tokens) & (place < block * block_tokens)
-        held.append(score.masked_fill(~offered, -torch.inf).topk(capacity, dim=1).indices)
-    return torch.stack(held, dim=1)
+        offered = (token >= sink_tokens) & (token < block * block_tokens)
+        banks.append(score.masked_fill(~offered, -torch.inf).topk(capacity, dim=1).indices)
+    return torch.stack(banks, dim=1)
 
 
 class Turns(NamedTuple):
-    """Rotations by temporal phase: of one frame at phase 0, and of `frames` frames from a first phase on."""
+    """The rotations of frames by temporal phase."""
 
     head_dim: int
     grid: tuple[int, int]
@@ -129,7 +133,10 @@ def make_turns(spec: WanSpec, device: torch.device | str) -> Turns:
 
 
 class ClipContext:
-    """A `Context` for all entries of a batch at once; `layouts` lists its rows in order."""
+    """A `Context` for all entries of a batch; `layouts` lists its rows in order.
+
+    `banks` has rows blocks-1 K indices per layout, or None.
+    """
 
     def __init__(
         self,
@@ -143,25 +150,25 @@ class ClipContext:
         self._layouts = layouts
         self._num_blocks = num_blocks
         self._turns = turns
-        self._banks = banks  # per layout: rows blocks-1 K, or None
+        self._banks = banks
         self._frame = spec.grid[0] * spec.grid[1]
         self._per_block = spec.frames_per_block
 
     @property
     def phases(self) -> Tensor:
-        """Not what rotates the keys here: entries differ, and `attend` gives each its own phases."""
+        """Return placeholder phases; `attend` gives each entry its own."""
         return torch.arange(self._per_block)
 
     def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
-        """Likewise: nobody rotates by them."""
+        """Return placeholder positions, which are not used."""
         return frame_positions(self.phases.to(device), grid)
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
-        """Queries (B entries) N H D of all entries, row by row: clean blocks, noisy blocks, extra ones."""
+        """Attend with the queries (B entries) N H D, row by row: clean blocks, noisy blocks, extra ones."""
         (current,) = own
         assert current.role is Role.CURRENT
         rows = sum(layout.rows for layout in self._layouts)
-        # Under autocast the norms leave queries and keys in fp32 beside values in bf16.
+        # Under autocast the norms leave queries and keys in fp32 while values are in bf16.
         parts = (query, current.keys, current.values)
         q, k, v = (x.to(current.values.dtype).unflatten(0, (rows, -1)) for x in parts)
         blocks = self._num_blocks
@@ -180,16 +187,16 @@ class ClipContext:
         return output.flatten(0, 1)
 
     def _alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Block 0 in its streams: nothing but its own tokens."""
+        """Attend within block 0, which sees only its own tokens."""
         turn = self._turns.frames(0, self._per_block)
         return _read(rotate(q, turn), rotate(k, turn), v)
 
     def _short(self, layout: Layout, bank: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Windows of the usual length: rows 2 blocks-1 N H D from entries of rows x entries."""
+        """Attend in windows of the usual length; return rows 2 blocks-1 N H D."""
         blocks, size = self._num_blocks, self._frame
-        # Where the block is not alone its own frames follow a full window.
-        place = self._spec.window_frames - self._per_block
-        prior = place - 1 if layout.sink else place
+        # After the first block, a block's own frames follow a full window.
+        first_own = self._spec.window_frames - self._per_block
+        prior = first_own - 1 if layout.sink else first_own
         clean = (k[:, : blocks - 1], v[:, : blocks - 1])
         kept_keys: list[Tensor] = []
         kept_values: list[Tensor] = []
@@ -203,16 +210,16 @@ class ClipContext:
             kept_values.append(_pick(clean[1], bank))
         if not layout.cut:
             since = (self._per_block - prior) * size
-            kept_keys.append(rotate(clean[0][:, :, since:], self._turns.frames(place - prior, prior)))
+            kept_keys.append(rotate(clean[0][:, :, since:], self._turns.frames(first_own - prior, prior)))
             kept_values.append(clean[1][:, :, since:])
-        turn = self._turns.frames(place, self._per_block)
+        turn = self._turns.frames(first_own, self._per_block)
         q, k, v = (self._streams(x) for x in (q, k, v))
         keys = torch.cat([*(_both(x) for x in kept_keys), rotate(k, turn)], dim=3)
         values = torch.cat([*(_both(x) for x in kept_values), v], dim=3)
         return _read(rotate(q, turn), keys, values)
 
     def _long(self, layout: Layout, bank: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Windows that reach further back; each block has a length of its own, so they run one by one."""
+        """Attend in longer windows; each block has its own length, so they run one by one."""
         blocks, size, per = self._num_blocks, self._frame, self._per_block
         keys, values = k[:, :blocks].flatten(1, 2), v[:, :blocks].flatten(1, 2)
         sink = rotate(keys[:, :size], self._turns.frames(0, 1))
@@ -224,42 +231,42 @@ class ClipContext:
             past = slice((block * per - prior) * size, block * per * size)
             turn = self._turns.frames(1 + prior, per)
             before = torch.cat([sink, rotate(keys[:, past], self._turns.frames(1, prior))], dim=1)
-            known = torch.cat([values[:, :size], values[:, past]], dim=1)
-            mine = [torch.stack([x[:, block], x[:, blocks + block]], dim=1) for x in (q, k, v)]
+            past_values = torch.cat([values[:, :size], values[:, past]], dim=1)
+            own = [torch.stack([x[:, block], x[:, blocks + block]], dim=1) for x in (q, k, v)]
             outputs.append(
                 _read(
-                    rotate(mine[0], turn),
-                    torch.cat([_both(before), rotate(mine[1], turn)], dim=2),
-                    torch.cat([_both(known), mine[2]], dim=2),
+                    rotate(own[0], turn),
+                    torch.cat([_both(before), rotate(own[1], turn)], dim=2),
+                    torch.cat([_both(past_values), own[2]], dim=2),
                 )
             )
         return torch.stack(outputs, dim=2)
 
     def _streams(self, x: Tensor) -> Tensor:
-        """Rows x entries -> rows 2 blocks-1: clean and noisy entries of all blocks but the first."""
+        """Select rows 2 blocks-1 from rows x entries: clean and noisy entries of all blocks after the first."""
         blocks = self._num_blocks
         return torch.stack([x[:, 1:blocks], x[:, blocks + 1 : 2 * blocks]], dim=1)
 
     def _repeated(self, phase: int) -> Rotation:
-        """All frames of a block at one temporal phase."""
+        """Return the rotation of all frames of a block at one temporal phase."""
         one = self._turns.frames(phase, 1)
         return Rotation(*(part.repeat(1, self._per_block, 1, 1) for part in one))
 
 
 def _both(x: Tensor) -> Tensor:
-    """Shared by the clean and the noisy stream: a second axis of two."""
+    """Repeat for the clean and the noisy stream, along a second axis of two."""
     return x.unsqueeze(1).expand(-1, 2, *x.shape[1:])
 
 
 def _pick(x: Tensor, tokens: Tensor) -> Tensor:
-    """Tokens rows blocks-1 K of x rows blocks-1 N H D, counted through the clip -> rows blocks-1 K H D."""
+    """Gather tokens rows blocks-1 K, counted through the clip, of x rows blocks-1 N H D -> rows blocks-1 K H D."""
     flat = x.flatten(1, 2)
     index = tokens.flatten(1, 2)[..., None, None].expand(-1, -1, *flat.shape[2:])
     return flat.gather(1, index).unflatten(1, tokens.shape[1:])
 
 
 def _read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Plain attention of (...) N H D; the leading axes are one batch to the kernel."""
+    """Compute plain attention of (...) N H D; the leading axes are one batch for the kernel."""
     lead = q.shape[:-3]
     q, k, v = (x.flatten(0, len(lead) - 1).transpose(1, 2) for x in (q, k, v))
     read: Tensor = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).unflatten(0, lead)
@@ -267,12 +274,12 @@ def _read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class ClipBatch(NamedTuple):
-    """What one pass is given. Times are noise levels 0..1 per block."""
+    """The inputs of one pass; sigmas are noise levels 0..1 per block."""
 
-    clean: Tensor  # B blocks F C rows columns: what is remembered
+    clean: Tensor  # B blocks F C rows columns: the past
     noisy: Tensor  # B blocks F C rows columns
     sigma: Tensor  # B blocks
-    extra: Tensor  # B X F C rows columns: further noisy opening blocks
+    extra: Tensor  # B X F C rows columns: further noisy first blocks
     extra_sigma: Tensor  # B X
     text: Tensor  # B blocks L text_dim
     extra_text: Tensor  # B X L text_dim
@@ -280,7 +287,7 @@ class ClipBatch(NamedTuple):
 
 
 def predict_flow(model: CausalWan, batch: ClipBatch, layouts: tuple[Layout, ...], turns: Turns) -> Tensor:
-    """The flow of all noisy entries, B blocks+X F C rows columns: noisy blocks first, then the extra ones."""
+    """Predict the flow of all noisy entries, B blocks+X F C rows columns: noisy blocks, then the extra ones."""
     rows, blocks = batch.noisy.shape[:2]
     spec = model.spec
     frame, per = spec.grid[0] * spec.grid[1], spec.frames_per_block
@@ -296,18 +303,18 @@ def predict_flow(model: CausalWan, batch: ClipBatch, layouts: tuple[Layout, ...]
     sigma = torch.cat([torch.zeros_like(batch.sigma), batch.sigma, batch.extra_sigma], dim=1)
     times = (NUM_TRAIN_STEPS * sigma).flatten().unsqueeze(1).expand(-1, per)
     text = torch.cat([batch.text, batch.extra_text], dim=1)
-    given = spread_text(model.condition(text.flatten(0, 1)), rows, blocks, entries)
-    flow = model(latents.flatten(0, 1), times, given, context)
+    prompts = spread_text(model.condition(text.flatten(0, 1)), rows, blocks, entries)
+    flow = model(latents.flatten(0, 1), times, prompts, context)
     return flow.unflatten(0, (rows, entries))[:, blocks:]
 
 
-def spread_text(given: TextConditioning, rows: int, blocks: int, entries: int) -> TextConditioning:
-    """TextConditioning of rows x (blocks, extra) -> rows x entries: blocks in both streams, extra ones once."""
-    device = given.keys[0].device
+def spread_text(text: TextConditioning, rows: int, blocks: int, entries: int) -> TextConditioning:
+    """Spread conditioning of rows x (blocks, extra) to rows x entries: blocks to both streams, extra ones once."""
+    device = text.keys[0].device
     order = torch.arange(entries, device=device)
     order = torch.where(order < blocks, order, order - blocks)
 
     def spread(x: Tensor) -> Tensor:
         return x.unflatten(0, (rows, -1)).index_select(1, order).flatten(0, 1)
 
-    return TextConditioning(tuple(map(spread, given.keys)), tuple(map(spread, given.values)))
+    return TextConditioning(tuple(map(spread, text.keys)), tuple(map(spread, text.values)))

@@ -1,8 +1,8 @@
-"""Train the video autoencoder on rendered clips, on a clock.
+"""Train the video autoencoder on rendered clips, for a fixed time.
 
     python -m training.train_autoencoder --minutes 8 --out DIR [--resume DIR]
 
-Writes into DIR, every minute and at the end: autoencoder.safetensors (running mean, fp16, with the latent
+It writes to DIR, every minute and at the end: autoencoder.safetensors (running mean, fp16, with the latent
 statistics), record.json, autoencoder.png (unseen clips, each above its reconstruction).
 """
 
@@ -23,12 +23,12 @@ from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights, write_sheet
 
 UNSEEN_SEED = 10_000_000
-"""Seeds from here on are never trained on."""
+"""Training never uses seeds from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One run. Pieces of `piece_frames` latent frames, and now and then a few whole clips."""
+    """One run; it trains on pieces of `piece_frames` latent frames and sometimes on a few whole clips."""
 
     minutes: float
     out: Path
@@ -51,10 +51,10 @@ class Options:
 
 
 def reconstruction_loss(made: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The training loss of pixels B T 3 Y X and their plain mean square error.
+    """Return the training loss of pixels B T 3 Y X and their plain mean square error.
 
-    Charbonnier and a little square error for colours, differences along x, y and t for edges and against
-    flicker, which optical flow would take for motion, and a blurred copy against patches of wrong shade.
+    The loss has Charbonnier and a little square error for colours, differences along x, y and t for edges and against
+    flicker, which optical flow would read as motion, and a blurred copy against patches of wrong shade.
     """
     off = made - wanted
     square = off.square().mean()
@@ -66,13 +66,13 @@ def reconstruction_loss(made: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def latent_loss(latents: Tensor) -> Tensor:
-    """How far each channel of raw latents B F C rows columns is from zero mean and unit variance."""
+    """Measure how far the channels of raw latents B F C rows columns are from zero mean and unit variance."""
     variance, mean = torch.var_mean(latents.float(), dim=(0, 1, 3, 4))
     return (variance - 1).square().mean() + mean.square().mean()
 
 
 def decibels(square: Tensor) -> Tensor:
-    """PSNR of mean square errors of pixels in 0..1."""
+    """Return the PSNR of mean square errors of pixels in 0..1."""
     return -10 * torch.log10(square.clamp_min(1e-10))
 
 
@@ -108,7 +108,7 @@ class Trainer:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
 
     def run(self) -> float:
-        """Train until the clock says stop; returns the last PSNR on unseen clips."""
+        """Train until the time is used up; return the last PSNR on unseen clips."""
         steps, shown = 0, self.clock.elapsed_s
         losses: list[Tensor] = []
         squares: list[Tensor] = []
@@ -128,14 +128,14 @@ class Trainer:
         return self.evaluate()
 
     def step(self, index: int) -> tuple[Tensor, Tensor]:
-        """One update; returns loss and mean square error, still on the device."""
+        """Make one update; return loss and mean square error, still on the device."""
         o, per = self.options, self.model.spec.pictures_per_frame
         whole = o.whole_every > 0 and index % o.whole_every == o.whole_every - 1
         pictures = self.pool.num_pictures if whole else 1 + per * (o.piece_frames - 1)
         wanted = self.pool.draw(o.whole_batch if whole else o.batch, pictures)
         with self.autocast():
             latents = self.encode(wanted).float()
-            # Each clip meets its own level, so that clean latents, which show at inference, are practised too.
+            # Each clip has its own level, so that clean latents, as at inference, are trained too.
             level = o.noise * torch.rand(len(latents), 1, 1, 1, 1, device=latents.device)
             made = self.decode(latents + level * torch.randn_like(latents)).float()
         loss, square = reconstruction_loss(made, wanted)
@@ -151,7 +151,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """PSNR of the running mean on unseen whole clips; writes statistics, weights, sheet and record."""
+        """Return the PSNR of the running mean on unseen clips; write statistics, weights, sheet and record."""
         self.mean.swap()
         chunk = min(8, self.options.eval_clips)
         seeds = range(UNSEEN_SEED, UNSEEN_SEED + self.options.eval_clips // chunk)
@@ -185,7 +185,7 @@ class Trainer:
 
 
 def plain_settings(settings: dict[str, object]) -> dict[str, object]:
-    """Settings as JSON takes them; folders are a machine's own affair, so only their names stay."""
+    """Convert settings for JSON; of a path only the name stays, since folders differ between machines."""
     return {name: value.name if isinstance(value, Path) else value for name, value in settings.items()}
 
 

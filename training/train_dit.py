@@ -1,9 +1,9 @@
-"""Train the embedded row of the causal Wan by flow matching under teacher forcing, on a clock.
+"""Train the embedded causal Wan by flow matching with teacher forcing, for a fixed time.
 
     python -m training.train_dit --minutes 9 --autoencoder FILE --out DIR [--resume DIR]
 
-Writes into DIR, every two minutes and at the end: dit-1.safetensors, dit-2.safetensors ... and
-text.safetensors (running mean, fp16), record.json, and samples of unseen prompts by 16 and by 4 steps.
+It writes to DIR, every two minutes and at the end: dit-1.safetensors, dit-2.safetensors ... and
+text.safetensors (running mean, fp16), record.json, and samples of unseen prompts with 16 and with 4 steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recap.backbones.tiny.autoencoder import Autoencoder
 from recap.backbones.tiny.backbone import WordTable
 from recap.backbones.tiny.vocabulary import null_token_ids
 from recap.backbones.wan.model import CausalWan
@@ -25,7 +24,7 @@ from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from training.clips import LatentClips, LatentPool, World, open_world
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
 from training.options import choose_device, read_options
-from training.records import Record, load_weights, save_weights
+from training.records import Record, load_autoencoder, load_weights, save_weights
 from training.sampling import write_samples
 from training.teacher_forcing import ClipBatch, Layout, Turns, make_turns, predict_flow, spread_rows
 from training.train_autoencoder import UNSEEN_SEED, plain_settings
@@ -66,7 +65,7 @@ class Options:
 
 
 class TextAndFlow(nn.Module):
-    """The transformer and its words, as one thing to train."""
+    """The transformer and its word table, trained together."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class TextAndFlow(nn.Module):
         self.text = WordTable(spec)
         self.apply(_draw_weights)
         for block in self.dit.blocks:
-            # Prompts are let in gradually: at first a block only reads its neighbours.
+            # Prompts enter gradually: at first a block reads only its neighbours.
             nn.init.zeros_(block.cross_attn.o.weight)
         for part in (self.dit.time_embedding, self.dit.text_embedding):
             for layer in part:
@@ -90,22 +89,22 @@ def _draw_weights(module: nn.Module) -> None:
 
 
 def draw_sigma(*shape: int, shift: float, device: str) -> Tensor:
-    """Noise levels: logit-normal, shifted towards noise as the sampler's schedule is."""
+    """Draw noise levels: logit-normal, shifted towards noise like the sampler's schedule."""
     plain = torch.sigmoid(torch.randn(*shape, device=device))
     return (shift * plain / (1 + (shift - 1) * plain)).clamp(1e-3, 0.9995)
 
 
 def add_noise(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-    """(1 - sigma) clean + sigma noise, sigma B blocks, the others B blocks F C rows columns."""
+    """Return (1 - sigma) clean + sigma noise; sigma is B blocks, the others are B blocks F C rows columns."""
     level = sigma[..., None, None, None, None]
     return (1 - level) * clean + level * noise
 
 
 def bank_scores(novelty: Tensor) -> Tensor:
-    """Frozen scores B N of a clip's tokens for its banks.
+    """Draw frozen scores B N of a clip's tokens for its banks.
 
-    Half the rows prefer what is just entering, as flow novelty does, half know nothing: a bank at inference
-    holds both what matters and chance background. Chance also breaks ties.
+    Half the rows prefer what is just entering, as flow novelty does, and half are random: a bank at inference has
+    both relevant content and random background. Chance also breaks ties.
     """
     weight = (torch.rand(len(novelty), 1, device=novelty.device) < 0.6).float()
     chance = torch.rand_like(novelty.flatten(1))
@@ -113,7 +112,7 @@ def bank_scores(novelty: Tensor) -> Tensor:
 
 
 class Practice(NamedTuple):
-    """A batch with what the model should say about its noisy entries, and where it matters most."""
+    """A batch with the target of its noisy entries and the weight of their errors."""
 
     batch: ClipBatch
     wanted: Tensor  # B blocks+X F C rows columns, flow
@@ -123,7 +122,7 @@ class Practice(NamedTuple):
 def make_batch(
     clips: LatentClips, openings: LatentClips, model: TextAndFlow, options: Options, null_words: Tensor
 ) -> Practice:
-    """Noise a batch of clips, and beside each the opening blocks of some other clips."""
+    """Add noise to a batch of clips, and to the first blocks of some other clips for each."""
     spec = model.dit.spec
     per = spec.frames_per_block
     clean = clips.latents.unflatten(1, (-1, per))
@@ -155,10 +154,10 @@ def make_batch(
 
 
 def actor_weights(actors: Tensor, sigma: Tensor, most: float) -> Tensor:
-    """Weights of mean 1 per latent, from the share of each token that shows actors.
+    """Return weights of mean 1 per latent, from the share of each token that shows actors.
 
-    They fade with the noise: where nobody can tell yet who will be where, to weigh by the answer would teach the
-    model to expect actors everywhere.
+    They fade with the noise: while the input does not yet show where actors will be, weighting by the answer would
+    teach the model to expect actors everywhere.
     """
     weight = 1 + most * actors * (1 - sigma)[..., None, None, None]
     weight = weight.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1).unsqueeze(3)
@@ -204,7 +203,7 @@ class Trainer:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
 
     def run(self) -> float:
-        """Train until the clock says stop; returns the last loss on unseen clips."""
+        """Train until the time is used up; return the last loss on unseen clips."""
         steps, shown, saved = 0, self.clock.elapsed_s, self.clock.elapsed_s
         losses: list[Tensor] = []
         while not self.clock.finished:
@@ -223,7 +222,7 @@ class Trainer:
         return self.evaluate(samples=self.options.sample_blocks > 0)
 
     def step(self) -> Tensor:
-        """One update; returns the loss per entry, on the device: blocks in order, then openings."""
+        """Make one update; return the loss per entry, on the device: blocks in order, then openings."""
         clips = self.pool.draw(self.options.batch)
         openings = self.pool.openings(self.options.batch * self.options.extra)
         per_entry = self.loss(clips, openings, weighted=True)
@@ -237,7 +236,7 @@ class Trainer:
         return per_entry.detach()
 
     def loss(self, clips: LatentClips, openings: LatentClips, *, weighted: bool) -> Tensor:
-        """Mean square error of the flow, per entry: blocks in order, then openings."""
+        """Return the mean square error of the flow per entry: blocks in order, then openings."""
         with self.autocast():
             batch, wanted, weight = make_batch(clips, openings, self.model, self.options, self.null_words)
             flow = predict_flow(self.model.dit, batch, self.layouts, self.turns)
@@ -246,13 +245,13 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, samples: bool) -> float:
-        """Loss of the running mean on unseen clips; writes weights and record, and samples if asked."""
+        """Return the loss of the running mean on unseen clips; write weights, record and, if wanted, samples."""
         self.mean.swap()
-        # The same clips under the same noise at every call, without disturbing the training's own chance.
+        # The same clips and noise at every call, without changing the random numbers of training.
         with torch.random.fork_rng(devices=[0] if self.device == "cuda" else []):
             torch.manual_seed(1)
             rounds = max(1, self.options.eval_clips // self.options.batch)
-            # With gradients on, though none are wanted: without, every layer would be compiled a second time.
+            # With gradients, although they are not used: otherwise every layer would be compiled a second time.
             with torch.enable_grad():
                 losses = [self._unseen_loss(UNSEEN_SEED + i) for i in range(rounds)]
         mean = torch.stack(losses).mean(dim=0)
@@ -292,8 +291,9 @@ class Trainer:
 
 
 def compile_blocks(model: CausalWan) -> None:
-    """Compile every layer's forward. Only training does: all its calls share their shapes."""
-    torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled still runs, only slower
+    """Compile the forward of every layer; this suits training, where all calls share their shapes."""
+    # A layer that cannot be compiled still runs, only slower.
+    torch._dynamo.config.suppress_errors = True
     for block in model.blocks:
         block.compile(dynamic=False)
 
@@ -309,10 +309,8 @@ def load_model(model: TextAndFlow, folder: Path) -> None:
 
 
 def load_encoder(file: Path, device: str) -> Encode:
-    """The trained encoder as a function of pixels to normalised latents."""
-    autoencoder = Autoencoder()
-    autoencoder.load_state_dict(load_weights(file))
-    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    """Load the trained encoder as a function from pixels to normalised latents."""
+    autoencoder = load_autoencoder(file, device)
 
     @torch.no_grad()
     def encode(pixels: Tensor) -> Tensor:

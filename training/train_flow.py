@@ -1,9 +1,9 @@
-"""Train world-flow, the small flow network, on the exact flow of rendered clips, on a clock.
+"""Train world-flow, the small flow network, on the exact flow of rendered clips, for a fixed time.
 
     python -m training.train_flow --minutes 5 --autoencoder FILE --out DIR [--resume DIR]
 
-Writes into DIR, every minute and at the end: world-flow.safetensors (running mean, fp16) and record.json with
-errors on unseen clips and how well what is new is found by it. The atlas must have been made (training.atlas).
+It writes to DIR, every minute and at the end: world-flow.safetensors (running mean, fp16) and record.json with
+errors on unseen clips and how well novelty works with it. It needs the atlas (training.atlas).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Options:
 
 
 def vary(clips: FlowClips, pixel_noise: float) -> FlowClips:
-    """The same pairs in another light, perhaps mirrored: what must not matter to an estimator."""
+    """Change the light of pairs and perhaps mirror them, which must not matter to an estimator."""
     rows, device = len(clips.pictures), clips.pictures.device
 
     def between(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(rows, *shape, 1, 1, device=device)
 
     contrast, tint = between(0.7, 1.3, 1, 1), between(0.85, 1.15, 1, 3)
-    # Both pictures share their light but for a trace of flicker, which decoders make.
+    # Both pictures share their light except for slight flicker, as decoders produce it.
     shade = between(-0.1, 0.1, 1, 1) + between(-0.01, 0.01, 2, 1)
     pictures = ((clips.pictures - 0.5) * contrast + 0.5) * tint + shade
     pictures = pictures + pixel_noise * between(0, 1, 1, 1) * torch.randn_like(pictures)
@@ -82,18 +82,18 @@ def vary(clips: FlowClips, pixel_noise: float) -> FlowClips:
 
 
 def distance(found: Tensor, true: Tensor) -> Tensor:
-    """How far flow N 2 Y X is off, N Y X in pixels; smooth where it is next to nothing."""
+    """Return the error of flow N 2 Y X in pixels, N Y X; it is smooth near zero."""
     return ((found - true).square().sum(dim=1) + 1e-3**2).sqrt()
 
 
 def actor_weights(instances: Tensor, most: float) -> Tensor:
-    """Weights 2B Y X of mean 1 from instances B 2 Y X: of flow that leaves the first pictures, then the second."""
+    """Return weights 2B Y X of mean 1 from instances B 2 Y X: of flow from the first pictures, then the second."""
     weight = 1 + most * (instances.transpose(0, 1).flatten(0, 1) > 0)
     return weight / weight.mean()
 
 
 def flow_loss(model: WorldFlowNet, clips: FlowClips, options: Options) -> tuple[Tensor, Tensor]:
-    """The training loss of pairs, and the plain mean error of the last flow in pixels."""
+    """Return the training loss of pairs and the plain mean error of the last flow in pixels."""
     source, target = pair_indices(clips.pictures, clips.pictures.device, both=True)
     encoded = model.encode(clips.pictures.flatten(0, 1) * 2 - 1)
     estimate = model.estimate(encoded.of(source), encoded.of(target))
@@ -108,8 +108,8 @@ def flow_loss(model: WorldFlowNet, clips: FlowClips, options: Options) -> tuple[
 
 def make_optimisers(model: WorldFlowNet, options: Options) -> list[torch.optim.Optimizer]:
     heads = [parameter for name, parameter in model.named_parameters() if ".correct." in name]
-    apart = {id(parameter) for parameter in heads}
-    matrices, rest = ([p for p in part if id(p) not in apart] for part in split_parameters(model, ""))
+    separate = {id(parameter) for parameter in heads}
+    matrices, rest = ([p for p in part if id(p) not in separate] for part in split_parameters(model, ""))
     groups = [{"params": rest, "lr": options.adam_rate}, {"params": heads, "lr": options.head_rate}]
     return [
         Muon(matrices, options.muon_rate),
@@ -118,7 +118,7 @@ def make_optimisers(model: WorldFlowNet, options: Options) -> list[torch.optim.O
 
 
 def still_flow(pictures: Tensor) -> Flow:
-    """No motion at all: an estimator to beat, since in a world at rest what enters is found even so."""
+    """Return no motion at all: a baseline, since in a static scene it still finds what enters."""
     still = torch.zeros_like(pictures[:, 1:, :2])
     return Flow(still, still)
 
@@ -154,7 +154,7 @@ class Trainer:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
 
     def run(self) -> dict[str, float]:
-        """Train until the clock says stop; returns the last measurements on unseen clips."""
+        """Train until the time is used up; return the last measurements on unseen clips."""
         steps, shown = 0, self.clock.elapsed_s
         losses: list[Tensor] = []
         while not self.clock.finished:
@@ -171,7 +171,7 @@ class Trainer:
         return self.evaluate()
 
     def step(self) -> Tensor:
-        """One update; returns loss and error in pixels, still on the device."""
+        """Make one update; return loss and error in pixels, still on the device."""
         clips = vary(self.pool.draw(self.options.batch), self.options.pixel_noise)
         with self.autocast():
             loss, error = flow_loss(self.model, clips, self.options)
@@ -186,7 +186,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Measure the running mean, as it is shipped, on unseen clips; writes weights and record."""
+        """Measure the running mean, as it is shipped, on unseen clips; write weights and record."""
         self.mean.swap()
         save_weights(self.options.out / FILE_NAME, self.model.state_dict())
         shipped = WorldFlowNet()

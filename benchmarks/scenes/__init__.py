@@ -1,4 +1,4 @@
-"""Made-up clips of which everything is known: what is where, and where it goes."""
+"""Synthetic clips with known content: which object each pixel shows and how it moves."""
 
 from benchmarks.scenes.catalogue import SCENES, make_scene
 from benchmarks.scenes.render import Rendered, draw, half, render

@@ -1,4 +1,4 @@
-"""A clip for `recap inspect`, in which actors enter, hide and return: `python -m benchmarks.scenes clip.mp4`."""
+"""Write a clip for `recap inspect` in which actors enter, hide and return: `python -m benchmarks.scenes clip.mp4`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing a scene, and telling for every pixel which thing it shows, whence that came and where it goes."""
+"""Draw a scene and record for every pixel which object it shows and its exact motion."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from recap.flow.warp import backtrace, inside, pixel_grid, sample
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A drawn scene. Flow follows the thing that a pixel shows, even to where it is hidden or outside."""
+    """A rendered scene. Flow follows the object that a pixel shows, even to where it is hidden or outside.
 
-    pictures: Tensor  # T 3 Y X, 0..1
-    forward: Tensor  # T-1 2 Y X: for the pixels of picture i, to picture i + 1
-    backward: Tensor  # T-1 2 Y X: for the pixels of picture i + 1, to picture i
-    actor: Tensor  # T Y X, int16: number of the actor shown, 0 for the background, -1 for rain and water
+    `pictures` are T 3 Y X in 0..1. `forward`, T-1 2 Y X, leads from the pixels of picture i to picture i + 1,
+    `backward` from those of picture i + 1 to picture i. `actor`, T Y X int16, is the number of the actor shown: 0 for
+    the background, -1 for rain and water.
+    """
+
+    pictures: Tensor
+    forward: Tensor
+    backward: Tensor
+    actor: Tensor
 
     @property
     def traceable(self) -> Tensor:
-        """T-1 Y X, bool: what a pixel of picture i + 1 shows was also in sight in picture i."""
+        """Return T-1 Y X, bool: whether the content of a pixel of picture i + 1 was visible in picture i."""
         lasting = self.actor[1:] != FLEETING
-        return _in_sight(self.actor[1:], self.actor[:-1], self.backward) & lasting
+        return _visible(self.actor[1:], self.actor[:-1], self.backward) & lasting
 
 
 def draw(scene: Scene, picture: int) -> tuple[Tensor, Tensor]:
-    """One picture 3 Y X, and the numbers Y X of the actors it shows."""
+    """Draw one picture 3 Y X and the numbers Y X of the actors it shows."""
     drawn = _read(scene.background, scene.camera[picture], scene.size)
     numbers = torch.zeros(scene.size, dtype=torch.int64)
     flood(scene.weather, picture, drawn, numbers)
@@ -60,34 +65,32 @@ def render(scene: Scene) -> Rendered:
 
 
 def half(flow: Tensor) -> Tensor:
-    """Exact flow `... 2 Y X` as seen on a grid of half the resolution.
+    """Return exact flow `... 2 Y X` on a grid of half the resolution.
 
-    Every other pixel is taken rather than an average of four: an average across an edge would be the motion
-    of nothing at all.
+    It uses every other pixel instead of averages: an average across an edge would be the motion of no object.
     """
     return flow[..., ::2, ::2] / 2
 
 
 def _steps(scene: Scene) -> Tensor:
-    """Motion on screen from each picture to the next, T-1 A 2: of the background, every actor, and the weather.
+    """Return the motion on screen to the next picture, T-1 A 2: of the background, every actor, and the weather.
 
-    The weather comes last, where its number -1 finds it.
+    The weather comes last, because its number is -1.
     """
     camera = scene.camera.diff(dim=0)
     weather = torch.zeros_like(camera)
     weather[:, 1] = scene.weather.fall
-    return torch.stack(
-        [-camera, *(actor.path.diff(dim=0) - camera for actor in scene.actors), weather], dim=1
-    )
+    actors = [actor.path.diff(dim=0) - camera for actor in scene.actors]
+    return torch.stack([-camera, *actors, weather], dim=1)
 
 
 def _read(texture: Tensor, corner: Tensor, size: tuple[int, int]) -> Tensor:
-    """A window of a texture whose first pixel lies at corner (x, y), between its points where need be."""
+    """Sample a window of a texture whose first pixel is at corner (x, y), with interpolation."""
     return sample(texture, pixel_grid(size, texture) + corner[:, None, None].to(texture.dtype))
 
 
 def _paint(scene: Scene, index: int, picture: int, drawn: Tensor, numbers: Tensor) -> None:
-    """Draw one actor onto a picture and its numbers, touching only the rectangle it can reach."""
+    """Draw one actor onto a picture and its numbers, inside the rectangle that it can cover."""
     actor: Actor = scene.actors[index]
     x, y = (actor.path[picture] - scene.camera[picture]).tolist()
     reach = actor.radius + 2
@@ -95,21 +98,21 @@ def _paint(scene: Scene, index: int, picture: int, drawn: Tensor, numbers: Tenso
     bottom, right = min(scene.size[0], int(y + reach) + 1), min(scene.size[1], int(x + reach) + 1)
     if bottom <= top or right <= left:
         return
-    place = pixel_grid((bottom - top, right - left), drawn)
-    across, down = place[0] + (left - x), place[1] + (top - y)
+    grid = pixel_grid((bottom - top, right - left), drawn)
+    across, down = grid[0] + (left - x), grid[1] + (top - y)
     distance = actor.outline(across, down)
     middle = (actor.paint.shape[-1] - 1) / 2
     paint = sample(actor.paint, torch.stack((across, down)) + middle)
-    cover = (
-        (0.5 - distance / scene.edge_px).clamp(0, 1) if scene.edge_px > 0 else (distance <= 0).to(drawn.dtype)
-    )
+    cover = (distance <= 0).to(drawn.dtype)
+    if scene.edge_px > 0:
+        cover = (0.5 - distance / scene.edge_px).clamp(0, 1)
     window = drawn[:, top:bottom, left:right]
     window.lerp_(paint, cover.expand_as(paint))
     numbers[top:bottom, left:right].masked_fill_(cover >= 0.5, index + 1)
 
 
-def _in_sight(shown: Tensor, other: Tensor, flow: Tensor) -> Tensor:
-    """Whether the four pixels around the place a flow points to all show the same thing as its origin."""
+def _visible(shown: Tensor, other: Tensor, flow: Tensor) -> Tensor:
+    """Say whether the four pixels around the target of a flow all show the same object as its origin."""
     at = backtrace(flow)
     same = inside(at, (shown.shape[-2], shown.shape[-1]))
     rows, columns = shown.shape[-2:]

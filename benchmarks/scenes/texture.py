@@ -1,7 +1,7 @@
 """Procedural paint: backgrounds with landmarks, and two-tone patterns for actors.
 
-Everything is smooth on the scale of a few pixels, so that reading a texture between its points, and then a
-picture between its pixels, lose next to nothing: flow of a fraction of a pixel stays exact to the eye.
+Everything is smooth on the scale of a few pixels, so that interpolating in a texture and then in a picture loses
+almost nothing: flow of a fraction of a pixel stays visually exact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SKY, _SAND = torch.tensor([0.38, 0.58, 0.72]), torch.tensor([0.72, 0.58, 0.42])
 
 
 def smooth_noise(size: tuple[int, int], cell: int, channels: int, source: torch.Generator) -> Tensor:
-    """Noise, channels Y X, about -1..1, whose features are `cell` pixels wide."""
+    """Make noise, channels Y X, about -1..1, with features `cell` pixels wide."""
     rows, columns = size[0] // cell + 4, size[1] // cell + 4
     coarse = torch.rand(1, channels, rows, columns, generator=source) * 2 - 1
     fine = functional.interpolate(coarse, scale_factor=cell, mode="bicubic", align_corners=False)[0]
@@ -24,32 +24,31 @@ def smooth_noise(size: tuple[int, int], cell: int, channels: int, source: torch.
 
 
 def panorama(size: tuple[int, int], seed: int) -> Tensor:
-    """A background 3 Y X in 0..1: sky over sand, grain for the flow to hold on to, and coloured landmarks."""
+    """Paint a background 3 Y X in 0..1: sky over sand, grain that flow can track, and coloured landmarks."""
     source = torch.Generator().manual_seed(seed)
     rows, columns = size
     height = torch.linspace(0, 1, rows)[:, None] + 0.25 * smooth_noise(size, 96, 1, source)
     picture = torch.lerp(_SKY[:, None, None], _SAND[:, None, None], height.clamp(0, 1))
     picture = picture + 0.10 * smooth_noise(size, 64, 3, source)
     for cell, weight in ((24, 0.09), (11, 0.08), (6, 0.05)):
-        # One tone for all channels, with a little colour: grain rather than confetti.
+        # One tone for all channels with a little colour looks like grain.
         grain = smooth_noise(size, cell, 1, source) + 0.4 * smooth_noise(size, cell, 3, source)
         picture = picture + weight * grain
     y, x = torch.meshgrid(torch.arange(rows) + 0.0, torch.arange(columns) + 0.0, indexing="ij")
     for _ in range(max(3, rows * columns // 24_000)):
-        place = torch.rand(4, generator=source)
-        distance = torch.hypot(x - place[0] * columns, y - place[1] * rows)
-        radius = 8 + 14 * float(place[2])
-        colour = _hue(float(place[3]), 0.55, 0.85)[:, None, None]
-        # A soft ring with a soft dot: unmistakable, and smooth.
-        strength = torch.exp(-(((distance - radius) / 3.5) ** 2)) + torch.exp(
-            -((distance / (radius / 3)) ** 2)
-        )
+        random = torch.rand(4, generator=source)
+        distance = torch.hypot(x - random[0] * columns, y - random[1] * rows)
+        radius = 8 + 14 * float(random[2])
+        colour = _hue(float(random[3]), 0.55, 0.85)[:, None, None]
+        # A soft ring with a soft dot is distinctive and smooth.
+        ring, dot = ((distance - radius) / 3.5) ** 2, (distance / (radius / 3)) ** 2
+        strength = torch.exp(-ring) + torch.exp(-dot)
         picture = torch.lerp(picture, colour.expand_as(picture), 0.75 * strength.clamp(max=1))
     return picture.clamp(0.03, 0.97)
 
 
 def two_tone(side: int, hue: float, seed: int) -> Tensor:
-    """An actor's paint 3 side side in 0..1: two clearly different tones in a pattern of its own."""
+    """Paint an actor, 3 side side in 0..1, with two clearly different tones in a pattern of its own."""
     source = torch.Generator().manual_seed(seed)
     angle, pitch = torch.rand(2, generator=source).tolist()
     along = _direction(angle)

@@ -1,8 +1,8 @@
-"""What never stays: rain over a scene, and water that ripples.
+"""Transient texture: rain over a scene, and water that ripples.
 
-Every picture has its own drops, and the surface of the water its own lights, so a pixel that shows one (number
--1 in the identity map) has no antecedent in the picture before. The exact flow of a drop is its fall; that of
-water is 0, since the surface glitters and goes nowhere.
+Every picture has its own drops and its own glints on the water, so a pixel that shows them (number -1 in the identity
+map) has no counterpart in the picture before. The exact flow of a drop is its fall; that of water is 0, since the
+surface glitters without moving.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 FLEETING = -1
-"""The number, in the identity map, of whatever shows no lasting thing."""
+"""The number of rain and water in the identity map."""
 
 _DROP = torch.tensor([0.93, 0.95, 0.98])
 _WATER = torch.tensor([0.16, 0.36, 0.48])
@@ -21,41 +21,45 @@ _WATER = torch.tensor([0.16, 0.36, 0.48])
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Rain before everything (`cover` of the pixels in every picture) and water behind the actors."""
+    """Rain in front of everything and water behind the actors.
+
+    Rain covers the share `cover` of the pixels and falls `fall` pixels per picture. Water begins at `shore`, a share
+    of the height, and its glints differ by up to `swell` in colours 0..1. `first` is the picture of the whole clip at
+    which this piece begins.
+    """
 
     cover: float = 0.0
-    fall: float = 0.0  # pixels a picture
-    shore: float | None = None  # the row, as a share of the height, below which there is water
-    swell: float = 0.0  # how far the lights on the water go, in colours 0..1
+    fall: float = 0.0
+    shore: float | None = None
+    swell: float = 0.0
     seed: int = 0
-    first: int = 0  # the picture of the whole clip with which this piece of it begins
+    first: int = 0
 
 
 CLEAR = Weather()
 
 
 def rain(weather: Weather, picture: int, size: tuple[int, int]) -> Tensor:
-    """Where drops are seen in one picture, Y X, bool: streaks one pixel wide, each as long as its fall."""
-    source = torch.Generator().manual_seed(
-        weather.seed * 1_000_003 + weather.first + picture
-    )  # of the picture alone, so that any piece of a clip can be drawn by itself
+    """Return where one picture shows drops, Y X, bool: streaks one pixel wide, each as long as its fall."""
+    # The seed depends only on the picture, so that any piece of a clip can be rendered by itself.
+    source = torch.Generator().manual_seed(weather.seed * 1_000_003 + weather.first + picture)
     rows, columns = size
     length = max(2, round(weather.fall))
     count = round(weather.cover * rows * columns / length)
-    place = torch.rand(2, count, generator=source)
-    top = (place[0] * (rows + length)).long()[:, None] - length + torch.arange(length)
-    left = (place[1] * columns).long()[:, None].expand_as(top)
-    seen = (top >= 0) & (top < rows)
+    random = torch.rand(2, count, generator=source)
+    top = (random[0] * (rows + length)).long()[:, None] - length + torch.arange(length)
+    left = (random[1] * columns).long()[:, None].expand_as(top)
+    visible = (top >= 0) & (top < rows)
     mask = torch.zeros(rows, columns, dtype=torch.bool)
-    mask[top[seen], left[seen]] = True
+    mask[top[visible], left[visible]] = True
     return mask
 
 
 def ripples(weather: Weather, picture: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The water of one picture: its colours 3 Y X, and where it lies, Y X, bool.
+    """Return the water of one picture: its colours 3 Y X, and where it is, Y X, bool.
 
-    Short waves of many directions and speeds, their sum sharpened into glints: it never repeats, and at
-    its speeds neither a search nor a network can follow it.
+    It is a sum of short waves of many directions and speeds, sharpened into glints. It never repeats, and is too fast
+    for flow estimators to track.
     """
     assert weather.shore is not None
     source = torch.Generator().manual_seed(weather.seed)
@@ -74,7 +78,7 @@ def ripples(weather: Weather, picture: int, size: tuple[int, int]) -> tuple[Tens
 
 
 def wet(weather: Weather, picture: int, drawn: Tensor, numbers: Tensor) -> None:
-    """Let it rain on a drawn picture 3 Y X and its identities Y X."""
+    """Add rain to a picture 3 Y X and its identities Y X."""
     if weather.cover > 0:
         drops = rain(weather, picture, (numbers.shape[0], numbers.shape[1]))
         drawn.copy_(torch.where(drops, 0.15 * drawn + 0.85 * _DROP[:, None, None], drawn))
@@ -82,7 +86,7 @@ def wet(weather: Weather, picture: int, drawn: Tensor, numbers: Tensor) -> None:
 
 
 def flood(weather: Weather, picture: int, drawn: Tensor, numbers: Tensor) -> None:
-    """Let water cover the lower part of a background, before the actors are painted."""
+    """Cover the lower part of a background with water, before the actors are painted."""
     if weather.shore is not None:
         colours, where = ripples(weather, picture, (numbers.shape[0], numbers.shape[1]))
         drawn.copy_(torch.where(where, colours, drawn))

@@ -21,11 +21,11 @@ def test_tiny_size_runs_to_its_json_line():
         check=True,
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["to_off"]["recap"]["drawn_ms"] > 0
+    assert result["to_off"]["recap"]["without_decode_ms"] > 0
     assert set(result["by_memory"]["recap"]["sink_share_by_stage"]) == {"0", "1", "2"}
 
 
-def test_without_diffusers_it_says_what_to_do():
+def test_missing_diffusers_is_refused_with_a_remedy():
     program = """
 import sys
 class Without:
@@ -42,14 +42,14 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--chunks", "0"], "--chunks is 0"),
         (["--memories", ""], "memory is ''"),
         (["--device", "tpu"], "device is 'tpu'"),
     ],
 )
-def test_bad_words_are_refused_in_one_line(monkeypatch, words, said):
+def test_bad_options_are_refused_in_one_line(monkeypatch, words, message):
     monkeypatch.setattr("sys.argv", ["helios", "--size", "tiny", *words])
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         main()

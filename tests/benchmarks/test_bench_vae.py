@@ -8,27 +8,27 @@ import pytest
 from benchmarks.vae import SIZES, main
 
 
-def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
     main(["--size", "small", *arguments])
-    found: list[dict[str, object]] = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    found: list[dict[str, object]] = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     return found
 
 
 def test_every_decoder_computes_what_it_should(capsys: pytest.CaptureFixture[str]) -> None:
-    made = rows(capsys, "--blocks", "1", "--plain")
-    assert [row["decoder"] for row in made] == ["vae plain", "vae fast", "tiny plain", "tiny fast"]
-    for row in made:
-        assert row["error_max"] < 1e-4 and row["ms"] > 0, row  # type: ignore[operator]
+    results = measured(capsys, "--blocks", "1", "--plain")
+    assert [found["decoder"] for found in results] == ["vae plain", "vae fast", "tiny plain", "tiny fast"]
+    for found in results:
+        assert found["error_max"] < 1e-4 and found["ms"] > 0, found  # type: ignore[operator]
 
 
-@pytest.mark.skipif(find_spec("triton") is not None, reason="would have the tiles compiled")
-def test_what_fails_is_told_and_the_rest_goes_on(
+@pytest.mark.skipif(find_spec("triton") is not None, reason="the tiles would be compiled")
+def test_a_failure_is_reported_and_the_rest_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles need Triton and a device, which tests do without."""
+    """Tiles need Triton and a device, which tests do not have."""
     monkeypatch.setitem(SIZES, "small", SIZES["small"]._replace(width=32))
-    made = rows(capsys, "--layers")
-    failed = [row for row in made if "failed" in row]
-    assert failed and len(made) > len(failed)
-    assert all((row["way"] == "conv3d") == ("ms" in row) for row in made)
-    assert sum(str(row["way"]).endswith("(chosen)") for row in made) >= 4
+    results = measured(capsys, "--layers")
+    failed = [found for found in results if "failed" in found]
+    assert failed and len(results) > len(failed)
+    assert all((found["way"] == "conv3d") == ("ms" in found) for found in results)
+    assert sum(str(found["way"]).endswith("(chosen)") for found in results) >= 4

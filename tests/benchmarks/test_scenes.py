@@ -1,4 +1,4 @@
-"""Made scenes keep their promise: what is drawn moves exactly as the flow says."""
+"""The content of synthetic scenes moves exactly by their flow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_shapes_and_range(drawn: dict[str, Rendered], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SCENES if name != "demo"])
-def test_the_previous_picture_explains_what_was_in_sight(drawn: dict[str, Rendered], name: str) -> None:
+def test_the_previous_picture_explains_what_was_visible(drawn: dict[str, Rendered], name: str) -> None:
     clip = drawn[name]
     predicted = sample(clip.pictures[:-1], backtrace(clip.backward))
     error = (predicted - clip.pictures[1:]).abs().amax(dim=1)[clip.traceable]
@@ -41,10 +41,10 @@ def test_soft_edges_cost_little(drawn: dict[str, Rendered]) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_there_and_back_is_nowhere_for_what_stays_in_sight(drawn: dict[str, Rendered], name: str) -> None:
+def test_flow_there_and_back_is_zero_for_visible_content(drawn: dict[str, Rendered], name: str) -> None:
     clip = drawn[name]
-    there = sample(clip.forward, backtrace(clip.backward))
-    cycle = torch.linalg.vector_norm(clip.backward + there, dim=1)
+    forward = sample(clip.forward, backtrace(clip.backward))
+    cycle = torch.linalg.vector_norm(clip.backward + forward, dim=1)
     assert float(cycle[clip.traceable].max()) < 1e-3
 
 
@@ -87,8 +87,8 @@ def test_burst_is_ten_times_as_fast(drawn: dict[str, Rendered]) -> None:
     assert float(wild / calm) == pytest.approx(10, rel=1e-3)
 
 
-def test_flow_of_hidden_and_leaving_things_is_still_theirs(drawn: dict[str, Rendered]) -> None:
-    """The background under the path of an actor stays; no pixel is handed the motion of what covers it."""
+def test_flow_of_the_background_is_its_own(drawn: dict[str, Rendered]) -> None:
+    """The background under an actor's path stays; no pixel gets the motion of what covers it later."""
     clip = drawn["entering"]
     background = clip.actor[:-1] == 0
     assert float(clip.forward.permute(0, 2, 3, 1)[background].abs().max()) == 0
@@ -98,8 +98,9 @@ def test_half_keeps_motion_in_its_own_pixels(drawn: dict[str, Rendered]) -> None
     flow = drawn["returning"].forward
     small = half(flow[None])
     assert small.shape == (1, COUNT - 1, 2, SIZE[0] // 2, SIZE[1] // 2)
-    known = torch.cat([flow.flatten() / 2, torch.zeros(1)]).unique()
-    assert bool(torch.isin(small.flatten(), known).all())  # no motion that nothing has
+    # Every motion is that of some object.
+    motions = torch.cat([flow.flatten() / 2, torch.zeros(1)]).unique()
+    assert bool(torch.isin(small.flatten(), motions).all())
 
 
 def test_seeds_change_the_paint_and_nothing_else() -> None:
@@ -121,21 +122,19 @@ def test_unknown_scenes_and_sizes_are_refused() -> None:
 def test_a_piece_is_drawn_as_in_the_whole(drawn: dict[str, Rendered], name: str) -> None:
     whole, part = drawn[name], render(piece(make_scene(name, SIZE, COUNT), 11, 20))
     assert torch.equal(part.pictures, whole.pictures[11:20]) and torch.equal(part.actor, whole.actor[11:20])
-    assert torch.equal(part.backward, whole.backward[11:19]) and torch.equal(
-        part.forward, whole.forward[11:19]
-    )
+    assert torch.equal(part.backward, whole.backward[11:19])
+    assert torch.equal(part.forward, whole.forward[11:19])
 
 
 @pytest.mark.parametrize(("name", "share", "actors"), [("rain", 0.045, 2), ("ripples", 0.58, 1)])
 def test_texture_is_everywhere_at_all_times_and_subjects_come_late(
     drawn: dict[str, Rendered], name: str, share: float, actors: int
 ) -> None:
-    """Texture has no antecedent, and none of it may pass for a subject."""
+    """Texture has no counterpart in the previous picture, and none of it counts as a subject."""
     clip = drawn[name]
     fleeting = clip.actor == FLEETING
     assert float(fleeting.float().mean()) == pytest.approx(share, rel=0.15)
     assert not bool((clip.traceable & fleeting[1:]).any())
-    first = [
-        int((clip.actor == number).flatten(1).any(dim=1).nonzero()[0]) for number in range(1, actors + 1)
-    ]
+    masks = [(clip.actor == number).flatten(1) for number in range(1, actors + 1)]
+    first = [int(mask.any(dim=1).nonzero()[0]) for mask in masks]
     assert min(first) > 0.3 * COUNT and sorted(set(first)) == first

@@ -1,4 +1,4 @@
-"""What a language model may answer when it is asked for a box. The model itself was never run here."""
+"""Answers that a language model may give for a box. The model itself is not run here."""
 
 from __future__ import annotations
 

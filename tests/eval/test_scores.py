@@ -14,10 +14,9 @@ from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, 
 from recap.io.video import ClipWriter, open_clip
 
 
-def test_intervals_are_as_wide_as_there_are_clusters():
-    """Five seeds of a prompt that all say the same are one voice."""
-    dice = np.random.default_rng(0)
-    by_prompt = np.repeat(dice.normal(size=20), 5)
+def test_intervals_depend_on_the_number_of_clusters():
+    """Five seeds of a prompt with equal values count once."""
+    by_prompt = np.repeat(np.random.default_rng(0).normal(size=20), 5)
     prompts = [i // 5 for i in range(100)]
     apart = cluster_interval(list(by_prompt), list(range(100)))
     together = cluster_interval(list(by_prompt), prompts)
@@ -43,7 +42,7 @@ def test_clusters_must_fit():
 
 
 def test_wins_of_the_paper():
-    """76 and 64 of 100: the intervals and p values that the fact sheet computed."""
+    """76 and 64 of 100 have the intervals and p values of an independent computation."""
     for won, low, high, p in ((76, 0.668, 0.833, 2e-7), (64, 0.542, 0.727, 0.007)):
         wins = count_wins([1.0] * won + [0.0] * (100 - won), [0.5] * 100)
         assert (wins.won, wins.lost, wins.tied) == (won, 100 - won, 0)
@@ -67,10 +66,9 @@ def test_columns_with_two_judges_are_refused():
 
 
 def pictures():
-    dice = np.random.default_rng(0)
-    return [
-        np.kron(dice.integers(0, 255, (4, 6, 3)), np.ones((16, 16, 1))).astype(np.uint8) for _ in range(5)
-    ]
+    generator = np.random.default_rng(0)
+    small = [generator.integers(0, 255, (4, 6, 3)) for _ in range(5)]
+    return [np.kron(each, np.ones((16, 16, 1))).astype(np.uint8) for each in small]
 
 
 def check_embedder(embedder):
@@ -82,7 +80,7 @@ def check_embedder(embedder):
     assert (alike.argmax(axis=1) == np.arange(5)).all()
 
 
-def test_colours_know_a_mirrored_picture():
+def test_colours_recognise_a_mirrored_picture():
     check_embedder(HsvEmbedder())
     red = np.full((4, 4, 3), (255, 0, 0), np.uint8)
     blue = np.full((4, 4, 3), (0, 0, 255), np.uint8)
@@ -90,9 +88,9 @@ def test_colours_know_a_mirrored_picture():
     assert one @ other == 0 and one @ one == pytest.approx(1) and grey @ one == 0
 
 
-def test_mobilenet_where_its_weights_are(installed_home, shared_data):
-    places = (installed_home / "mobilenetv2.pt", shared_data / "mobilenetv2.pt")
-    file = next((place for place in places if place.is_file()), None)
+def test_mobilenet_if_its_weights_are_installed(installed_home, shared_data):
+    files = (installed_home / "mobilenetv2.pt", shared_data / "mobilenetv2.pt")
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
         pytest.skip("python -m recap.eval.embedders fetches the weights")
     check_embedder(build_embedder("mobilenetv2", str(file)))
@@ -110,7 +108,7 @@ def test_missing_weights_are_named(tmp_path, monkeypatch):
 
 
 def test_transformers_embedders_read_a_folder_and_never_the_network(tmp_path):
-    """Tiny random models in the format of the real ones."""
+    """The models are tiny and random, in the format of the real ones."""
     transformers = pytest.importorskip("transformers")
     with pytest.raises(ValueError, match="hf download"):
         build_embedder("dinov2", str(tmp_path / "nothing"))

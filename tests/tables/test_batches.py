@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recap.eval.embedders import HsvEmbedder, build_embedder
-from recap.eval.sampling import Drawn
+from recap.eval.sampling import InMemoryClip
 from recap.io.video import open_clip
 from recap.run import build_backbone
 from recap.tables.batches import USUAL, main
@@ -99,7 +99,7 @@ def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(tmp_path):
     job = job_of(planned, recipe, "hsv")
     from_file = draw_and_score(json.loads(job.payload), str(tmp_path))
     clip = open_clip(tmp_path / "video.mp4")
-    shown = Drawn(np.stack(list(clip.pictures())), clip.fps)
+    shown = InMemoryClip(np.stack(list(clip.pictures())), clip.fps)
     seen = Seen(job.data, shown, read_lines(tmp_path / "trace.jsonl"))
     assert as_result(score(seen, recipe.measures), recipe.measures) == from_file
 

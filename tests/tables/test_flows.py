@@ -13,7 +13,7 @@ import recap.tables.reproduce as reproduction
 from recap.cli.main import app
 from recap.config import RunConfig
 from recap.eval.motion_judge import build_motion_judge
-from recap.eval.sampling import Drawn
+from recap.eval.sampling import InMemoryClip
 from recap.tables import suite_videos
 from recap.tables.about import about_this
 from recap.tables.batches import main, read_arguments
@@ -155,7 +155,7 @@ def test_judges_of_motion_mark_their_scores(monkeypatch, random_raft):
     found = {}
     for judge in ("classical", "raft-small"):
         data = job_of(planned, recipe, "hsv", judge_flow=judge).data
-        scores = score(Seen(data, Drawn(pictures, 16), []), ["motion", "dynamics", "length"])
+        scores = score(Seen(data, InMemoryClip(pictures, 16), []), ["motion", "dynamics", "length"])
         looked = [*scores["motion"], scores["dynamics"][1], *scores["length"]]
         assert {each.backend for each in looked} == {"dis" if judge == "classical" else judge}
         found[judge] = scores["motion"][2].value

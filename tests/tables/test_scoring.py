@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recap.eval.judges.witness import ProbeWitness
-from recap.eval.sampling import Drawn
+from recap.eval.sampling import InMemoryClip
 from recap.tables.job import job_of
 from recap.tables.recipes import Ask, find_recipe, plan_runs
 from recap.tables.scoring import LENGTHS_S, Seen, score
@@ -25,7 +25,7 @@ def run_of(num_pictures: int) -> Seen:
     dice = np.random.default_rng(0)
     pictures = np.zeros((num_pictures, *SIZE, 3), np.uint8)
     pictures[num_pictures // 2 :] = dice.integers(0, 256, pictures[num_pictures // 2 :].shape)
-    return Seen(job_of(planned, recipe, "hsv").data, Drawn(pictures, FPS), [])
+    return Seen(job_of(planned, recipe, "hsv").data, InMemoryClip(pictures, FPS), [])
 
 
 def pictures_of(blocks: int) -> int:
@@ -86,7 +86,7 @@ def test_what_a_bank_is_made_of_at_the_last_cut_or_at_the_end(monkeypatch, cut, 
     recipe = find_recipe("rules")
     data = job_of(next(plan_runs(recipe, Ask(prompts=1, seeds=1))), recipe, "hsv").data
     monkeypatch.setattr("recap.tables.scoring._probe", LeftColumn)
-    told = score(Seen(data, Drawn(pictures, FPS), trace), ["content"])["content"]
+    told = score(Seen(data, InMemoryClip(pictures, FPS), trace), ["content"])["content"]
     assert {each.name: each.value for each in told} == {
         "bank_edge_share": edge, "bank_actor_share": pytest.approx(share)
     }  # fmt: skip
@@ -130,7 +130,9 @@ def judged(monkeypatch, table, shots, show, measure, *, admit=None):
     recipe = find_recipe(table)
     data = job_of(next(plan_runs(recipe, Ask(prompts=1, seeds=1))), recipe, "hsv").data
     monkeypatch.setattr("recap.tables.scoring._probe", Squares)
-    return {each.name: each for each in score(Seen(data, Drawn(pictures, FPS), trace), [measure])[measure]}
+    return {
+        each.name: each for each in score(Seen(data, InMemoryClip(pictures, FPS), trace), [measure])[measure]
+    }
 
 
 def without_a_bank(line, text):

@@ -1,4 +1,4 @@
-"""What tests of the training code share: the way to import it, and a world whose actors need no font."""
+"""Shared by the tests of training: its import path, and a world whose actors need no font."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # training/ is not installed with the package
+# training/ is not installed with the package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from recap.backbones.tiny.vocabulary import ACTORS
 
 
 def drawn_atlas(side: int = 48) -> Tensor:
-    """A sprite per actor: blobs of different outline, each with a light and a dark half."""
+    """Draw one sprite per actor: blobs of different outline, each with a light and a dark half."""
     axis = torch.linspace(-1, 1, side)
     y, x = axis[:, None], axis[None, :]
     sprites = []

@@ -1,4 +1,4 @@
-"""A stand-in for the sprite world: flat squares that slide over a flat ground, at any size."""
+"""A stand-in for the sprite world: plain squares that slide over a plain background, at any size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from training.clips import Clips
 
 
 class SquaresWorld:
-    """Two squares on a ground, every colour by chance; captions are chance words."""
+    """Two squares on a background, in random colours; captions are random words."""
 
     def __init__(self, size: tuple[int, int] = (32, 48), num_pictures: int = 9, words: int = 6) -> None:
         self.size = size

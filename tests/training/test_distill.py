@@ -26,22 +26,14 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
-    settings = {
-        "batch": 6,
-        "blocks": 3,
-        "longest": 5,
-        "uses": 2,
-        "num_captions": 24,
-        "head_start": 0,
-        "sample_blocks": 0,
-        "compile": False,
-    }
+    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24}
+    settings = {**sizes, "head_start": 0, "sample_blocks": 0, "compile": False}
     options = replace(Options(0.02, teacher, Path("none"), out, reserve_s=0.0), **{**settings, **changes})
     return Trainer(options, small_world, "cpu", SMALL)
 
 
 def test_the_parallel_pass_repeats_the_rollout(teacher: Path, tmp_path: Path) -> None:
-    """A rollout's last step, asked again in one pass with the rollout as past, gives the rollout itself."""
+    """The last step of a rollout, repeated in one pass with the rollout as past, gives the rollout itself."""
     trainer = trainer_of(teacher, tmp_path)
     drawn, _ = trainer.draw()
     assert drawn.counts.all()
@@ -59,7 +51,7 @@ def test_steps_move_generator_and_fake_and_nothing_else(
     models = (trainer.teacher, trainer.generator, trainer.fake)
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     trainer.clock.apply(trainer.optimisers)
-    # At first teacher and fake agree and the generator has no reason to move; after one step they do not.
+    # At first teacher and fake agree and the generator does not move; after one step they differ.
     draws = trainer.draw()
     losses = torch.stack([trainer.step(index, drawn) for index, drawn in enumerate(draws)])
     assert losses.isfinite().all()
@@ -80,7 +72,7 @@ def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Pa
         assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
 
 
-def test_a_resumed_generator_takes_the_words_of_its_new_teacher(teacher: Path, tmp_path: Path) -> None:
+def test_a_resumed_generator_uses_the_words_of_its_new_teacher(teacher: Path, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path / "a").run()
     torch.manual_seed(1)
     save_model(TextAndFlow(SMALL), tmp_path / "other")
@@ -97,17 +89,17 @@ def test_steady_rollouts_keep_the_caption_of_their_opening(
     assert torch.equal(text, text[:, :1].expand_as(text)) is same
 
 
-def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_past(
+def test_the_end_of_a_long_rollout_is_repeated_except_the_block_without_its_past(
     teacher: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(teacher, tmp_path, ending=0.0)
     first, drawn = trainer.draw()[1], trainer.draw()[1]
     dense = torch.tensor([layout.dense for layout in trainer.layouts for _ in range(layout.rows)])
-    on = drawn.rows(~dense)
-    assert torch.equal(first.rows(~dense).clean[:, 0], on.clean[:, 0]), "the same rollout goes on"
-    assert not torch.equal(first.rows(~dense).clean[:, 1], on.clean[:, 1])
-    assert on.counts.tolist() == [[1.0, 0.0, 1.0]] * len(on.counts)
-    assert dense.any() and drawn.rows(dense).counts.all(), "one with all of its past begins again"
+    continued = drawn.rows(~dense)
+    assert torch.equal(first.rows(~dense).clean[:, 0], continued.clean[:, 0]), "the same rollout continues"
+    assert not torch.equal(first.rows(~dense).clean[:, 1], continued.clean[:, 1])
+    assert continued.counts.tolist() == [[1.0, 0.0, 1.0]] * len(continued.counts)
+    assert dense.any() and drawn.rows(dense).counts.all(), "a rollout with all of its past begins again"
     assert not torch.equal(first.rows(dense).clean[:, 0], drawn.rows(dense).clean[:, 0])
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
     flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn, trainer.layouts)
@@ -120,7 +112,7 @@ def test_the_end_of_a_long_rollout_is_repeated_but_for_the_block_without_its_pas
 
 
 @pytest.mark.parametrize("batch", [4, 6, 16])
-def test_rollouts_have_windows_of_whole_frames_unless_asked_for_banks(batch: int) -> None:
+def test_rollouts_have_windows_of_whole_frames_unless_banks_are_requested(batch: int) -> None:
     layouts = rollout_layouts(batch, 6)
     assert sum(layout.rows for layout in layouts) == batch
     assert {replace(layout, rows=1) for layout in layouts} == {
@@ -133,7 +125,7 @@ def test_rollouts_have_windows_of_whole_frames_unless_asked_for_banks(batch: int
 def test_a_rollout_ends_at_its_longest(teacher: Path, tmp_path: Path) -> None:
     trainer = trainer_of(teacher, tmp_path, ending=0.0)
     begins = [bool(trainer.draw()[0].counts.all()) for _ in range(4)]
-    assert begins == [True, False, True, False], "three blocks, five, then anew"
+    assert begins == [True, False, True, False], "three blocks, five, then a new one"
 
 
 def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
@@ -146,7 +138,7 @@ def test_judges_see_half_of_the_rows_with_a_past_without_it() -> None:
     assert [layout for layout in judged if not layout.sink] == [x for x in layouts if not x.sink]
 
 
-def test_the_opening_counts_for_more(teacher: Path, tmp_path: Path) -> None:
+def test_the_first_block_weighs_more(teacher: Path, tmp_path: Path) -> None:
     weights = trainer_of(teacher, tmp_path, opening_weight=4.0).weights
     square = torch.tensor([6.0, 1.0, 2.0])[None, :, None, None, None, None].expand(2, -1, 1, 2, 3, 3)
     torch.testing.assert_close(_mean(square, weights.expand(2, -1)), torch.tensor((4 * 6.0 + 1 + 2) / 6))

@@ -1,4 +1,4 @@
-"""The measurements: statistics on known cases, and every part from end to end at a minute size."""
+"""The measurements: statistics on known cases, and every part from end to end at a tiny size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAN = float("nan")
 
 
 class Checkered(Probe):
-    """A judge that finds everybody in every picture, each in some cells, in the colours that are there."""
+    """A judge that finds every actor in every picture, each in some cells, in the colours of these cells."""
 
     def judge(self, pictures: Tensor, at_once: int = 256) -> Judged:
         colours = functional.avg_pool2d(pictures.flatten(0, 1), CELL).unflatten(0, pictures.shape[:2])
@@ -95,7 +95,7 @@ def test_copies_within_a_cluster_do_not_narrow_the_interval():
     assert (copied.n, copied.clusters) == (400, 50)
 
 
-def test_paired_differences_take_whole_pairs_only():
+def test_paired_differences_use_complete_pairs_only():
     ours, theirs = torch.tensor([1.0, NAN, 5.0, 2.0]), torch.tensor([3.0, 1.0, NAN, 4.0])
     assert paired_difference(ours, theirs, range(4)) == (-2.0, -2.0, -2.0, 2, 2)
     nothing = paired_difference(ours[1:3], theirs[1:3], range(2))
@@ -114,46 +114,47 @@ def test_contrast_and_sharpness_of_known_pictures():
     board = (torch.arange(8)[:, None] + torch.arange(10)) % 2
     pictures = torch.stack([torch.full((8, 10), 0.3), board.float()])[:, None].expand(-1, 3, -1, -1)
     torch.testing.assert_close(contrast(pictures), torch.tensor([0.0, 0.5]), atol=1e-6, rtol=0)
-    # On a chessboard the Laplacian is 4 x 255, up and down in turns.
+    # On a chessboard the Laplacian alternates between 4 x 255 and its negative.
     torch.testing.assert_close(
         sharpness(pictures), torch.tensor([0.0, (4 * 255.0) ** 2]), atol=1e-2, rtol=1e-5
     )
 
 
-def test_an_empty_row_begins_another_table():
+def test_an_empty_line_begins_another_table():
     assert markdown([["a", "b"], ["1", "2"], [], ["c"], ["3"]]).splitlines() == [
         "| a | b |", "|---|---|", "| 1 | 2 |", "", "| c |", "|---|", "| 3 |",
     ]  # fmt: skip
 
 
-# Ways to watch a rollout
+# Measuring a rollout
 
 
-def test_rows_decoded_apart_are_the_rows_decoded_together(models):
+def test_rows_decoded_separately_equal_rows_decoded_together(models):
     latents = torch.randn(3, 6, 16, 16, 26, generator=torch.Generator().manual_seed(3))
-    together, apart = models.four.decoder(), RowsDecoder(models.four.decoder, at_once=2)
+    together, separate = models.four.decoder(), RowsDecoder(models.four.decoder, at_once=2)
     for part in latents.split(3, dim=1):
-        torch.testing.assert_close(apart.decode(part), together.decode(part))
+        torch.testing.assert_close(separate.decode(part), together.decode(part))
 
 
 @pytest.mark.parametrize("memory", ["sink", "recap, lambda 5"])
-def test_a_told_past_leaves_the_memory_of_one_that_was_drawn(bench, memory):
+def test_a_given_past_leaves_the_same_memory_as_a_generated_one(bench, memory):
     plan = make_plan([[Shot("a fox in a city", 2.25)], [Shot("a bus on a beach", 2.25)]], bench.spec)
-    drawn, told = bench.policy(memory), bench.policy(memory)
-    made = list(rollout(bench.models.four, drawn, plan, seeds=[1, 2]))
+    generated, resumed = bench.policy(memory), bench.policy(memory)
+    made = list(rollout(bench.models.four, generated, plan, seeds=[1, 2]))
     past = torch.cat([block.latents for block in made[:2]], dim=1)
-    again = list(rollout(bench.models.four, told, plan, seeds=[1, 2], told=past))
-    assert torch.equal(again[2].latents, made[2].latents)  # told two blocks, it draws the third as before
-    wanted = drawn.state()
-    assert set(wanted) == set(told.state()) and len(wanted) > 3
-    for name, value in told.state().items():
+    again = list(rollout(bench.models.four, resumed, plan, seeds=[1, 2], told=past))
+    # After two given blocks, the third is generated as before.
+    assert torch.equal(again[2].latents, made[2].latents)
+    wanted = generated.state()
+    assert set(wanted) == set(resumed.state()) and len(wanted) > 3
+    for name, value in resumed.state().items():
         assert torch.equal(value, wanted[name]), name
 
 
 # The parts
 
 
-def test_prompts_differ_and_go_through_the_cast():
+def test_prompts_differ_and_cycle_through_the_cast():
     prompts = make_prompts(30, 7, actors=2)
     assert len(set(prompts)) == 30 and len({prompt.actors[0] for prompt in prompts}) == 24
     assert make_prompts(30, 7, actors=2) == prompts
@@ -177,8 +178,8 @@ def test_every_part_runs_and_writes_its_numbers(part, bench, tmp_path, capsys):
     for name in compared:
         result = result[name]
     assert not compared or (result["n"] == 2 and result["low"] <= result["mean"] <= result["high"])
-    said = capsys.readouterr().out
-    assert f"### {part}\n| " in said and "|---|" in said
+    printed = capsys.readouterr().out
+    assert f"### {part}\n| " in printed and "|---|" in printed
 
 
 def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
@@ -196,35 +197,24 @@ def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, t
     assert result["kept"]["mean"] == 0 and result["error at 2.25 s"]["mean"] is None
 
 
-def test_time_that_runs_out_leaves_whole_batches(models, world, bench, tmp_path):
+def test_out_of_time_leaves_whole_batches(models, world, bench, tmp_path):
     short = Bench(bench.options, models, bench.probe, world, minutes=0)
     assert measure("stability", short, tmp_path)["result"]["n"] == 1
     assert not short.time_left()
 
 
 def test_the_command_measures_the_shipped_weights(tmp_path):
-    words = [
-        "speed",
-        "--weights",
-        str(WEIGHTS),
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--seconds",
-        "2.25",
-    ]
-    main(words)
+    main(["speed", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--device", "cpu", "--seconds", "2.25"])
     result = json.loads((tmp_path / "speed.json").read_text())["result"]
     assert result["block_s_median"] > 0 and result["peak_memory_mib"] > 100
 
 
-def test_a_part_that_needs_the_judge_says_so(tmp_path):
+def test_a_part_without_its_judge_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"training\.probe"):
         main(["opening", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--device", "cpu"])
 
 
-def test_rows_decoded_apart_go_on_from_their_state() -> None:
+def test_rows_decoded_separately_resume_from_their_state() -> None:
     spec = UNTRAINED.backbone_spec()
     latents = torch.randn(5, 6, spec.latent_channels, *spec.latent_size)
     straight, first, second = (RowsDecoder(lambda: UpsampleDecoder(spec), at_once=2) for _ in range(3))
@@ -234,7 +224,7 @@ def test_rows_decoded_apart_go_on_from_their_state() -> None:
     assert torch.equal(torch.cat([head, second.decode(latents[:, 3:])], dim=1), whole)
 
 
-def test_the_flow_is_that_of_a_run_unless_another_is_named(tmp_path, monkeypatch, random_raft, capsys):
+def test_the_flow_is_that_of_a_run_unless_one_is_named(tmp_path, monkeypatch, random_raft, capsys):
     needed = ["speed", "--weights", "w", "--out", "o"]
     assert choose_flow(read_arguments(needed)) == "classical"
     assert capsys.readouterr().out.count("flow: classical") == 1
@@ -246,12 +236,12 @@ def test_the_flow_is_that_of_a_run_unless_another_is_named(tmp_path, monkeypatch
     assert choose_flow(read_arguments([*needed, "--flow", "classical"])) == "classical"
 
 
-def test_speed_is_that_of_the_flow_it_is_recorded_with(models, bench, monkeypatch, tmp_path):
-    asked = []
+def test_speed_uses_the_recorded_flow(models, bench, monkeypatch, tmp_path):
+    opened = []
 
     def open_flow():
-        asked.append(True)
+        opened.append(True)
         return ClassicalFlow()
 
     measure("speed", Bench(bench.options, models, open_flow=open_flow), tmp_path)
-    assert asked == [True]
+    assert opened == [True]

@@ -1,4 +1,4 @@
-"""The judge learns, and says what it means in the right shapes."""
+"""The probe learns, and its results have the right shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clips(world):
     return world.film(scripts, seed=4, num_pictures=1)
 
 
-def test_labels_are_where_the_actor_is(clips):
+def test_labels_are_at_the_actor(clips):
     labels = labels_of(clips)
     assert labels.cells.shape == (2, 8, 13) and labels.presence.shape == (2, len(ACTORS))
     for row, kind in enumerate(CAST):

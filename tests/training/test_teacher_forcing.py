@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recap.admission.retention import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.model import CausalWan
@@ -16,7 +15,8 @@ from recap.backbones.wan.spec import EMBEDDED
 from recap.contracts import MemoryPolicy
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.types import Block, Candidates
+from recap.types import Block
+from training.rollouts import FixedScores
 from training.teacher_forcing import (
     DENSE_FRAMES,
     ClipBatch,
@@ -30,23 +30,6 @@ from training.teacher_forcing import (
 SPEC = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=64, freq_dim=16, text_dim=8, latent_size=(4, 6))
 FRAME = SPEC.grid[0] * SPEC.grid[1]
 BLOCKS = 4
-
-
-class GivenScores:
-    """An admission whose scores were drawn beforehand."""
-
-    def __init__(self, score: Tensor) -> None:
-        self.score = score
-
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        frames = torch.arange(block.first_frame, block.first_frame + block.num_frames)
-        rows, columns = (torch.arange(n) for n in SPEC.grid)
-        source = torch.cartesian_prod(frames, rows, columns).unsqueeze(0)
-        start = block.first_frame * FRAME
-        return Candidates(source, self.score[:, start : start + block.num_frames * FRAME])
-
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return retain_top(pool, capacity)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +56,16 @@ def clip_batch(rows: int, extra: int = 1, blocks: int = BLOCKS) -> ClipBatch:
 
 
 def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: bool) -> Tensor:
-    """The flow of every noisy block of row 0, block by block as the rollout does it."""
+    """Return the flow of every noisy block of row 0, block by block as in a rollout."""
     flows = []
     for index in range(batch.noisy.shape[1]):
         block = Block(index, index * SPEC.frames_per_block, SPEC.frames_per_block, ("",))
         if cut:
             policy.clear_prior()
-        given = model.condition(batch.text[:1, index])
+        prompt = model.condition(batch.text[:1, index])
         context = BlockContext(policy, policy.begin(block))
-        flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), given, context))
-        model(batch.clean[:1, index], 0.0, given, context.settling())
+        flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), prompt, context))
+        model(batch.clean[:1, index], 0.0, prompt, context.settling())
         policy.commit(block, torch.zeros(0))
     return torch.stack(flows, dim=1)
 
@@ -101,7 +84,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("layout", "config"), LAYOUTS)
 def test_one_pass_equals_stepping(model: CausalWan, layout: Layout, config) -> None:
     batch = clip_batch(1)
-    policy = config.build(SPEC.backbone_spec(), lambda: GivenScores(batch.score))
+    policy = config.build(SPEC.backbone_spec(), lambda: FixedScores(SPEC, batch.score))
     stepped = step_through(model, batch, policy, layout.cut)
     made = predict_flow(model, batch, (layout,), make_turns(SPEC, "cpu"))
     assert stepped.std() > 0.1
@@ -109,10 +92,10 @@ def test_one_pass_equals_stepping(model: CausalWan, layout: Layout, config) -> N
 
 
 def test_long_windows_equal_stepping_in_a_longer_window(model: CausalWan) -> None:
-    """While it fills, a window of 12 frames lays out sink 0, prior 1.., current behind."""
+    """While it fills, a window of 12 frames has sink 0, prior 1.., then the current block."""
     batch = clip_batch(1)
     wide = replace(SPEC, window_frames=12).backbone_spec()
-    policy = SinkConfig().build(wide, lambda: GivenScores(batch.score))
+    policy = SinkConfig().build(wide, lambda: FixedScores(SPEC, batch.score))
     stepped = step_through(model, batch, policy, cut=False)
     made = predict_flow(model, batch, (Layout(1, long=True),), make_turns(SPEC, "cpu"))
     torch.testing.assert_close(made[:, :BLOCKS], stepped, atol=1e-4, rtol=1e-4)
@@ -120,11 +103,12 @@ def test_long_windows_equal_stepping_in_a_longer_window(model: CausalWan) -> Non
 
 @pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig()])
 def test_dense_windows_equal_stepping_in_a_window_of_the_whole_clip(model: CausalWan, config) -> None:
-    """Of 21 frames nothing leaves such a window, and its first frame is where a sink would be."""
+    """None of 21 frames leaves such a window, and its first frame is where a sink would be."""
     blocks = DENSE_FRAMES // SPEC.frames_per_block
     batch = clip_batch(1, blocks=blocks)
     whole = replace(SPEC, window_frames=DENSE_FRAMES).backbone_spec()
-    stepped = step_through(model, batch, config.build(whole, lambda: GivenScores(batch.score)), cut=False)
+    policy = config.build(whole, lambda: FixedScores(SPEC, batch.score))
+    stepped = step_through(model, batch, policy, cut=False)
     made = predict_flow(model, batch, (Layout(1, dense=True),), make_turns(SPEC, "cpu"))
     assert made.shape[1] == blocks + 1
     torch.testing.assert_close(made[:, :blocks], stepped, atol=1e-4, rtol=1e-4)
@@ -151,17 +135,16 @@ def test_extra_entries_are_openings_with_prompts_of_their_own(model: CausalWan) 
     made = predict_flow(model, again, (Layout(2),), turns)
     torch.testing.assert_close(made[:, BLOCKS], made[:, 0])
     other = predict_flow(model, again._replace(extra_text=batch.extra_text), (Layout(2),), turns)
-    assert torch.equal(other[:, :BLOCKS], made[:, :BLOCKS]) and not torch.equal(
-        other[:, BLOCKS], made[:, BLOCKS]
-    )
+    assert torch.equal(other[:, :BLOCKS], made[:, :BLOCKS])
+    assert not torch.equal(other[:, BLOCKS], made[:, BLOCKS])
 
 
-def test_banks_hold_the_best_of_the_past_and_never_the_sink() -> None:
+def test_banks_have_the_best_of_the_past_and_never_the_sink() -> None:
     score = torch.rand(3, 4 * 12)
-    held = bank_tokens(score, num_blocks=4, block_tokens=12, sink_tokens=4, capacity=5)
-    assert held.shape == (3, 3, 5)
+    banks = bank_tokens(score, num_blocks=4, block_tokens=12, sink_tokens=4, capacity=5)
+    assert banks.shape == (3, 3, 5)
     for block in range(1, 4):
-        now = held[:, block - 1]
+        now = banks[:, block - 1]
         assert now.min() >= 4 and now.max() < 12 * block
         best = score[:, 4 : 12 * block].topk(5).values
         torch.testing.assert_close(score.gather(1, now), best)
@@ -178,7 +161,7 @@ def test_every_row_is_dense_or_a_plain_window_and_none_has_a_bank(batch: int) ->
     assert windows == {Layout(1), Layout(1, sink=False), Layout(1, cut=True), Layout(1, long=True)}
 
 
-def test_rows_with_a_bank_are_only_for_whoever_asks() -> None:
+def test_rows_have_a_bank_only_on_request() -> None:
     layouts = spread_rows(24, FRAME, bank_rows=True)
     assert sum(layout.rows for layout in layouts) == 24
     assert sum(layout.rows for layout in layouts if layout.bank) == 12

@@ -17,20 +17,12 @@ SMALL = replace(EMBEDDED_AUTOENCODER, widths=(8, 16, 24), depths=(1, 1, 1), reme
 
 
 def options(out: Path, seconds: float, **changes) -> Options:
-    settings = {
-        "batch": 4,
-        "piece_frames": 2,
-        "whole_batch": 2,
-        "pool": 16,
-        "fresh": 2,
-        "eval_clips": 2,
-        "reserve_s": 0.0,
-        "eval_every_s": 1e9,
-    }
+    sizes = {"batch": 4, "piece_frames": 2, "whole_batch": 2, "pool": 16, "fresh": 2, "eval_clips": 2}
+    settings = {**sizes, "reserve_s": 0.0, "eval_every_s": 1e9}
     return replace(Options(seconds / 60, out), **{**settings, **changes})
 
 
-def test_the_loss_falls_on_a_clip_seen_again_and_again(tmp_path: Path) -> None:
+def test_the_loss_falls_on_a_repeated_clip(tmp_path: Path) -> None:
     squares = SquaresWorld()
     trainer = Trainer(options(tmp_path, 600), lambda count, seed: squares(count, 5), "cpu", SMALL)
     trainer.clock.apply(trainer.optimisers)
@@ -64,7 +56,7 @@ def test_a_run_resumes_from_the_weights_of_another(tmp_path: Path) -> None:
         Trainer(options(tmp_path / "c", 1, resume=tmp_path), SquaresWorld(), "cpu", SMALL)
 
 
-def test_losses_are_zero_where_nothing_is_wrong() -> None:
+def test_losses_of_equal_pictures_are_zero() -> None:
     pixels = torch.rand(2, 5, 3, 16, 16)
     loss, square = reconstruction_loss(pixels, pixels)
     assert square == 0 and loss < 2e-3

@@ -29,14 +29,13 @@ SMALL = replace(EMBEDDED, dim=48, heads=2, layers=2, ffn_dim=96, freq_dim=16, te
 
 
 def fold(pixels: Tensor) -> Tensor:
-    """An encoder without weights: blurred colours, each many times over."""
+    """Encode without weights: blurred colours, each repeated."""
     frames = torch.nn.functional.avg_pool2d(pixels[:, ::4].flatten(0, 1), 8).unflatten(0, (len(pixels), -1))
     return (frames.repeat(1, 1, 6, 1, 1)[:, :, :16] - 0.5) * 3
 
 
 def small_world(count: int, seed: int) -> Clips:
-    clips = SquaresWorld(num_pictures=33, words=5)(count, seed % 2)
-    return clips
+    return SquaresWorld(num_pictures=33, words=5)(count, seed % 2)
 
 
 def options(out: Path, seconds: float, **changes) -> Options:
@@ -86,7 +85,7 @@ def test_noise_levels_and_scores() -> None:
     assert 0.4 < best.float().mean() < 0.9
 
 
-def test_actors_count_more_the_less_noise_there_is() -> None:
+def test_actors_weigh_more_with_less_noise() -> None:
     actors = torch.zeros(1, 2, 1, 2, 3)
     actors[..., 0, 0] = 1.0
     weight = actor_weights(actors, torch.tensor([[0.0, 1.0]]), most=4.0)
@@ -95,13 +94,13 @@ def test_actors_count_more_the_less_noise_there_is() -> None:
     assert (clear[:2, :2] / clear[2:, 2:].min() == 5).all() and (noisy == noisy[0, 0]).all()
 
 
-def test_a_pool_hands_out_what_it_was_given() -> None:
+def test_a_pool_returns_rendered_clips() -> None:
     pool = LatentPool(small_world, fold, capacity=8, fresh=4, every=2, seed=0)
     pool.fill(8)
     drawn = pool.draw(16)
     assert drawn.latents.shape == (16, 9, 16, 4, 6) and drawn.words.shape == (16, 3, 5)
-    known = torch.cat([fold(small_world(4, seed).pixels) for seed in (0, 1)]).bfloat16().float()
-    assert all(any(torch.equal(row, clip) for clip in known) for row in drawn.latents)
+    rendered = torch.cat([fold(small_world(4, seed).pixels) for seed in (0, 1)]).bfloat16().float()
+    assert all(any(torch.equal(row, clip) for clip in rendered) for row in drawn.latents)
 
 
 def test_orthogonal_updates_and_running_means() -> None:
@@ -137,7 +136,7 @@ def test_half_of_the_extra_openings_name_two_actors() -> None:
     assert sum(words == none for words in drawn) < 0.35 * sum(words in (fox, bus) for words in drawn) / 2
 
 
-def test_a_run_leaves_few_enough_files_of_the_size_that_is_brought_back(tmp_path: Path) -> None:
+def test_a_run_writes_few_files_below_the_size_limit(tmp_path: Path) -> None:
     save_model(TextAndFlow(EMBEDDED), tmp_path)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["dit-1.safetensors", "dit-2.safetensors", "text.safetensors"]
@@ -145,7 +144,7 @@ def test_a_run_leaves_few_enough_files_of_the_size_that_is_brought_back(tmp_path
 
 
 @pytest.mark.parametrize("bank_rows", [False, True])
-def test_a_bank_is_trained_with_only_where_asked_for(tmp_path: Path, bank_rows: bool) -> None:
+def test_banks_are_trained_only_on_request(tmp_path: Path, bank_rows: bool) -> None:
     trainer = Trainer(options(tmp_path, 600, bank_rows=bank_rows), small_world, fold, "cpu", SMALL)
     assert any(layout.bank for layout in trainer.layouts) is bank_rows
     assert trainer.step().isfinite().all()

@@ -38,7 +38,7 @@ HEIGHT, WIDTH, PICTURES = 32, 48, 21
 
 
 def sliding_world(count: int, seed: int) -> FlowClips:
-    """A square of one texture slides over another that drifts; every motion is a whole, even number of pixels."""
+    """Slide a textured square over another texture that drifts, by whole, even numbers of pixels."""
     generator = torch.Generator().manual_seed(seed)
 
     def texture() -> Tensor:
@@ -47,20 +47,20 @@ def sliding_world(count: int, seed: int) -> FlowClips:
 
     pictures = torch.empty(count, PICTURES, 3, HEIGHT, WIDTH)
     instances = torch.zeros(count, PICTURES, HEIGHT, WIDTH, dtype=torch.uint8)
-    forward, backward = torch.empty(
-        2, count, PICTURES, 2, HEIGHT, WIDTH
-    )  # the last and the first are not used
+    # The last forward and the first backward flow are not used.
+    forward, backward = torch.empty(2, count, PICTURES, 2, HEIGHT, WIDTH)
     for row in range(count):
-        ground, square = texture(), texture()[:, :14, :14]
+        background, square = texture(), texture()[:, :14, :14]
         drift, slide = (2 * torch.randint(-1, 2, (2,), generator=generator) for _ in range(2))
         left, top, came = 18, 10, torch.zeros(2, dtype=torch.int64)
         for t in range(PICTURES):
             x, y = (60 - t * drift).tolist()
             box = (..., slice(top, top + 14), slice(left, left + 14))
-            pictures[row, t] = ground[:, y : y + HEIGHT, x : x + WIDTH]
+            pictures[row, t] = background[:, y : y + HEIGHT, x : x + WIDTH]
             pictures[row, t][box] = square
             instances[row, t][box] = 1
-            goes = slide if t % 8 < 4 else -slide  # it turns back before it leaves the picture
+            # It turns back before it leaves the picture.
+            goes = slide if t % 8 < 4 else -slide
             for flow, far, near in ((forward, drift, goes), (backward, -drift, -came)):
                 flow[row, t] = far[:, None, None]
                 flow[row, t][box] = near[:, None, None].float()
@@ -89,19 +89,20 @@ def few_clips(count: int, seed: int) -> FlowClips:
 
 
 def warp_error(clips: FlowClips) -> float:
-    """How far what a pair's exact flow points at is from what is there, where it stays in sight."""
+    """Return the largest difference between pixels and the targets of their exact flow, if both are visible."""
     first, second = clips.pictures[:, :-1], clips.pictures[:, 1:]
-    seen = ~hidden_next(clips.instances[:, :-1], clips.forward, clips.instances[:, 1:])
+    visible = ~hidden_next(clips.instances[:, :-1], clips.forward, clips.instances[:, 1:])
     off = (sample(second, backtrace(clips.forward)) - first).abs().mean(dim=2)
-    back_seen = ~hidden_next(clips.instances[:, 1:], clips.backward, clips.instances[:, :-1])
+    back_visible = ~hidden_next(clips.instances[:, 1:], clips.backward, clips.instances[:, :-1])
     back_off = (sample(first, backtrace(clips.backward)) - second).abs().mean(dim=2)
-    return max((off * seen).max().item(), (back_off * back_seen).max().item())
+    return max((off * visible).max().item(), (back_off * back_visible).max().item())
 
 
 def test_the_loss_falls_on_few_clips(tmp_path: Path) -> None:
     trainer = Trainer(options(tmp_path, 600, seed=1), few_clips, unchanged, "cpu")
     before = trainer.evaluate()
-    trainer.clock.rate = lambda: 1.0  # type: ignore[method-assign]  # steps are counted here, not seconds
+    # Steps count here, not seconds.
+    trainer.clock.rate = lambda: 1.0  # type: ignore[method-assign]
     losses = []
     for _ in range(60):
         trainer.clock.apply(trainer.optimisers)
@@ -127,7 +128,7 @@ def test_everything_is_written_and_resumes(tmp_path: Path) -> None:
     assert resumed.evaluate()["error_px"] == pytest.approx(measured["error_px"], rel=1e-2)
 
 
-def test_halving_keeps_what_the_flow_says() -> None:
+def test_halved_clips_match_their_flow() -> None:
     """The toy world moves by even steps, so halved pictures match exactly too, mirrored or in another light."""
     clips = sliding_world(4, 3)
     assert warp_error(clips) < 1e-5
@@ -141,7 +142,8 @@ def test_halving_keeps_what_the_flow_says() -> None:
     torch.manual_seed(0)
     varied = vary(pairs, pixel_noise=0.0)
     mirrored = (varied.forward[:, 0, 0] + pairs.forward[:, 0, 0].flip(-1)).flatten(1).abs().amax(1) == 0
-    assert 4 < mirrored.sum() < 32  # pairs that stand still count as mirrored
+    # Pairs without motion count as mirrored.
+    assert 4 < mirrored.sum() < 32
     # Light flickers by a hundredth, times contrast and tint.
     assert warp_error(varied) < 0.05
     assert (varied.pictures - pairs.pictures).abs().max() > 0.05
@@ -158,7 +160,7 @@ def test_the_share_of_decoded_clips() -> None:
 
 
 def test_the_network_trains_in_half_precision() -> None:
-    """As on a GPU, where everything but the flow itself is rounded to eight bits."""
+    """On a GPU everything except the flow itself is rounded to bfloat16."""
     clips, model = halve(sliding_world(2, 1)), WorldFlowNet()
     pairs = FlowClips(
         clips.pictures[:, :2], clips.forward[:, :1], clips.backward[:, :1], clips.instances[:, :2]
@@ -172,10 +174,11 @@ def test_the_network_trains_in_half_precision() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_flow_counts_more_where_it_leaves_an_actor() -> None:
+def test_flow_from_an_actor_weighs_more() -> None:
     instances = torch.zeros(2, 2, 4, 6, dtype=torch.uint8)
-    instances[0, 0, 1, 2] = 3  # forward flow of the first pair leaves an actor here
-    instances[1, 1, 3, 4] = 1  # backward flow of the second pair
+    # Forward flow of the first pair and backward flow of the second start on an actor here.
+    instances[0, 0, 1, 2] = 3
+    instances[1, 1, 3, 4] = 1
     weight = actor_weights(instances, most=4.0)
     assert weight.shape == (4, 4, 6) and weight.mean().item() == pytest.approx(1)
     assert weight.max().item() == pytest.approx(5 * weight.min().item())
@@ -194,7 +197,7 @@ def test_every_parameter_has_one_rate(tmp_path: Path) -> None:
     assert rates[id(model.weigh.bias)] == settings.adam_rate
 
 
-def test_old_clips_make_room() -> None:
+def test_old_clips_are_replaced() -> None:
     seeds: list[int] = []
 
     def counted(count: int, seed: int) -> FlowClips:
@@ -209,7 +212,7 @@ def test_old_clips_make_room() -> None:
     assert seeds == [1, 2, 3, 4] and shown == [{2, 3}, {2, 3}, {3, 4}]
 
 
-def test_hidden_pixels_are_those_that_go_behind_or_out() -> None:
+def test_hidden_pixels_go_behind_something_or_out() -> None:
     instances = torch.zeros(1, 1, 4, 6, dtype=torch.uint8)
     target = instances.clone()
     target[0, 0, :, 3] = 1
@@ -219,12 +222,13 @@ def test_hidden_pixels_are_those_that_go_behind_or_out() -> None:
     assert not hidden[:, [0, 1, 3, 4]].any()
 
 
-def test_errors_are_told_apart() -> None:
+def test_errors_of_actors_are_separate() -> None:
     clips = halve(sliding_world(3, 5))
     assert set(end_point_errors(Flow(clips.forward, clips.backward), clips).values()) == {0.0}
     on_actors = (clips.instances > 0)[:, :-1, None] * torch.tensor([3.0, 4.0]).view(2, 1, 1)
     errors = end_point_errors(Flow(clips.forward + on_actors, clips.backward), clips)
-    assert errors["error_actors_px"] == pytest.approx(2.5, rel=0.01)  # of two directions one is off by 5
+    # One of two directions is off by 5.
+    assert errors["error_actors_px"] == pytest.approx(2.5, rel=0.01)
     assert 0 < errors["error_px"] < 1
 
 
@@ -261,7 +265,7 @@ def test_the_sprite_world_is_rendered_with_its_motion(atlas, monkeypatch) -> Non
     assert measured["fired_iou"] == 1 and measured["error_px"] == 0
 
 
-def test_recoding_shows_what_the_decoder_makes(tmp_path: Path) -> None:
+def test_recoding_returns_decoded_pictures(tmp_path: Path) -> None:
     from recap.backbones.tiny.autoencoder import Autoencoder
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The training world tells the truth about the clips it renders."""
+"""The ground truth of the training world matches the clips it renders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_shapes(clips):
     assert clips.forward_flow.shape == clips.backward_flow.shape == (4, 80, 2, *SIZE)
 
 
-def test_a_clip_is_its_seed_and_index_whatever_the_batch(world, clips):
+def test_a_clip_depends_only_on_its_seed_and_index(world, clips):
     alone = world.sample(7, [3])
     torch.testing.assert_close(alone.pictures[0], clips.pictures[3], atol=1e-5, rtol=0)
     assert torch.equal(alone.tokens[0], clips.tokens[3])
@@ -54,7 +54,7 @@ def test_a_span_is_a_part_of_the_clip(world, clips):
         world.sample(7, [1], span=(80, 82))
 
 
-def test_a_longer_clip_begins_alike(world, clips):
+def test_a_longer_clip_begins_with_the_same_pictures(world, clips):
     longer = world.sample(7, [0], num_pictures=105)
     # The last picture's facing depends on the next step, so it is left out.
     torch.testing.assert_close(longer.pictures[0, :79], clips.pictures[0, :79], atol=1e-5, rtol=0)
@@ -68,16 +68,18 @@ def test_blocks_are_nine_pictures_then_twelve():
         assert block_of(torch.arange(first, last)).tolist() == [block] * (last - first)
 
 
-def test_captions_name_who_stays(clips):
-    """All whom the opening shows; later, who is there at the end of this block and of the next two."""
+def test_captions_name_actors_that_stay(clips):
+    """The first names all visible actors; later ones those visible at the end of this block and of the next two."""
     for row in range(4):
         ends = [block_pictures(block)[1] - 1 for block in range(7)]
         for block, caption in enumerate(clips.captions(row)):
             shares = clips.visibility[row, :, ends[block : block + 3]].amin(-1)
             if block == 0:
                 shares = clips.visibility[row, :, :9].amax(-1)
-            there = {ACTORS[int(k)] for k, v in zip(clips.kinds[row], shares, strict=True) if v > NAMED_SHARE}
-            assert set(parse_prompt(caption).actors) == there
+            visible = {
+                ACTORS[int(k)] for k, v in zip(clips.kinds[row], shares, strict=True) if v > NAMED_SHARE
+            }
+            assert set(parse_prompt(caption).actors) == visible
             assert token_ids(caption, as_named=True) == clips.tokens[row, block].tolist()
 
 
@@ -88,8 +90,8 @@ def test_captions_name_actors_from_left_to_right(openings):
     for row in range(len(clips.kinds)):
         asked = [ACTORS.index(actor) for actor in parse_prompt(clips.captions(row)[0]).actors]
         slots = [clips.kinds[row].tolist().index(kind) for kind in asked]
-        places = middle[row, slots, 4]
-        assert places.tolist() == sorted(places.tolist())
+        columns = middle[row, slots, 4].tolist()
+        assert columns == sorted(columns)
         compared += len(slots) > 1 and asked != sorted(asked)
     assert compared >= 3, "some of them in another order than the vocabulary's"
 
@@ -100,12 +102,12 @@ def test_a_script_lists_actors_from_left_to_right(world):
     assert clips.captions(0) == ["a ghost and a bus in a meadow by day"]
     assert clips.captions(1) == ["a ghost, a bus and a fox in a meadow by day"]
     for row, count in ((0, 2), (1, 3)):
-        places = clips.boxes[row, :count, 0, 0]
-        assert (places.diff() > 0).all()
+        columns = clips.boxes[row, :count, 0, 0]
+        assert (columns.diff() > 0).all()
 
 
 def test_the_cast_comes_and_goes():
-    """Shares of clips by number of actors, and of actors by what they do."""
+    """The shares of clips by number of actors, and of actors by behaviour, are as specified."""
     staging = roll_staging(Dice(5, range(1500)), 81)
     count = (staging.kinds >= 0).sum(1)
     shares = torch.bincount(count, minlength=4) / len(count)
@@ -125,11 +127,12 @@ def test_nobody_stands_still():
     both = seen[..., 1:] & seen[..., :-1]
     step = (x.diff() ** 2 + y.diff() ** 2).sqrt() * both
     mean = (step.sum(-1) / both.sum(-1))[both.sum(-1) > 12]
-    assert mean.min() > 0.4 and step.sum() / both.sum() > 2.2  # pixels a picture
+    # In pixels per picture.
+    assert mean.min() > 0.4 and step.sum() / both.sum() > 2.2
 
 
-def test_what_stands_in_front_hides_nobody_at_first_sight(openings):
-    """Of openings that show somebody nearly all show everybody who is wholly inside the picture."""
+def test_the_object_in_front_hides_nobody_in_the_first_block(openings):
+    """Nearly all first blocks show every actor that is completely inside the picture."""
     dice = Dice(9, range(100))
     roll_looks(dice, MAX_ACTORS)
     staging = roll_staging(dice, 81)
@@ -144,9 +147,10 @@ def test_what_stands_in_front_hides_nobody_at_first_sight(openings):
     assert hidden.sum() <= 0.03 * inside.any(2).any(1).sum()
 
 
-def test_who_walks_out_does_it_unnamed():
+def test_an_actor_that_walks_out_is_not_named():
     visible = torch.ones(1, 1, 81)
-    visible[..., 40:60] = 0  # gone at the ends of blocks 3 and 4: pictures 44 and 56
+    # Gone at the ends of blocks 3 and 4: pictures 44 and 56.
+    visible[..., 40:60] = 0
     assert named_in_blocks(visible, 0).tolist() == [[[True, False, False, False, False, True, True]]]
     visible = torch.zeros(1, 1, 81)
     visible[..., 2] = 1
@@ -154,12 +158,12 @@ def test_who_walks_out_does_it_unnamed():
     assert not named_in_blocks(visible[..., 3:], 3).any()
 
 
-def test_nobody_is_seen_who_is_not_cast(clips):
+def test_empty_slots_are_never_visible(clips):
     assert (clips.visibility[clips.kinds < 0] == 0).all()
     assert (clips.boxes[clips.kinds < 0] == 0).all()
 
 
-def test_boxes_hold_their_actors(clips):
+def test_boxes_contain_their_actors(clips):
     y, x = torch.meshgrid(torch.arange(SIZE[0]), torch.arange(SIZE[1]), indexing="ij")
     for slot in range(MAX_ACTORS):
         own = clips.instances == slot + 1
@@ -169,16 +173,16 @@ def test_boxes_hold_their_actors(clips):
 
 
 def agreement(flow, source, target):
-    """Mean error of the target pictures carried onto the source's pixels, where both show the same thing."""
+    """Return the errors of target pictures warped to the source's pixels, where both show the same object."""
     positions = backtrace(flow)
     carried = sample(target[0], positions)
     owner = source[1].float()[:, :, None]
-    # Edges are mixed colours: keep pixels whose neighbourhood has one owner, here and there.
-    pure = [F.max_pool2d(o.flatten(0, 1), 9, 1, 4) == -F.max_pool2d(-o.flatten(0, 1), 9, 1, 4) for o in
-            (owner, target[1].float()[:, :, None])]  # fmt: skip
-    here, there = (p.unflatten(0, owner.shape[:2]) for p in pure)
+    # Edges have mixed colours: keep pixels whose neighbourhood has one owner in both pictures.
+    owners = [each.flatten(0, 1) for each in (owner, target[1].float()[:, :, None])]
+    pure = [F.max_pool2d(each, 9, 1, 4) == -F.max_pool2d(-each, 9, 1, 4) for each in owners]
+    in_source, in_target = (each.unflatten(0, owner.shape[:2]) for each in pure)
     same = (sample(target[1].float()[:, :, None], positions) - owner).abs() < 1e-3
-    same &= here & (sample(there.float(), positions) > 0.999) & inside(positions, SIZE)[:, :, None]
+    same &= in_source & (sample(in_target.float(), positions) > 0.999) & inside(positions, SIZE)[:, :, None]
     error = (carried - source[0]).abs().mean(2, keepdim=True)
     actors = same & (owner > 0)
     return error[same & (owner == 0)], error[actors]
@@ -197,7 +201,7 @@ def test_flow_carries_pictures_onto_each_other(clips, way):
         assert errors[::4].quantile(0.99) < 0.03
 
 
-def test_looks_are_not_told_by_the_kind(world):
+def test_colours_do_not_follow_from_the_kind(world):
     scripts = [Script("meadow", actors=(ActorScript("fox"),))] * 12
     colours = world.film(scripts, seed=5, num_pictures=1).colours[:, 0]
     assert colours.std(0).min() > 0.08
@@ -221,10 +225,7 @@ def test_a_script_of_prompts(world):
     script = Script.from_segments(segments, camera="sway")
     assert script.actors == (ActorScript("fox", ((0, 33), (69, None))), ActorScript("bus", ((69, None),)))
     clips = world.film([script], seed=1, num_pictures=105)
-    assert (
-        clips.tokens[0].tolist()
-        == [token_ids(segments[0][0])] * 3 + [token_ids(segments[1][0])] * 3 + [token_ids(segments[2][0])] * 3
-    )
+    assert clips.tokens[0].tolist() == [token_ids(text) for text, _ in segments for _ in range(3)]
     assert (clips.visibility[0, :, 34:69] == 0).all()
     assert (clips.visibility[0, :2, 95] > 0.5).all()
 
@@ -235,13 +236,14 @@ def test_an_empty_scene_is_named_so(world):
     assert (clips.instances == 0).all()
 
 
-def test_what_stands_in_front_hides_actors(world):
+def test_the_object_in_front_hides_actors(world):
     dice = Dice(9, range(100))
     roll_looks(dice, MAX_ACTORS)
     rows = roll_staging(dice, 81).front.nonzero()[:6, 0].tolist()
     clips = world.sample(9, rows, span=(20, 64))
     gone = (clips.visibility < 0.05) & (clips.boxes[..., 2] - clips.boxes[..., 0] > 30)
-    assert gone.any(2).any(1).float().mean() > 0.8  # wholly inside the picture, and yet not to be seen
+    # Completely inside the picture, but not visible.
+    assert gone.any(2).any(1).float().mean() > 0.8
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_refusals_name_the_field(make, word):
 
 @pytest.mark.cuda
 def test_the_gpu_renders_the_same_clip(world, atlas):
-    there = World(atlas, "cuda").sample(7, range(2), num_pictures=21)
-    here = world.sample(7, range(2), num_pictures=21)
-    assert (there.pictures.cpu() - here.pictures).abs().mean() < 1e-3
-    assert torch.equal(there.tokens.cpu(), here.tokens)
+    on_gpu = World(atlas, "cuda").sample(7, range(2), num_pictures=21)
+    on_cpu = world.sample(7, range(2), num_pictures=21)
+    assert (on_gpu.pictures.cpu() - on_cpu.pictures).abs().mean() < 1e-3
+    assert torch.equal(on_gpu.tokens.cpu(), on_cpu.tokens)

@@ -1,4 +1,4 @@
-"""`recap vbench setup`, `draw` and `run`: a suite's videos, judged by VBench-Long in its own environment."""
+"""`recap vbench setup`, `draw` and `run`: generate a suite's videos and score them with VBench-Long."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from recap.tables.suite_videos import Drawn, Order, draw_suite
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="VBench-Long by VBench's own models, in its own environment.",
+    help="Score videos with VBench-Long: VBench's own models in an environment of their own.",
 )
 
 Folder = Annotated[
-    Path | None, typer.Option(help="Where VBench's environment lies [default: vbench in $RECAP_HOME].")
+    Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
 ]
-SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts they are of: {', '.join(SUITES)}.")]
+SuiteName = Annotated[str, typer.Option("--suite", help=f"Prompt suite: {', '.join(SUITES)}.")]
 Prompts = Annotated[
-    Path | None, typer.Option(help="File of the prompts, a line each, where VBench has not got them.")
+    Path | None, typer.Option(help="File of the prompts, one per line, if VBench does not have them.")
 ]
 PAPERS_SECONDS = 60.0
 
@@ -42,44 +42,41 @@ def setup_command(
     ] = False,
 ) -> None:
     """Install VBench into an environment of its own; a finished one is left as it is."""
-    place = vbench_folder(folder)
-    for line in describe(place):
+    goal = vbench_folder(folder)
+    for line in describe(goal):
         show_notice(line)
     if not dry_run:
-        typer.echo(set_up(place, show_notice).python)
+        typer.echo(set_up(goal, show_notice).python)
 
 
 @app.command("draw")
 def draw_command(
     suite: SuiteName,
     out: Annotated[
-        Path, typer.Option(help="Folder of the videos; all else of the work lies in VIDEOS-work beside it.")
+        Path, typer.Option(help="Folder of the videos; everything else goes to VIDEOS-work next to it.")
     ],
     prompts: Prompts = None,
     backbone: Backbone = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory; see `recap list` [default: recap].")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
     ] = None,
     flow: Flow = None,
-    seconds: Annotated[float, typer.Option(help="Length of a video; 60 is the paper's.")] = PAPERS_SECONDS,
-    seeds: Annotated[int | None, typer.Option(help="Videos of a prompt [default: the suite's 5].")] = None,
-    num: Annotated[int | None, typer.Option(help="Only the first so many prompts, for a trial.")] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
+    seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
+    num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
+        int | None, typer.Option(help="Parallel processes [default: one per core, or per GPU].")
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
     folder: Folder = None,
 ) -> None:
-    """Draw a suite's videos under the names that `run` wants; the same command goes on with a stopped one."""
-    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
-    given = {name: value for name, value in chosen.items() if value is not None}
+    """Generate a suite's videos under the names that `run` expects; the same command resumes a stopped one."""
+    options = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
+    chosen = {name: value for name, value in options.items() if value is not None}
     _check_settings(settings or [])
-    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **given}, settings or [])
+    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
     drawn = draw_suite(
         order,
@@ -96,7 +93,7 @@ def draw_command(
 def _check_settings(settings: Sequence[str]) -> None:
     for text in settings:
         if text.partition("=")[0] in ("shots", "seeds", "opening"):
-            raise refuse("--set", text, "the suite decides that", "leave it out")
+            raise refuse("--set", text, "the suite determines it", "leave it out")
 
 
 def _next(drawn: Drawn, suite: str, prompts: Path | None, folder: Path | None) -> str:
@@ -112,23 +109,23 @@ def run_command(
     videos: Annotated[Path, typer.Argument(help="Folder of the videos, named <prompt>-<seed>.mp4.")],
     suite: SuiteName,
     dimension: Annotated[
-        list[str] | None, typer.Option(help="What to measure; may be repeated [default: all of the suite].")
+        list[str] | None, typer.Option(help="Dimension to measure; repeatable [default: all of the suite].")
     ] = None,
     prompts: Prompts = None,
     static_filter: Annotated[
         bool,
-        typer.Option("--static-filter", help="Flickering on still clips only, as VBench's own lists ask."),
+        typer.Option("--static-filter", help="Score flickering on still clips only, as VBench's lists ask."),
     ] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Score what there is where videos are missing.")
+        bool, typer.Option("--partial", help="Score the videos that exist, though others are missing.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda [default: cuda where it is].")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda [default: cuda if there is one].")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder of scores and clips [default: VIDEOS-vbench].")
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Judge a folder of videos; the same command goes on with a stopped one."""
+    """Score a folder of videos; the same command resumes a stopped run."""
     question = Question(videos, suite, tuple(dimension or ()), prompts, static_filter, partial, device)
     goal = out or videos.resolve().with_name(f"{videos.resolve().name}-vbench")
     scores = judge(question, vbench_folder(folder), goal, show_notice)
@@ -139,10 +136,12 @@ def run_command(
 
 def _lines(scores: dict[str, Any]) -> list[str]:
     lines = [f"suite {scores['suite']}, {', '.join(scores['backend'])}"]
-    for name, row in scores["dimensions"].items():
-        count = f"{row['num_clips']} clips of {row['num_videos']} of {row['num_videos_of_suite']} videos"
-        lines.append(f"{name}: {row['value']:.4f} ({count})")
+    for name, score in scores["dimensions"].items():
+        count = (
+            f"{score['num_clips']} clips of {score['num_videos']} of {score['num_videos_of_suite']} videos"
+        )
+        lines.append(f"{name}: {score['value']:.4f} ({count})")
     lines += [f"{name}: {scores[name]:.4f}" for name in ("quality", "semantic", "total") if name in scores]
     if scores["not_complete"]:
-        lines.append(f"no Total: not complete are {', '.join(scores['not_complete'])}")
+        lines.append(f"no Total: {', '.join(scores['not_complete'])} not complete")
     return lines

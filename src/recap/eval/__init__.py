@@ -1,1 +1,1 @@
-"""eval judges: finished clips and traces in, numbers out, whoever made them. It knows no backbone and no memory."""
+"""Evaluation turns finished clips and traces into numbers. It knows no backbone and no memory."""

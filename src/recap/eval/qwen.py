@@ -1,7 +1,7 @@
-"""Qwen2.5-VL as a detector: one box for a phrase, asked for in JSON, answered greedily.
+"""Qwen2.5-VL as a detector: it is asked in JSON for one box of a phrase and decodes greedily.
 
-Its boxes are in pixels of the picture as its processor resized it (multiples of 28), so they are scaled back. It
-gives no confidence; the first box of an answer counts.
+Its boxes are in pixels of the resized picture (multiples of 28), so they are scaled back. It reports no confidence;
+the first box of an answer counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_TOKENS = 128
 
 
 class QwenDetector:
-    """Slow: one question per picture. Keeps every answer as it was given, for whoever doubts a score."""
+    """A slow detector with one question per picture; `answers` keeps the raw text for inspection."""
 
     def __init__(self, source: str = "", device: str = "cpu"):
         source = source or MODEL
@@ -43,19 +43,18 @@ class QwenDetector:
         text = self._prepare.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        given = self._prepare(text=[text], images=[picture], return_tensors="pt").to(self._device)
-        made = self._model.generate(**given, max_new_tokens=_MOST_TOKENS, do_sample=False)
-        answer = self._prepare.batch_decode(made[:, given["input_ids"].shape[1] :], skip_special_tokens=True)[
-            0
-        ]
+        inputs = self._prepare(text=[text], images=[picture], return_tensors="pt").to(self._device)
+        output = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
+        tokens = output[:, inputs["input_ids"].shape[1] :]
+        answer = self._prepare.batch_decode(tokens, skip_special_tokens=True)[0]
         self.answers.append(answer)
         patch = int(self._prepare.image_processor.patch_size)
-        rows, columns = (int(n) * patch for n in given["image_grid_thw"][0][1:])
+        rows, columns = (int(n) * patch for n in inputs["image_grid_thw"][0][1:])
         return read_box(answer, seen=(rows, columns), size=(picture.shape[0], picture.shape[1]))
 
 
 def read_box(answer: str, seen: tuple[int, int], size: tuple[int, int]) -> Box | None:
-    """The first box of an answer, from the picture that was `seen` (rows, columns) to the one of that `size`."""
+    """Return the first box of an answer, scaled from the picture the model saw to `size` (rows, columns)."""
     corners = _first_corners(answer)
     if corners is None:
         return None
@@ -67,7 +66,7 @@ def read_box(answer: str, seen: tuple[int, int], size: tuple[int, int]) -> Box |
 
 
 def _first_corners(answer: str) -> list[float] | None:
-    """Four numbers, whether the answer is clean JSON, fenced, or cut short after the box."""
+    """Return four numbers, whether the answer is clean JSON, fenced, or cut off after the box."""
     fenced = re.search(r"```(?:json)?\s*(.*?)(?:```|$)", answer, flags=re.DOTALL)
     text = fenced.group(1) if fenced else answer
     try:

@@ -1,4 +1,4 @@
-"""Footage, from a file or as it was drawn, and its pictures at the moments a measure asks for, read in one pass."""
+"""Clips, from a file or in memory, and their pictures at the times a measure needs, read in one pass."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,25 +15,25 @@ from recap.errors import refuse
 from recap.io.video import Picture
 
 Pictures = NDArray[np.uint8]
-"""N Y X 3, RGB."""
+"""RGB pictures, N Y X 3."""
 
 ForwardFlow = Callable[[Tensor], Tensor]
-"""Pictures B T 3 Y X, 0..1, to their flow B T-1 2 Y X, from each to the next."""
+"""A function from pictures B T 3 Y X, 0..1, to the flow B T-1 2 Y X from each picture to the next."""
 
 
 class Footage(Protocol):
-    """What a measure looks at; `recap.io.video.Clip` is one."""
+    """The pictures that a measure reads; `recap.io.video.Clip` implements it."""
 
     @property
     def fps(self) -> float: ...
 
     def pictures(self) -> Iterator[Picture]:
-        """Every picture in turn."""
+        """Return all pictures in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """Pictures that were never a file: nothing was lost to an encoder."""
+class InMemoryClip:
+    """Pictures that were never encoded to a file, so that no detail is lost."""
 
     shown: Pictures
     fps: float
@@ -46,7 +47,7 @@ class Drawn:
 
 
 class Span(NamedTuple):
-    """Seconds from `start` up to, but without, `end`."""
+    """A time span in seconds; it includes `start` but not `end`."""
 
     start: float
     end: float
@@ -57,20 +58,25 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Some pictures of a clip and when they are shown."""
+    """Some pictures of a clip and their times N; the duration is that of the whole clip."""
 
-    seconds: NDArray[np.float64]  # N
+    seconds: NDArray[np.float64]
     pictures: Pictures
-    duration_s: float  # of the whole clip
+    duration_s: float
 
     def within(self, span: Span) -> NDArray[np.bool_]:
         return (self.seconds >= span.start - 1e-9) & (self.seconds < span.end - 1e-9)
 
 
+def as_tensor(pictures: Pictures) -> Tensor:
+    """Convert pictures N Y X 3 to one clip 1 N 3 Y X in 0..1."""
+    return torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2)[None].float() / 255
+
+
 def sample_clip(clip: Footage, per_second: float) -> Sampled:
-    """The pictures nearest to every 1 / per_second s, the first among them."""
+    """Read the pictures nearest to every 1 / per_second s, starting with the first."""
     if not per_second > 0:
-        raise refuse("per_second", per_second, "must be above 0", "2 is the protocols' rate")
+        raise refuse("per_second", per_second, "must be above 0", "the protocols use 2")
     kept: list[Picture] = []
     seconds: list[float] = []
     count = 0
@@ -83,9 +89,10 @@ def sample_clip(clip: Footage, per_second: float) -> Sampled:
 
 
 def clip_spans(num_pictures: int, fps: float, seconds: int) -> list[tuple[int, int]]:
-    """VBench-Long's cuts, as first and end picture: no overlap, but a rest becomes one more whole clip, from the end.
+    """Return the clips of VBench-Long as (first picture, end picture).
 
-    A video shorter than a clip is one clip.
+    Clips do not overlap, except that a remainder becomes one more full clip that ends with the video. A video
+    shorter than a clip is one clip.
     """
     size = int(fps) * int(seconds)
     if num_pictures < 1 or size < 1:
@@ -100,20 +107,20 @@ def clip_spans(num_pictures: int, fps: float, seconds: int) -> list[tuple[int, i
 
 
 def windows(pictures: Iterator[Picture], spans: Sequence[tuple[int, int]]) -> Iterator[Pictures]:
-    """The pictures of every span in turn; spans start in order, and only those under way are in memory."""
-    held: list[Picture] = []
+    """Yield the pictures of each span; spans start in order, and only unfinished ones are in memory."""
+    recent: list[Picture] = []
     first = 0
     waiting = list(spans)
     for index, picture in enumerate(pictures):
-        held.append(picture)
+        recent.append(picture)
         while waiting and waiting[0][1] == index + 1:
             start, end = waiting.pop(0)
-            yield np.stack(held[start - first : end - first])
+            yield np.stack(recent[start - first : end - first])
         keep = min((start for start, _ in waiting), default=index + 1)
         drop = min(keep, index + 1) - first
         if drop > 0:
-            del held[:drop]
+            del recent[:drop]
             first += drop
     if waiting:
         limit = f"the clip ends before picture {waiting[0][1]}"
-        raise refuse("clip", f"{first + len(held)} pictures", limit, "copy it again, or cut it anew")
+        raise refuse("clip", f"{first + len(recent)} pictures", limit, "copy it again, or cut it again")

@@ -1,4 +1,4 @@
-"""A number that says what it rests on, and intervals that respect which numbers belong together."""
+"""Scores that record how they were measured, and intervals that respect which values belong together."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from recap.errors import refuse
 Floats = NDArray[np.float64]
 
 FEWEST_CLUSTERS = 5
-"""Of fewer prompts no interval is given: drawing two of two anew gives a narrow one that means nothing."""
+"""Fewer prompts give no interval: resampling two of two gives a narrow one that means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One measure of one clip. `value` is None where there is nothing to say."""
+    """One measure of one clip, over `n` samples; `value` is None if there was nothing to measure.
+
+    `backend` names the model or flow estimator that was used, or is "native" for plain arithmetic.
+    """
 
     name: str
     value: float | None
-    backend: str  # what judged: a model, a flow estimator, or "native" for arithmetic alone
-    n: int = 0  # samples it rests on
+    backend: str
+    n: int = 0
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -33,7 +36,7 @@ class Score:
 
 
 def one_backend(scores: Iterable[Score]) -> str:
-    """The backend of a column; columns that mix judges are refused, since their numbers do not compare."""
+    """Return the backend of a column; refuse a column that mixes judges, whose numbers do not compare."""
     names = sorted({score.backend for score in scores})
     if len(names) != 1:
         limit = "one column must have one judge"
@@ -42,35 +45,44 @@ def one_backend(scores: Iterable[Score]) -> str:
 
 
 class Estimate(NamedTuple):
-    """A mean and its interval."""
+    """A mean of `n` values and its interval, which is nan with too few clusters."""
 
     mean: float
-    low: float  # nan with fewer than FEWEST_CLUSTERS
+    low: float
     high: float
-    n: int  # values it rests on
+    n: int
     clusters: int
 
 
 def cluster_interval(
-    values: Sequence[float | None], clusters: Sequence[object], *, draws: int = 10_000, level: float = 0.95
+    values: Sequence[float | None],
+    clusters: Sequence[object],
+    *,
+    draws: int = 10_000,
+    level: float = 0.95,
+    fewest: int = FEWEST_CLUSTERS,
 ) -> Estimate:
-    """Mean of the known values and its bootstrap interval, whole clusters (prompts) drawn with replacement."""
+    """Average the values that are not None; the bootstrap interval resamples whole clusters (prompts).
+
+    With fewer clusters than `fewest` there is no interval.
+    """
     if len(values) != len(clusters):
         limit = f"there are {len(values)} values"
-        raise refuse("clusters", len(clusters), limit, "name a cluster for every value")
+        raise refuse("clusters", len(clusters), limit, "name a cluster for each value")
     x = as_floats(values)
-    known = np.isfinite(x)
-    if not known.any():
+    measured = np.isfinite(x)
+    if not measured.any():
         return Estimate(math.nan, math.nan, math.nan, 0, 0)
-    labels = np.array([str(label) for label in clusters])[known]
-    x = x[known]
+    labels = np.array([str(label) for label in clusters])[measured]
+    x = x[measured]
     names, index = np.unique(labels, return_inverse=True)
-    if len(names) < FEWEST_CLUSTERS:
+    if len(names) < fewest:
         return Estimate(float(x.mean()), math.nan, math.nan, len(x), len(names))
     sums, counts = np.bincount(index, weights=x), np.bincount(index)
-    dice = np.random.default_rng(0)  # the same numbers give the same interval, run after run
-    drawn = dice.multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
-    low, high = np.quantile((drawn @ sums) / (drawn @ counts), [(1 - level) / 2, (1 + level) / 2])
+    # A fixed seed: the same values give the same interval in each run.
+    generator = np.random.default_rng(0)
+    picks = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
+    low, high = np.quantile((picks @ sums) / (picks @ counts), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(float(x.mean()), float(low), float(high), len(x), len(names))
 
 
@@ -81,45 +93,48 @@ def cluster_statistic(
     *,
     draws: int = 2000,
 ) -> Estimate:
-    """As `cluster_interval`, of anything that is said of all values at once; what it rests on is drawn anew too."""
+    """Estimate a statistic of all values; its bootstrap interval resamples whole clusters."""
     x, labels = np.array(values, np.float64), np.array([str(label) for label in clusters])
     groups = [x[labels == name] for name in np.unique(labels)]
     whole = float(statistic(x))
     if len(groups) < FEWEST_CLUSTERS:
         return Estimate(whole, math.nan, math.nan, len(x), len(groups))
-    dice = np.random.default_rng(0)
-    picks = dice.integers(0, len(groups), (draws, len(groups)))
-    drawn = [statistic(np.concatenate([groups[i] for i in pick])) for pick in picks]
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    picks = np.random.default_rng(0).integers(0, len(groups), (draws, len(groups)))
+    resampled = [statistic(np.concatenate([groups[i] for i in pick])) for pick in picks]
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(whole, float(low), float(high), len(x), len(groups))
 
 
 def paired_interval(
     ours: Sequence[float | None], theirs: Sequence[float | None], clusters: Sequence[object]
 ) -> Estimate:
-    """Mean of ours - theirs over the pairs in which both are known."""
+    """Average ours - theirs over the pairs in which both have a value."""
     return cluster_interval(list(as_floats(ours) - as_floats(theirs)), clusters)
 
 
 def as_floats(values: Sequence[float | None]) -> Floats:
-    """Values as an array, nan for None."""
+    """Return the values as an array with nan for None."""
     return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
 class Wins(NamedTuple):
-    """How often one arm beats the other; a tie is half a win for each."""
+    """How often one arm beats the other; a tie counts as half a win for each.
+
+    `low` and `high` are Wilson's 95 % interval, which assumes independent pairs; `sign_p` is the p value of the
+    two-sided sign test of won against lost.
+    """
 
     won: int
     tied: int
     lost: int
     share: float
-    low: float  # Wilson's 95 % interval, which takes the pairs for independent
+    low: float
     high: float
-    sign_p: float  # two-sided sign test on won against lost
+    sign_p: float
 
 
 def count_wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
-    """Pair by pair, over the pairs in which both are known."""
+    """Count wins over the pairs in which both have a value."""
     gap = as_floats(ours) - as_floats(theirs)
     gap = gap[np.isfinite(gap)]
     won, lost = int((gap > 0).sum()), int((gap < 0).sum())
@@ -132,14 +147,14 @@ def count_wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> 
 
 
 def wilcoxon(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
-    """Two-sided p of the signed-rank test on pairs, by its normal approximation with ties; nan below 6 pairs."""
+    """Return the two-sided p of the signed-rank test (normal approximation with ties); nan below 6 pairs."""
     gap = as_floats(ours) - as_floats(theirs)
     gap = gap[np.isfinite(gap) & (gap != 0)]
     if len(gap) < 6:
         return math.nan
-    _, place, counts = np.unique(np.abs(gap), return_inverse=True, return_counts=True)
+    _, group, counts = np.unique(np.abs(gap), return_inverse=True, return_counts=True)
     ends = counts.cumsum()
-    ranks = (ends - (counts - 1) / 2)[place]
+    ranks = (ends - (counts - 1) / 2)[group]
     num = len(gap)
     variance = num * (num + 1) * (2 * num + 1) / 24 - (counts**3 - counts).sum() / 48
     distance = abs(ranks[gap > 0].sum() - num * (num + 1) / 4)

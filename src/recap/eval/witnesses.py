@@ -1,8 +1,7 @@
-"""Who looks at pictures for a measure: embedders see a whole picture, witnesses look for one subject in it.
+"""Embedders turn a whole picture into a vector; witnesses look for one subject in pictures and compare sightings.
 
-A witness answers two questions: where is the subject found, and how alike are two sightings of it. The full frame, a
-detector's crop and the embedded world's probe are three such witnesses, so identity, retention and reappearance are
-written once.
+The full frame, a detector's crop and the probe of the embedded world are three witnesses, so identity, retention and
+reappearance are written once.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from recap.eval.sampling import Pictures
 from recap.io.video import Picture
 
 Vectors = NDArray[np.float32]
-"""N D, of length 1 each."""
+"""Unit vectors, N D."""
 
-MARGIN = 0.15  # of the box's width and height, on each side
+MARGIN = 0.15
+"""The margin of a crop on each side, as a share of the box's width and height."""
 
 
 class Embedder(Protocol):
-    """Pictures of any sizes to vectors of length 1."""
+    """A model that turns pictures of any sizes into unit vectors."""
 
     @property
     def backend(self) -> str: ...
@@ -32,7 +32,7 @@ class Embedder(Protocol):
 
 
 class Box(NamedTuple):
-    """Pixels, right and bottom not included."""
+    """A box in pixels; `right` and `bottom` are exclusive."""
 
     left: float
     top: float
@@ -41,26 +41,30 @@ class Box(NamedTuple):
 
 
 class Detector(Protocol):
+    """A model that finds a subject by its description."""
+
     @property
     def backend(self) -> str: ...
 
     def find(self, pictures: Pictures, subject: str) -> list[Box | None]:
-        """The subject's box in every picture, None where it is not seen."""
+        """Return the subject's box in each picture, or None where it is not visible."""
 
 
 class Witness(Protocol):
+    """A way to find a subject in pictures and to compare its sightings."""
+
     @property
     def backend(self) -> str: ...
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Found N, and what was seen N D; the rows of pictures without the subject mean nothing."""
+        """Return whether the subject was found, N, and its features N D, which mean nothing where it was not."""
 
     def likeness(self, one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-        """N M: how alike the sightings N D and M D are, 1 for equal ones."""
+        """Return how alike the sightings N D and M D are, as N M; equal ones have 1."""
 
 
 class FrameWitness:
-    """Takes the whole picture for the subject."""
+    """This witness treats the whole picture as the subject."""
 
     def __init__(self, embedder: Embedder):
         self._embedder = embedder
@@ -74,7 +78,7 @@ class FrameWitness:
 
 
 class CropWitness:
-    """Looks at the subject's box, with a margin, padded to a square."""
+    """This witness embeds the subject's box, with a margin, padded to a square."""
 
     def __init__(self, detector: Detector, embedder: Embedder):
         self._detector, self._embedder = detector, embedder
@@ -95,27 +99,14 @@ class CropWitness:
         return cosines(one, other)
 
 
-class KnownBoxes:
-    """The detector for made clips, whose boxes are known: a box or None per picture that it will be shown."""
-
-    backend = "known boxes"
-
-    def __init__(self, boxes: Sequence[Box | None]):
-        self._boxes = list(boxes)
-
-    def find(self, pictures: Pictures, subject: str) -> list[Box | None]:
-        assert len(pictures) == len(self._boxes), "show the pictures whose boxes were given"
-        return self._boxes
-
-
 def cosines(one: Vectors, other: Vectors) -> NDArray[np.float64]:
-    """N M, of unit vectors."""
+    """Return the cosines N M of unit vectors."""
     product: NDArray[np.float64] = one.astype(np.float64) @ other.astype(np.float64).T
     return product
 
 
 def crop(picture: Picture, box: Box, margin: float = MARGIN) -> Picture:
-    """The box grown by its margin, cut at the picture's edge, on a grey square."""
+    """Return the box grown by its margin, cut at the picture's edge, on a grey square."""
     rows, columns = picture.shape[:2]
     wide, high = margin * (box.right - box.left), margin * (box.bottom - box.top)
     left, right = (int(np.clip(v, 0, columns)) for v in (box.left - wide, np.ceil(box.right + wide)))
@@ -123,8 +114,8 @@ def crop(picture: Picture, box: Box, margin: float = MARGIN) -> Picture:
     right, bottom = max(right, left + 1), max(bottom, top + 1)
     part = picture[top:bottom, left:right]
     side = max(part.shape[:2])
-    # Grey, the mean that embedders subtract: the padding then says next to nothing.
+    # Embedders subtract about this grey, so the padding hardly matters.
     square = np.full((side, side, 3), 118, np.uint8)
-    above, beside = (side - part.shape[0]) // 2, (side - part.shape[1]) // 2
-    square[above : above + part.shape[0], beside : beside + part.shape[1]] = part
+    y, x = (side - part.shape[0]) // 2, (side - part.shape[1]) // 2
+    square[y : y + part.shape[0], x : x + part.shape[1]] = part
     return square

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.eval.embedders import Looked
-from recap.eval.sampling import Drawn, Pictures
+from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.scores import Score
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
@@ -94,7 +94,7 @@ def score_drawn(task: Task) -> Scored:
     """The work of a scorer."""
     began = time.monotonic()
     pictures: Pictures = np.load(task.pictures, mmap_mode="r")
-    clip = Drawn(pictures, task.fps)
+    clip = InMemoryClip(pictures, task.fps)
     embedder = None
     if task.vectors is not None:
         embedder = Looked(task.backend, pictures, np.load(task.vectors))

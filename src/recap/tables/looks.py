@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recap.eval.metrics.bank import sources_by_block
-from recap.eval.sampling import Drawn, Pictures
+from recap.eval.sampling import InMemoryClip, Pictures
 from recap.io.video import Clip
 from recap.show.bank_chart import BankHistory
 from recap.tables.scripts import Script
@@ -24,7 +24,7 @@ class Look(NamedTuple):
 
 
 def look_at(
-    clip: Clip | Drawn, num_pictures: int, trace: Sequence[Mapping[str, Any]], script: Script
+    clip: Clip | InMemoryClip, num_pictures: int, trace: Sequence[Mapping[str, Any]], script: Script
 ) -> Look:
     """The moments of a script in a run of it."""
     moments = moments_of(script, num_pictures / clip.fps)

@@ -25,7 +25,7 @@ from recap.eval.metrics.retention import retention
 from recap.eval.metrics.subject_motion import subject_motion
 from recap.eval.motion_judge import USUAL, MotionJudge, build_motion_judge
 from recap.eval.qwen import QwenDetector
-from recap.eval.sampling import Drawn, Sampled, Span, sample_clip
+from recap.eval.sampling import InMemoryClip, Sampled, Span, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
 from recap.io.video import Clip
@@ -47,7 +47,7 @@ class Seen:
     def __init__(
         self,
         data: Mapping[str, Any],
-        clip: Clip | Drawn,
+        clip: Clip | InMemoryClip,
         trace: Sequence[Mapping[str, Any]],
         seconds: Sequence[float] = (),
         embedder: Embedder | None = None,

@@ -1,4 +1,4 @@
-"""Made clips whose answers are known: still, shifted, with one mover, and with an identity swap at a known second."""
+"""Synthetic clips with known answers: still, shifted, with one moving square, and with a swap at a known second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = (96, 160)
 
 
 def texture(seed: int = 0, size: tuple[int, int] = (160, 320)) -> np.ndarray:
-    """A picture with detail everywhere, so that flow is well defined: Y X 3, uint8."""
+    """Make a picture Y X 3, uint8, with detail everywhere, so that flow is well defined."""
     generator = torch.Generator().manual_seed(seed)
     layers = [
         torch.nn.functional.interpolate(
@@ -34,14 +34,15 @@ def still(count: int, seed: int = 0) -> np.ndarray:
 
 
 def shifting(count: int, across: int, down: int = 0, seed: int = 0) -> np.ndarray:
-    """The camera moves by whole pixels a picture: exact, without interpolation; long ones turn back."""
-    ground = texture(seed, (256, 512))
+    """Move the camera by whole pixels per picture, without interpolation; long clips turn back."""
+    background = texture(seed, (256, 512))
     steps = [abs((index + 20) % 40 - 20) for index in range(count)]
-    return np.stack([ground[i * down : i * down + SIZE[0], i * across : i * across + SIZE[1]] for i in steps])
+    corners = [(i * down, i * across) for i in steps]
+    return np.stack([background[y : y + SIZE[0], x : x + SIZE[1]] for y, x in corners])
 
 
 def one_mover(count: int, step: int, side: int = 40) -> tuple[np.ndarray, list[Box]]:
-    """A still ground on which one textured square moves to the right."""
+    """Move one textured square to the right over a still background."""
     frames = still(count).copy()
     actor = texture(7)[:side, :side]
     boxes = []
@@ -53,7 +54,7 @@ def one_mover(count: int, step: int, side: int = 40) -> tuple[np.ndarray, list[B
 
 
 def swap(seconds: float, at: float, per_second: float = 2.0) -> Sampled:
-    """A subject (a coloured square) on a still ground that turns into another at a known second."""
+    """Show a coloured square on a still background that turns into another at a known second."""
     count = round(seconds * per_second)
     frames = still(count).copy()
     times = np.arange(count) / per_second

@@ -17,7 +17,7 @@ SUBJECT = Box(60, 30, 100, 70)
 
 
 class BoxByColour:
-    """Finds the square of `swap` by looking whether it is painted in plain colour."""
+    """This detector finds the square of `swap` by its uniform colour."""
 
     backend = "plain colour"
 
@@ -44,12 +44,12 @@ def test_the_crop_sees_a_swap_better_than_the_frame():
 
 
 def test_a_swap_between_the_windows_is_all_or_nothing():
-    """What happens between second 8 and 50 alone cannot show; a swap inside the late window shows in part."""
+    """A swap between seconds 8 and 50 shows in full; one inside the late window shows in part."""
     late = identity(swap(60, at=55), subject, "").value
     assert identity(swap(60, at=30), subject, "").value < late < 1
 
 
-def test_windows_scale_with_short_clips_and_too_few_sightings_say_nothing():
+def test_windows_scale_with_short_clips_and_too_few_sightings_give_none():
     short = identity(swap(12, at=99), subject, "")
     assert short.details["windows_s"] == [[0.4, 1.6], [10.0, 12]]
     assert short.value == pytest.approx(1) and short.details["found"] == [3, 4]
@@ -67,13 +67,13 @@ def test_retention_drops_at_the_second_of_the_swap():
 
 @pytest.mark.parametrize(("seconds", "mid"), [(60, 29.5), (120, 59.5), (300, 60)])
 def test_the_middle_is_half_a_video_but_one_minute_of_five(seconds, mid):
-    """A subject that swaps just behind the middle's window is still itself there, and just before it no longer."""
+    """A swap just after the middle window does not show in it, a swap just before does."""
     for swapped_at, kept in ((mid + 1.5, True), (mid - 1.5, False)):
         middle = retention(swap(seconds, at=swapped_at, per_second=1), subject, "").details["mid"]
         assert middle == pytest.approx(1) if kept else middle < 0.5
 
 
-def test_retention_without_a_subject_in_the_opening_says_nothing():
+def test_retention_without_a_subject_in_the_first_seconds_is_none():
     score = retention(Sampled(np.arange(30.0), still(30), 30), subject, "")
     assert score.value is None and set(score.details["curve"]) == {None}
 
@@ -110,7 +110,7 @@ def test_presence_is_checked():
 
 
 def test_segments_from_a_trace():
-    """Blocks of 3 frames, 4 pictures a frame but the first: the protocol's 4, 8, 10 and 10 blocks."""
+    """Blocks have 3 frames, frames 4 pictures except the first; the protocol has 4, 8, 10 and 10 blocks."""
     cuts = {4, 12, 22}
     trace = [
         {
@@ -126,7 +126,8 @@ def test_segments_from_a_trace():
         starts_from_trace([{"block": 0, "first_frame": 0, "clears_prior": False}], 16)
     spans = segment_spans(STARTS, 24)
     assert spans["B"] == (4, 9) and spans["D"].start == 17.5
-    assert segment_spans([0, 1.5, 4.5, 8.25], 12)["B"] == (2, 4.5)  # half as long: half a second of settling
+    # Half as long, so half a second of settling.
+    assert segment_spans([0, 1.5, 4.5, 8.25], 12)["B"] == (2, 4.5)
     with pytest.raises(ValueError, match="4 segments"):
         segment_spans([0, 3, 9], 24)
 
@@ -139,7 +140,8 @@ def test_a_crop_has_its_margin_and_is_square():
     picture = np.zeros((100, 200, 3), np.uint8)
     picture[40:60, 80:120] = 255
     cut = crop(picture, Box(80, 40, 120, 60))
-    assert cut.shape == (52, 52, 3)  # 40 and a margin of 6 to each side
+    # 40 and a margin of 6 on each side.
+    assert cut.shape == (52, 52, 3)
     assert (cut == 255).all(axis=-1).sum() == 20 * 40
     edge = crop(picture, Box(-5, -5, 30, 300))
     assert edge.shape == (100, 100, 3)

@@ -1,4 +1,4 @@
-"""How far a square goes and how much it changes, on made pictures whose answer is known."""
+"""The path and the change of shape of a square, on synthetic pictures with known answers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import Sampled, Span
 
 CELL = 16
-ROWS, COLUMNS = 6, 10  # of cells: 96 x 160 pixels
+# In cells: 96 x 160 pixels.
+ROWS, COLUMNS = 6, 10
 JUDGE = build_motion_judge()
 
 
-def made(places, *, pan=0, sizes=None):
-    """A textured square, two cells a side, at these (row, column) cells, half a second apart; None: it is not there.
+def made(corners, *, pan=0, sizes=None):
+    """Show a textured square at these (row, column) cells, half a second apart; None means that it is hidden.
 
-    The ground moves to the left by `pan` pixels from each picture to the next.
+    The background moves to the left by `pan` pixels from each picture to the next.
     """
-    ground, square = texture(0, (96, 480)), texture(7)
-    pictures = np.stack([ground[:, 80 + i * pan : 240 + i * pan] for i in range(len(places))]).copy()
-    shares = np.zeros((len(places), ROWS, COLUMNS), np.float32)
-    sizes = sizes or [(2, 2)] * len(places)
-    for picture, cells, place, size in zip(pictures, shares, places, sizes, strict=True):
-        if place is not None:
-            (top, left), (down, across) = place, size
+    background, square = texture(0, (96, 480)), texture(7)
+    pictures = np.stack([background[:, 80 + i * pan : 240 + i * pan] for i in range(len(corners))]).copy()
+    shares = np.zeros((len(corners), ROWS, COLUMNS), np.float32)
+    sizes = sizes or [(2, 2)] * len(corners)
+    for picture, cells, corner, size in zip(pictures, shares, corners, sizes, strict=True):
+        if corner is not None:
+            (top, left), (down, across) = corner, size
             cells[top : top + down, left : left + across] = 1
             high, wide = down * CELL, across * CELL
             picture[top * CELL :, left * CELL :][:high, :wide] = square[:high, :wide]
-    return Sampled(np.arange(len(places)) / 2, pictures, len(places) / 2), shares
+    return Sampled(np.arange(len(corners)) / 2, pictures, len(corners) / 2), shares
 
 
 def measure(sampled, shares, cuts=()):
@@ -42,12 +43,12 @@ def measure(sampled, shares, cuts=()):
     return path.value, shape.value, path.n
 
 
-def test_a_frozen_subject_scores_nothing():
+def test_a_frozen_subject_scores_zero():
     assert measure(*made([(2, 3)] * 5)) == (0, 0, 4)
 
 
-def test_a_moving_square_goes_as_far_as_it_goes_and_keeps_its_shape():
-    """A cell, a tenth of the width, each half second."""
+def test_a_moving_square_has_its_path_and_keeps_its_shape():
+    """It moves by a cell, a tenth of the width, each half second."""
     path, shape, pairs = measure(*made([(2, 1), (2, 2), (2, 3), (2, 4)]))
     assert path == pytest.approx(0.2, abs=0.01) and shape == 0 and pairs == 3
 
@@ -58,24 +59,25 @@ def test_to_and_fro_is_a_path_too_and_down_counts_in_widths():
 
 
 def test_the_camera_is_not_the_subject():
-    """A ground that goes to the left: a square that goes with it stands still, one that does not is walking."""
-    with_the_ground = measure(*made([(2, 6), (2, 5), (2, 4), (2, 3)], pan=CELL))
+    """A square that moves with the background stands still; one that does not is walking."""
+    with_it = measure(*made([(2, 6), (2, 5), (2, 4), (2, 3)], pan=CELL))
     against = measure(*made([(2, 4)] * 4, pan=CELL // 2))
-    assert with_the_ground[0] == pytest.approx(0, abs=0.01) and with_the_ground[1] == 0
+    assert with_it[0] == pytest.approx(0, abs=0.01) and with_it[1] == 0
     assert against[0] == pytest.approx(0.1, abs=0.01) and against[1] == 0
 
 
-def test_a_change_of_shape_is_seen_wherever_it_goes():
-    """From 2 x 2 cells to 2 x 4 and back: half of the larger is in both."""
+def test_a_change_of_shape_is_seen_wherever_the_square_is():
+    """It grows from 2 x 2 cells to 2 x 4 and back: half of the larger outline is in both."""
     sizes = [(2, 2), (2, 4), (2, 2)]
-    for places in ([(2, 3), (2, 2), (2, 3)], [(1, 1), (3, 4), (1, 1)]):
-        assert measure(*made(places, sizes=sizes))[1] == pytest.approx(0.5)
+    for corners in ([(2, 3), (2, 2), (2, 3)], [(1, 1), (3, 4), (1, 1)]):
+        assert measure(*made(corners, sizes=sizes))[1] == pytest.approx(0.5)
 
 
 def test_pairs_need_the_subject_twice_and_no_cut_between():
-    places = [(2, 1), None, (2, 2), (2, 3), (2, 8)]
-    assert measure(*made(places), cuts=[1.75])[2] == 1
-    path, shape, pairs = measure(*made(places), cuts=[2.0])  # the cut's own picture is the next scene's
+    corners = [(2, 1), None, (2, 2), (2, 3), (2, 8)]
+    assert measure(*made(corners), cuts=[1.75])[2] == 1
+    # The picture at the cut belongs to the next scene.
+    path, shape, pairs = measure(*made(corners), cuts=[2.0])
     assert path == pytest.approx(0.2, abs=0.01) and shape == 0 and pairs == 1
     assert measure(*made([(2, 1), None, (2, 2)])) == (None, None, 0)
     assert measure(*made([(2, 1), (2, 2)]), cuts=[0.5]) == (None, None, 0)
@@ -85,7 +87,8 @@ def test_outlines_are_laid_over_each_other_in_whole_cells():
     one, other = np.zeros((2, 4, 6), bool)
     one[1:3, 0:2] = other[2:4, 3:5] = True
     assert outline_change(one, other, np.array([1.0, 3.0])) == 0
-    assert outline_change(one, other, np.array([0.6, 2.5])) == 0  # the best of the whole shifts around it
+    # The best of the whole shifts around it counts.
+    assert outline_change(one, other, np.array([0.6, 2.5])) == 0
     assert outline_change(one, other, np.array([1.0, 2.0])) == pytest.approx(1 - 2 / 6)
     assert outline_change(one, other, np.array([0.0, 0.0])) == 1
 
@@ -96,8 +99,8 @@ def line(block, prompt, *, cut=False):
 
 
 def test_stretches_end_where_the_prompt_changes_and_at_cuts():
-    told = ["a fox", "a fox", "a fox and a bus", "a fox", "a fox"]
-    found = stretches([line(i, text, cut=i == 4) for i, text in enumerate(told)], 16, 3.5)
+    prompts = ["a fox", "a fox", "a fox and a bus", "a fox", "a fox"]
+    found = stretches([line(i, text, cut=i == 4) for i, text in enumerate(prompts)], 16, 3.5)
     assert [(each.prompt, each.first_block) for each in found] == [
         ("a fox", 0), ("a fox and a bus", 2), ("a fox", 3), ("a fox", 4)
     ]  # fmt: skip
@@ -105,7 +108,8 @@ def test_stretches_end_where_the_prompt_changes_and_at_cuts():
         (0, 21 / 16), (21 / 16, 33 / 16), (33 / 16, 45 / 16), (45 / 16, 3.5)
     ]  # fmt: skip
     assert found[1].without_first(0.125) == (23 / 16, 33 / 16)
-    assert found[1].without_first(9) == (25 / 16, 33 / 16)  # no more than a third
+    # At most a third is left out.
+    assert found[1].without_first(9) == (25 / 16, 33 / 16)
 
 
 def test_presence_is_a_share_of_all_moments_of_all_spans():

@@ -1,4 +1,4 @@
-"""Consistency with its fusion, and the aggregation against every cell of the paper's tables."""
+"""Consistency with its fusion, and the aggregation compared with each cell of the paper's tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import pytest
 from made_clips import still, write
 
 from recap.eval.metrics.consistency import consistency, fused, mapped, sequence_consistency
-from recap.eval.metrics.vbench import COLUMNS, dimensions, group_score, missing, total_score
+from recap.eval.metrics.vbench import dimensions, group_score, missing, total_score
 from recap.eval.sampling import clip_spans
 from recap.io.video import open_clip
 from recap.tables.paper_numbers import TABLES, paper_table, paper_value
 
 MAIN = paper_table("main")
-SECOND_TABLE = ("Self-Forcing", "Self-Forcing+Ours")  # printed again there, with the same numbers
+# The paper's column heads, in the order of VBench's dimensions.
+HEADS = "SC BC TF MS DD AQ IQ OC MO HA C SR S AS TS OvC"
+COLUMNS = dict(zip(HEADS.split(), dimensions(), strict=True))
+# The paper prints these again in a second table, with the same numbers.
+SECOND_TABLE = ("Self-Forcing", "Self-Forcing+Ours")
 
 
 def dims(row, nudge=0.0):
@@ -29,7 +33,7 @@ def test_the_paper_has_42_cells():
 @pytest.mark.parametrize("row", MAIN, ids=lambda row: row["method"])
 @pytest.mark.parametrize("column", ["Q", "Sem", "Total"])
 def test_aggregation_gives_the_paper_s_cells(row, column):
-    """Within what rounding the sixteen inputs to one decimal allows, and never off by more than 0.08."""
+    """The difference is within the rounding of the sixteen inputs to one decimal, and at most 0.08."""
 
     def score(nudge):
         values = dims(row, nudge)
@@ -43,8 +47,8 @@ def test_aggregation_gives_the_paper_s_cells(row, column):
     assert abs(score(0) - printed) <= 0.08
 
 
-def test_most_cells_are_equal_to_the_digit():
-    """The fact sheet counts 33 of 42."""
+def test_most_cells_are_equal_to_the_last_digit():
+    """33 of 42 cells are equal to the last digit."""
     equal = 0
     for row in MAIN:
         values = dims(row)
@@ -78,7 +82,7 @@ def test_every_table_of_the_paper_is_there():
 
 
 def test_the_fusion_table():
-    """A similarity of a half is mapped to what the fact sheet says; between points by straight lines."""
+    """The table maps known similarities to known values, with linear interpolation between."""
     assert mapped(0.5, "subject") == pytest.approx(0.9327, abs=1e-4)
     assert mapped(0.5, "background") == pytest.approx(0.9461, abs=1e-4)
     assert mapped(1, "subject") == 1 and mapped(0, "subject") == 0
@@ -89,7 +93,7 @@ def test_the_fusion_table():
 
 
 class FirstPixel:
-    """Embeds a picture by its corner: bright corners one way, dark ones at a right angle to it."""
+    """This embedder maps a bright corner to one vector and a dark corner to an orthogonal one."""
 
     backend = "corner"
 
@@ -106,13 +110,13 @@ def test_consistency_within_and_between_clips(tmp_path):
     assert same.value == 1 and same.n == 3 and same.backend == "corner"
     pictures[32:, :16, :16] = 0
     other = consistency(open_clip(write(tmp_path / "b.mp4", pictures)), 96, "subject", FirstPixel())
-    # Each clip is at peace with itself; of the three first pictures, two differ from the very first.
+    # Each clip is consistent in itself; two of the three first pictures differ from the very first.
     assert other.details["slow"] == 1 and other.details["fast_raw"] == 0.25
     assert other.value == pytest.approx((1 + mapped(0.25, "subject")) / 2)
 
 
 def test_cuts_are_those_of_vbench():
-    """Counts and last starts of the fact sheet's table."""
+    """The counts and last starts are those of VBench's own cutter."""
     assert [len(clip_spans(n, 16, 2)) for n in (81, 957, 4797)] == [3, 30, 150]
     assert [len(clip_spans(n, 16, 10)) for n in (81, 957, 4797)] == [1, 6, 30]
     assert clip_spans(81, 16, 2)[-1] == (49, 81) and clip_spans(957, 16, 2)[-1] == (925, 957)

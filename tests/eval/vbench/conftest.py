@@ -1,4 +1,4 @@
-"""VBench's environment as tests have it: a real one, with the stand-in from a wheel on this disk."""
+"""VBench's environment for tests: a real one, with the stand-in from a wheel on this disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def environment(wheels, tmp_path_factory):
-    """The folder of a finished environment."""
+    """Make a finished environment and return its folder."""
     folder = tmp_path_factory.mktemp("vbench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")

@@ -1,4 +1,4 @@
-"""Clips by VBench-Long's rule: the table of the rule, names, memory, and that nothing stale is taken."""
+"""Clips follow VBench-Long's rule, have safe names, need little memory, and stale ones are never used."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SIDE = 32
 
 
 def numbered(index: int) -> np.ndarray:
-    """A picture that says its own number: a block of 8 x 8 per bit."""
+    """Make a picture that encodes its own number: a block of 8 x 8 pixels per bit."""
     blocks = np.array([(index >> bit & 1) * 255 for bit in range(16)], np.uint8).reshape(4, 4)
     return np.repeat(np.kron(blocks, np.ones((8, 8), np.uint8))[..., None], 3, axis=2)
 
 
 def number_of(picture: np.ndarray) -> int:
     bits = picture[4::8, 4::8, 0].reshape(-1) > 127
-    return int(sum(1 << place for place, bit in enumerate(bits) if bit))
+    return int(sum(1 << index for index, bit in enumerate(bits) if bit))
 
 
 def numbers(path: Path) -> list[int]:
@@ -42,7 +42,7 @@ def video(path: Path, count: int, fps: float = 16) -> Path:
 
 
 def test_table_of_the_rule():
-    """16 pictures a second; 5 s, a minute and five minutes of blocks."""
+    """The table has 16 pictures per second; 5 s, a minute and five minutes of blocks."""
     table = {
         (81, 2): (3, 49), (81, 10): (1, 0), (957, 2): (30, 925), (957, 10): (6, 797), (4797, 2): (150, 4765),
         (4797, 10): (30, 4637), (64, 2): (2, 32), (32, 2): (1, 0), (31, 2): (1, 0),
@@ -55,7 +55,7 @@ def test_table_of_the_rule():
 @pytest.mark.parametrize(
     ("count", "seconds", "last"), [(81, 2, 49), (957, 2, 925), (957, 10, 797), (64, 2, 32)]
 )
-def test_clips_hold_the_pictures_of_the_rule(tmp_path, count, seconds, last):
+def test_clips_have_the_pictures_of_the_rule(tmp_path, count, seconds, last):
     cut = cut_video(video(tmp_path / "v.mp4", count), tmp_path / "clips", "a boat-0", seconds, "source")
     spans = clip_spans(count, 16, seconds)
     assert [numbers(clip) for clip in cut.clips] == [list(range(*span)) for span in spans]
@@ -73,7 +73,7 @@ def test_short_video_is_one_whole_clip(tmp_path):
 
 
 def test_broken_rates_are_cut_by_whole_pictures(tmp_path):
-    """29.97 a second: 29 x 2 pictures a clip, played at 29, as VBench's own cutter has it."""
+    """At 29.97 per second a clip has 29 x 2 pictures and plays at 29, as VBench's own cutter does it."""
     cut = cut_video(video(tmp_path / "v.mp4", 60, 30000 / 1001), tmp_path / "clips", "x-0", 2, "source")
     assert [numbers(clip)[0] for clip in cut.clips] == [0, 2]
     assert len(numbers(cut.clips[0])) == 58 and open_clip(cut.clips[0]).fps == 29
@@ -85,7 +85,7 @@ def test_clips_of_no_picture_are_refused(tmp_path):
     assert list((tmp_path / "clips").iterdir()) == []
 
 
-def test_names_avoid_what_vbench_reads_into_them():
+def test_names_avoid_characters_that_vbench_interprets():
     assert clip_label("a_b/c", 3) == "a b c-3"
     long = clip_label("é" * 300, 0)
     assert len(f"{long}-firsts.mp4".encode()) <= 255 and "�" not in long
@@ -93,28 +93,29 @@ def test_names_avoid_what_vbench_reads_into_them():
     assert re.search("person is ([^-_]*)", action)[1] == "riding a bike"
 
 
-def test_second_call_takes_the_first_ones_clips_but_never_stale_ones(tmp_path):
+def test_second_call_reuses_the_clips_of_the_first_but_never_stale_ones(tmp_path):
     path, clips = video(tmp_path / "v.mp4", 40), tmp_path / "clips"
     first = cut_video(path, clips, "x-0", 2, "one")
     stamp = first.clips[0].stat().st_mtime_ns
     assert cut_video(path, clips, "x-0", 2, "one") == first and first.clips[0].stat().st_mtime_ns == stamp
     video(path, 72)
     assert len(cut_video(path, clips, "x-0", 2, "two").clips) == 3
-    first.clips[1].unlink()  # somebody tidied up: cut anew
+    # Somebody deleted a clip, so the video is cut again.
+    first.clips[1].unlink()
     again = cut_video(video(path, 40), clips, "x-0", 2, "one")
     assert again == first and numbers(again.clips[1]) == list(range(8, 40))
 
 
 def test_two_runs_may_cut_the_same_video(tmp_path, monkeypatch):
-    """The slower one takes the clips of the faster."""
+    """The slower one uses the clips of the faster."""
     path, clips = video(tmp_path / "v.mp4", 40), tmp_path / "clips"
     slow, done = cutter._cut, []
 
-    def overtaken(*given):
+    def overtaken(*arguments):
         if not done:
             done.append(True)
             done.append(cut_video(path, clips, "x-0", 2, "one"))
-        return slow(*given)
+        return slow(*arguments)
 
     monkeypatch.setattr(cutter, "_cut", overtaken)
     assert cut_video(path, clips, "x-0", 2, "one") == done[1]
@@ -130,7 +131,7 @@ def test_damaged_video_leaves_no_clips(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_video(tmp_path, monkeypatch):
-    """Five minutes: 4797 pictures, 150 clips, and never more than the pictures of one clip in memory."""
+    """Five minutes are 4797 pictures and 150 clips; memory never has more pictures than one clip."""
     alive: weakref.WeakSet = weakref.WeakSet()
     most = 0
 
@@ -142,12 +143,12 @@ def test_memory_does_not_grow_with_the_video(tmp_path, monkeypatch):
             nonlocal most
             for index in range(4797):
                 picture = numbered(index).copy()
-                alive.add(_Held(picture))
+                alive.add(_Alive(picture))
                 most = max(most, len(alive))
                 yield picture
 
-    class _Held:
-        """Dies with its picture; arrays themselves are not hashable."""
+    class _Alive:
+        """A token that is discarded with its picture; arrays themselves are not hashable."""
 
         def __init__(self, picture):
             weakref.finalize(picture, alive.discard, self)

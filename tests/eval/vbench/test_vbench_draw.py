@@ -1,4 +1,4 @@
-"""`draw` and then `run`, as its last line says, through an environment in which a stand-in for VBench lies."""
+"""`draw`, then the `run` that its last line names, in an environment that has a stand-in for VBench."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def recap(*words):
     return done
 
 
-def test_what_is_drawn_can_be_judged(environment, tmp_path, monkeypatch):
+def test_generated_videos_can_be_scored(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("STANDIN_CALLS", str(tmp_path / "calls"))
     monkeypatch.delenv("VBENCH_CACHE_DIR", raising=False)
     out = tmp_path / "videos"

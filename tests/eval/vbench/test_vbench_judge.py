@@ -1,4 +1,4 @@
-"""A folder of videos to `scores.json`, through a real environment of its own in which a stand-in for VBench lies."""
+"""A folder of videos becomes `scores.json`, through a real environment that has a stand-in for VBench."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.records import write_record
 from recap.io.video import ClipWriter
 
-# A prompt of every group and two seeds: vbench128 in small.
+# One prompt of each group and two seeds: a small vbench128.
 SEEDS = 2
 
 
@@ -39,7 +39,7 @@ def small(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory):
-    """40 pictures at 16 a second: two clips of 2 s, or one of 10 s that is not full."""
+    """Write 40 pictures at 16 per second: two clips of 2 s, or one short clip of 10 s."""
     path = tmp_path_factory.mktemp("made") / "clip.mp4"
     with ClipWriter(path, (32, 32), 16) as writer:
         writer.write(torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
@@ -70,14 +70,14 @@ def test_averages_by_hand():
     slow = {"a": [0.9, 0.8], "b": [0.6]}
     score = dimension_score("subject_consistency", "vbench", slow, {"a": 0.5})
     high = mapped(0.5, "subject")
-    fused = [(0.9 + high) / 2, (0.8 + high) / 2, 0.6]  # b has one clip and no fast value
+    # b has one clip and no fast value.
+    fused = [(0.9 + high) / 2, (0.8 + high) / 2, 0.6]
     assert score.value == pytest.approx(fmean(fused)) and score.n == 3
     assert score.details["slow"] == pytest.approx(2.3 / 3)
     assert score.details["fast_raw"] == 0.5 and score.details["fast_mapped"] == pytest.approx(0.932675)
     assert score.details["mean_over_videos"] == pytest.approx((fmean(fused[:2]) + 0.6) / 2)
-    assert (
-        dimension_score("subject_consistency", "vbench", {"a": [0.9]}, {"a": 0.0}).value == 0.9
-    )  # table says 0
+    # The mapping table has 0 there, which leaves the slow value alone.
+    assert dimension_score("subject_consistency", "vbench", {"a": [0.9]}, {"a": 0.0}).value == 0.9
     plain = dimension_score("imaging_quality", "vbench", {"a": [70, 50], "b": [30.0]})
     assert plain.value == pytest.approx(0.5) and plain.details["videos"] == {"a": 0.6, "b": 0.3}
     filtered = {"a": [1.0, 1.0, 1.0], "b": [0.0], "c": []}
@@ -98,29 +98,28 @@ def test_all_sixteen_to_a_total(videos, environment, tmp_path):
     rows = scores["dimensions"]
     assert set(rows) == set(suites.SUITES["vbench128"].dimensions)
     # Seeds 0 and 1, clips 0 and 1: 0.50, 0.51, 0.60, 0.61.
-    assert (
-        rows["dynamic_degree"]["value"] == pytest.approx(0.555) and rows["dynamic_degree"]["num_clips"] == 44
-    )
+    assert rows["dynamic_degree"]["value"] == pytest.approx(0.555)
+    assert rows["dynamic_degree"]["num_clips"] == 44
     assert rows["imaging_quality"]["value"] == pytest.approx(0.555)
     slow = rows["subject_consistency"]["slow"]
     assert slow == pytest.approx(0.555) and rows["subject_consistency"]["fast_raw"] == 0.5
     assert rows["subject_consistency"]["value"] == pytest.approx((slow + mapped(0.5, "subject")) / 2)
     assert rows["background_consistency"]["value"] == pytest.approx((slow + mapped(0.5, "background")) / 2)
-    assert (
-        rows["color"]["value"] == pytest.approx(0.55) and rows["color"]["num_clips"] == 2
-    )  # two clips dropped
+    # Two clips were dropped.
+    assert rows["color"]["value"] == pytest.approx(0.55) and rows["color"]["num_clips"] == 2
     assert rows["scene"]["value"] == pytest.approx(0.555) and rows["scene"]["num_videos"] == 2
     assert rows["human_action"]["value"] == 1 and rows["human_action"]["clip_seconds"] == [10]
-    assert rows["temporal_style"]["value"] == pytest.approx(0.55)  # one clip of 10 s a video
+    # One clip of 10 s per video.
+    assert rows["temporal_style"]["value"] == pytest.approx(0.55)
     assert rows["temporal_flickering"]["static_filter"] is False
     assert scores["total"] == pytest.approx((4 * scores["quality"] + scores["semantic"]) / 5)
     assert sorted(calls(tmp_path)) == sorted(rows)
 
 
-def test_a_second_run_computes_nothing_and_a_stopped_one_goes_on(videos, environment, tmp_path, monkeypatch):
+def test_a_second_run_computes_nothing_and_a_stopped_one_resumes(videos, environment, tmp_path, monkeypatch):
     out, few = tmp_path / "out", ("motion_smoothness", "dynamic_degree", "scene")
     monkeypatch.setenv("STANDIN_FAILS", "dynamic_degree")
-    with pytest.raises(ValueError, match=r"1 of 3 dimensions failed.*no weights for dynamic_degree.*goes on"):
+    with pytest.raises(ValueError, match=r"1 of 3 dimensions failed.*no weights for dynamic_degree.*resumes"):
         judge(Question(videos, "vbench128", few), environment, out, quiet)
     assert "no weights" in (out / "logs" / "dynamic_degree.log").read_text()
     assert set(json.loads((out / "scores.json").read_text())["dimensions"]) == {"motion_smoothness", "scene"}
@@ -133,10 +132,11 @@ def test_a_second_run_computes_nothing_and_a_stopped_one_goes_on(videos, environ
     assert not scores["complete"] and "total" not in scores and "quality" not in scores
     assert "imaging_quality" in scores["not_complete"]
     scores = judge(Question(videos, "vbench128", ("color",)), environment, out, quiet)
-    assert set(scores["dimensions"]) == {*few, "color"}  # the folder's, not the run's
+    # Those of the folder, not only of the run.
+    assert set(scores["dimensions"]) == {*few, "color"}
 
 
-def test_partial_never_over_complete(videos, environment, tmp_path):
+def test_partial_never_replaces_complete(videos, environment, tmp_path):
     out, few = tmp_path / "out", ("motion_smoothness",)
     away = sorted(videos.glob("*.mp4"))[0]
     kept = tmp_path / away.name
@@ -149,7 +149,7 @@ def test_partial_never_over_complete(videos, environment, tmp_path):
     assert not row["complete"] and (row["num_videos"], row["num_videos_of_suite"]) == (21, 22)
     assert "motion_smoothness" in part["not_complete"]
     kept.rename(away)
-    whole = judge(Question(videos, "vbench128", few), environment, out, quiet)  # complete takes its place
+    whole = judge(Question(videos, "vbench128", few), environment, out, quiet)
     assert whole["dimensions"]["motion_smoothness"]["complete"]
     files = {path: path.read_bytes() for path in out.rglob("*.json")}
     away.rename(kept)
@@ -158,7 +158,7 @@ def test_partial_never_over_complete(videos, environment, tmp_path):
     assert {path: path.read_bytes() for path in out.rglob("*.json")} == files
 
 
-def test_partial_never_over_what_another_run_completed_meanwhile(tmp_path):
+def test_partial_never_replaces_what_another_run_completed_meanwhile(tmp_path):
     record = {"suite": "vbench128", "prompts_sha256": "list", "key": "all", "complete": True}
     suite = suites.SUITES["vbench128"]
     write_record(tmp_path, suite, "scene", record)
@@ -183,19 +183,17 @@ def test_partial_leaves_out_what_has_no_video(videos, environment, tmp_path):
     for path in videos.glob("*.mp4"):
         if "thing" not in path.name:
             path.unlink()
-    said = []
-    few = ("human_action", "scene")
-    scores = judge(
-        Question(videos, "vbench128", few, partial=True), environment, tmp_path / "out", said.append
-    )
+    notices = []
+    question = Question(videos, "vbench128", ("human_action", "scene"), partial=True)
+    scores = judge(question, environment, tmp_path / "out", notices.append)
     assert list(scores["dimensions"]) == ["human_action"] and scores["dimensions"]["human_action"]["complete"]
-    assert any("no video of scene" in line for line in said)
+    assert any("no video of scene" in line for line in notices)
 
 
 def test_static_filter_keeps_still_clips_of_vbenchs_own_prompts(videos, environment, tmp_path):
     question = Question(videos, "vbench128", ("temporal_flickering",), static_filter=True)
     row = judge(question, environment, tmp_path / "out", quiet)["dimensions"]["temporal_flickering"]
-    # One prompt of the group, two seeds, and of each only the second clip is still: 0.51 and 0.61.
+    # One prompt of the group, two seeds; only the second clip of each is still: 0.51 and 0.61.
     assert (row["num_clips"], row["num_videos_of_suite"]) == (2, 2) and row["static_filter"]
     assert row["value"] == pytest.approx(0.56)
 
@@ -213,22 +211,17 @@ def test_moviegen_reads_prompts_from_a_file_and_refuses_another_suites_folder(
             shutil.copy(clip, own / f"{stem}-{seed}.mp4")
     out = tmp_path / "out"
     scores = judge(Question(own, "moviegen128", (), prompts), environment, out, quiet)
-    assert (
-        len(scores["dimensions"]) == 8
-        and scores["complete"]
-        and "quality" in scores
-        and "total" not in scores
-    )
+    assert len(scores["dimensions"]) == 8 and scores["complete"]
+    assert "quality" in scores and "total" not in scores
     row = scores["dimensions"]["overall_consistency"]
-    assert row["clip_seconds"] == [2] and row["value"] == pytest.approx(
-        fmean([6, 300, 9]) / 1000
-    )  # the texts
+    # The stand-in's value is the length of the prompt.
+    assert row["clip_seconds"] == [2] and row["value"] == pytest.approx(fmean([6, 300, 9]) / 1000)
     with pytest.raises(ValueError, match="it holds scores of moviegen128"):
         judge(Question(videos, "vbench128", ("scene",)), environment, out, quiet)
 
 
 def test_clips_without_a_value_are_refused(videos, environment, tmp_path, monkeypatch):
-    """VBench leaves out clips that it cannot read without a word."""
+    """VBench silently leaves out clips that it cannot read."""
     monkeypatch.setenv("STANDIN_DROPS", "temporal_flickering")
     with pytest.raises(ValueError, match="22 clips have no value"):
         judge(Question(videos, "vbench128", ("temporal_flickering",)), environment, tmp_path / "out", quiet)
@@ -255,46 +248,43 @@ def recap(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["recap", "vbench", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
-        said = capsys.readouterr()
-        return stopped.value.code or 0, said.out, said.err
+        printed = capsys.readouterr()
+        return stopped.value.code or 0, printed.out, printed.err
 
     return run
 
 
 def test_paths_may_be_relative(recap, videos, environment, tmp_path, monkeypatch):
-    """VBench works in a folder of its own, and was once given clips that are not there."""
+    """VBench works in a folder of its own, and once got relative paths that it could not find."""
     monkeypatch.chdir(tmp_path)
-    code, out, said = recap(
-        "run",
-        "videos",
-        "--suite",
-        "vbench128",
-        "--dimension",
-        "scene",
-        "--out",
-        "there",
-        "--folder",
-        environment,
-    )
-    assert code == 0, said
+    options = ("--suite", "vbench128", "--dimension", "scene", "--out", "there", "--folder", environment)
+    code, out, errors = recap("run", "videos", *options)
+    assert code == 0, errors
     assert out.strip() == "there/scores.json" and (tmp_path / "there" / "scores.json").exists()
 
 
 def test_command(recap, videos, environment):
-    code, out, said = recap(
-        "run", videos, "--suite", "vbench128", "--dimension", "scene", "--dimension", "color",
-        "--folder", environment,
-    )  # fmt: skip
-    assert code == 0, said
+    options = (
+        "--suite",
+        "vbench128",
+        "--dimension",
+        "scene",
+        "--dimension",
+        "color",
+        "--folder",
+        environment,
+    )
+    code, out, errors = recap("run", videos, *options)
+    assert code == 0, errors
     assert Path(out.strip()) == videos.with_name("videos-vbench") / "scores.json"
-    assert "scene: 0.5550 (4 clips of 2 of 2 videos)" in said and "no Total" in said
+    assert "scene: 0.5550 (4 clips of 2 of 2 videos)" in errors and "no Total" in errors
 
 
 def test_command_without_setup_or_with_a_wrong_suite(recap, videos, tmp_path):
-    code, _, said = recap("run", videos, "--suite", "vbench128", "--folder", tmp_path / "nowhere")
-    assert code == 2 and "recap vbench setup" in said
-    code, _, said = recap("run", videos, "--suite", "vbench", "--folder", tmp_path / "nowhere")
-    assert code == 2 and "vbench128" in said
+    code, _, errors = recap("run", videos, "--suite", "vbench128", "--folder", tmp_path / "nowhere")
+    assert code == 2 and "recap vbench setup" in errors
+    code, _, errors = recap("run", videos, "--suite", "vbench", "--folder", tmp_path / "nowhere")
+    assert code == 2 and "vbench128" in errors
 
 
 @pytest.mark.parametrize(
@@ -310,10 +300,8 @@ def test_command_without_setup_or_with_a_wrong_suite(recap, videos, tmp_path):
         ("moviegen128", ("a boat-0.mp4",), "5 videos of moviegen128 are missing"),
     ],
 )
-def test_what_is_wrong_with_the_videos_is_said_before_an_environment_is_asked_for(
-    tmp_path, suite, files, words
-):
-    """Nobody should install 3.5 GB to hear that a folder is empty."""
+def test_problems_of_the_videos_are_reported_before_an_environment_is_required(tmp_path, suite, files, words):
+    """Nobody should install 3.5 GB to learn that a folder is empty."""
     videos, prompts = tmp_path / "videos", tmp_path / "prompts.txt"
     prompts.write_text("a boat\na house\na tree\n")
     if files is not None:
@@ -326,7 +314,7 @@ def test_what_is_wrong_with_the_videos_is_said_before_an_environment_is_asked_fo
     assert not (tmp_path / "out").exists()
 
 
-def test_names_are_held_against_a_list_of_ones_own_before_vbenchs(tmp_path):
+def test_names_are_checked_against_the_users_list_before_vbenchs(tmp_path):
     videos, prompts = tmp_path / "videos", tmp_path / "prompts.txt"
     videos.mkdir()
     prompts.write_text("a boat\na house\n")
@@ -340,12 +328,11 @@ def test_names_are_held_against_a_list_of_ones_own_before_vbenchs(tmp_path):
         judge(Question(videos, "vbench128", prompts=prompts), tmp_path / "nowhere", tmp_path / "out", quiet)
 
 
-def test_the_command_says_it_in_one_line(recap, tmp_path):
+def test_the_command_reports_it_in_one_line(recap, tmp_path):
     (tmp_path / "videos").mkdir()
-    code, _, said = recap(
-        "run", tmp_path / "videos", "--suite", "vbench128", "--folder", tmp_path / "nowhere"
-    )
-    assert code == 2 and said.count("\n") == 1 and "no .mp4 file in it" in said and "setup" not in said
+    options = ("--suite", "vbench128", "--folder", tmp_path / "nowhere")
+    code, _, errors = recap("run", tmp_path / "videos", *options)
+    assert code == 2 and errors.count("\n") == 1 and "no .mp4 file in it" in errors and "setup" not in errors
 
 
 def test_standin_has_the_shape_of_the_real_list():

@@ -1,4 +1,4 @@
-"""Which prompts, dimensions, names and clip lengths a suite has, and what is refused."""
+"""Suites have the right prompts, dimensions, names and clip lengths, and refuse the rest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_whole_list(info):
 
 
 def test_clip_length_is_the_longest_of_a_prompts_dimensions(info):
-    """In standard mode; so aesthetic quality has clips of 10 s, and a text of two groups the longer of both."""
+    """This is VBench's standard mode: aesthetic quality has clips of 10 s, and a text of two groups the longer."""
     suite = find_suite("vbench946")
     seconds = clip_seconds(suite, load_entries(suite, None, info))
     count = Counter((name, value) for (_, name), value in seconds.items())
@@ -79,13 +79,13 @@ def test_own_128_must_be_of_the_list(info, tmp_path):
     chosen.write_text("\n".join(texts))
     assert [entry.text for entry in load_entries(find_suite("vbench128"), chosen, info)] == texts
     chosen.write_text("\n".join([*texts[1:], "somebody else's"]))
-    with pytest.raises(ValueError, match="none of VBench's own"):
+    with pytest.raises(ValueError, match="not one of VBench's own"):
         load_entries(find_suite("vbench128"), chosen, info)
     with pytest.raises(ValueError, match="has VBench's own list"):
         load_entries(find_suite("vbench946"), chosen, info)
 
 
-def test_moviegen_has_names_that_files_can_have(lines):
+def test_moviegen_stems_are_valid_file_names(lines):
     suite = find_suite("moviegen128")
     entries = load_entries(suite, lines, None)
     assert entries[0].stem == "a prompt 0" and [e.stem for e in entries[-2:]] == ["line-127", "line-128"]
@@ -100,7 +100,8 @@ def test_moviegen_by_a_map_of_names(tmp_path):
     path.write_text(json.dumps({f"p/{number}": "x" for number in range(128)}))
     with pytest.raises(ValueError, match="cannot have a /"):
         load_entries(find_suite("moviegen128"), path, None)
-    for odd in ("", "é" * 125):  # 250 bytes, and 6 of "-4.mp4"
+    # 250 bytes, and 6 of "-4.mp4".
+    for odd in ("", "é" * 125):
         path.write_text(json.dumps({odd: "x", **{f"p{number}": "x" for number in range(127)}}))
         with pytest.raises(ValueError, match="1 to 255 bytes"):
             load_entries(find_suite("moviegen128"), path, None)
@@ -113,7 +114,7 @@ def test_lists_of_another_length_are_refused(tmp_path, lines):
     with pytest.raises(ValueError, match="needs the file of its 128 prompts"):
         load_entries(find_suite("moviegen128"), None, None)
     lines.write_text("one\ntwo\n")
-    with pytest.raises(ValueError, match="has 128 prompts, and here are 2"):
+    with pytest.raises(ValueError, match="has 128 prompts, and this list has 2"):
         load_entries(find_suite("moviegen128"), lines, None)
     lines.write_text("one\n" * 128)
     with pytest.raises(ValueError, match="in the list twice"):
@@ -131,9 +132,9 @@ def test_unknown_and_unfit_names_are_refused():
     assert check_dimensions(movie, (), False) == (*QUALITY, "overall_consistency")
     with pytest.raises(ValueError, match="did you mean 'scene'"):
         check_dimensions(movie, ("scenes",), False)
-    with pytest.raises(ValueError, match=r"moviegen128 cannot be judged in it.*labels"):
+    with pytest.raises(ValueError, match=r"moviegen128 cannot be scored in it.*labels"):
         check_dimensions(movie, ("object_class",), False)
-    with pytest.raises(ValueError, match="moviegen128 cannot be judged in it"):
+    with pytest.raises(ValueError, match="moviegen128 cannot be scored in it"):
         check_dimensions(movie, ("temporal_style",), False)
     with pytest.raises(ValueError, match="--static-filter"):
         check_dimensions(movie, (), True)

@@ -1,6 +1,6 @@
-"""A package with VBench's entry points and signatures, for a real environment of its own, and prompts of its shape.
+"""A stand-in package with VBench's entry points and signatures and a prompt list of the same shape.
 
-No model is in it: the value of a clip can be told from its name. A wheel is written by hand, so that pip installs it
+It has no model: the value of a clip follows from its name. Its wheel is written by hand, so that pip can install it
 without an index.
 """
 
@@ -14,7 +14,8 @@ from recap.eval.metrics.vbench import dimensions
 
 REQUIREMENTS = "vbench==0.1.5\n"
 
-GROUPS = {  # the real list's groups and their sizes
+# The groups of the real list and their sizes.
+GROUPS = {
     ("temporal_style",): 100, ("human_action",): 100,
     ("overall_consistency", "aesthetic_quality", "imaging_quality"): 93,
     ("appearance_style",): 90, ("scene", "background_consistency"): 86, ("color",): 85, ("spatial_relationship",): 84,
@@ -30,7 +31,7 @@ def init_submodules(dimension_list, local=False, read_frame=False):
     return {name: {"model": name} for name in dimension_list}
 """
 
-# The seed and the number of a clip stand in its name: <prompt>-<seed>-<number>.mp4 or <prompt>-<seed>-full.mp4.
+# The name of a clip has its seed and number: <prompt>-<seed>-<number>.mp4 or <prompt>-<seed>-full.mp4.
 DIMENSION = """
 import json, os, pathlib, re
 import vbench.utils
@@ -122,7 +123,7 @@ def dreamsim(pretrained, device="cuda", cache_dir="./models"):
 
 
 def full_info() -> list[dict]:
-    """As many prompts in as many groups as VBench's list has, of which two texts are in two groups."""
+    """Return as many prompts in as many groups as VBench's list has; two texts are in two groups."""
     rows = []
     for names, count in GROUPS.items():
         for number in range(count):

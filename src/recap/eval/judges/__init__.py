@@ -1,1 +1,1 @@
-"""Judges of the embedded world: who is in a picture, in which colour, and where."""
+"""Judges of the embedded world find which actors a picture shows, in which colours, and where."""

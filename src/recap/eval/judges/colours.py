@@ -1,4 +1,4 @@
-"""How far apart two colours are to the eye, and an actor's colour over several pictures."""
+"""The perceived distance of two colours, and an actor's mean colour over several pictures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ _TO_XYZ = (
     (0.2126729, 0.7151522, 0.0721750),
     (0.0193339, 0.1191920, 0.9503041),
 )
-_WHITE = (0.95047, 1.0, 1.08883)  # D65
+# The white point D65.
+_WHITE = (0.95047, 1.0, 1.08883)
 
 
 def to_lab(rgb: Tensor) -> Tensor:
-    """CIE L*a*b* (D65) of sRGB colours `... 3` in 0..1."""
+    """Convert sRGB colours `... 3` in 0..1 to CIE L*a*b* (D65)."""
     rgb = rgb.double()
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb.clamp(min=0) + 0.055) / 1.055) ** 2.4)
     xyz = linear @ torch.tensor(_TO_XYZ, dtype=torch.float64, device=rgb.device).T
@@ -26,13 +27,13 @@ def to_lab(rgb: Tensor) -> Tensor:
 
 
 def colour_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Delta E (CIE 1976) of sRGB colours `... 3`: 2.3 is just noticeable, nan where a colour is unknown."""
+    """Return Delta E (CIE 1976) of sRGB colours `... 3`: 2.3 is just noticeable; an unknown colour gives nan."""
     distance: Tensor = torch.linalg.vector_norm(to_lab(one) - to_lab(other), dim=-1)
     return distance
 
 
 def mean_colour(found: Tensor, colour: Tensor, cells: Tensor) -> Tensor:
-    """B 3: colours B T 3 of the pictures in which the actor was found, weighted by cells; nan if in none."""
+    """Average colours B T 3 over the pictures that show the actor, weighted by cells; B 3, nan if none does."""
     weight = (cells * found)[..., None]
     total = weight.sum(dim=1)
     mean = (colour.nan_to_num() * weight).sum(dim=1) / total.clamp(min=1e-6)

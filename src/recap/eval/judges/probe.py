@@ -1,7 +1,7 @@
-"""The judge's eye: names the actors in a picture and reads the colours of their instances.
+"""The probe: a small convolutional net that finds the actors in a picture and their colours.
 
-A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it says
-which actor covers it and that instance's mean colour; per picture, which actors are there at all.
+It is trained on rendered pictures (`training/probe.py`). For each token cell (16 x 16 pixels) it predicts which actor
+covers it and the mean colour of that instance; for each picture, which actors it shows.
 """
 
 from __future__ import annotations
@@ -38,26 +38,35 @@ class _Residual(nn.Module):
 
 
 class Verdict(NamedTuple):
-    """What the net says of N pictures, before it is put into words."""
+    """The raw outputs of the net for N pictures.
 
-    cells: Tensor  # N ACTORS+1 rows columns, logits; the last is nobody
-    colours: Tensor  # N 3 rows columns
-    presence: Tensor  # N ACTORS, logits
+    `cells` are logits N ACTORS+1 rows columns (the last is nobody), `colours` N 3 rows columns, and `presence` are
+    logits N ACTORS.
+    """
+
+    cells: Tensor
+    colours: Tensor
+    presence: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is in B clips of T pictures, in cells of 16 x 16 pixels."""
+    """What B clips of T pictures show, in cells of 16 x 16 pixels.
 
-    presence: Tensor  # B T ACTORS, probability that the actor is in the picture
-    cells: Tensor  # B T rows columns, int64: the likeliest actor, NOBODY for none
-    shares: Tensor  # B T ACTORS+1 rows columns, probabilities
-    colours: Tensor  # B T rows columns 3, mean colour of the instance that covers the cell
+    `presence` B T ACTORS is the probability that the picture shows the actor; `cells` B T rows columns is the
+    likeliest actor of a cell, or NOBODY; `shares` B T ACTORS+1 rows columns are the probabilities behind it; and
+    `colours` B T rows columns 3 is the mean colour of the instance that covers the cell.
+    """
+
+    presence: Tensor
+    cells: Tensor
+    shares: Tensor
+    colours: Tensor
 
     def actor_colour(self, actor: str) -> tuple[Tensor, Tensor]:
-        """Colour B T 3 of an actor over the cells that show it (nan: none does), and how many do, B T."""
+        """Return an actor's colour B T 3 over the cells that show it (nan if none does) and their number B T."""
         if actor not in ACTORS:
-            raise refuse("actor", actor, "no such name", f"take one of {', '.join(ACTORS)}")
+            raise refuse("actor", actor, "no such name", f"use one of {', '.join(ACTORS)}")
         number = ACTORS.index(actor)
         weight = self.shares[:, :, number] * (self.cells == number)
         total = weight.sum((-2, -1))
@@ -67,7 +76,7 @@ class Judged:
 
 
 class Probe(nn.Module):
-    """About 0.6 million parameters; any picture size that is a multiple of 16."""
+    """A net of about 0.6 million parameters for any picture size that is a multiple of 16."""
 
     def __init__(self, widths: tuple[int, int, int, int] = (32, 48, 72, 80)) -> None:
         super().__init__()
@@ -90,23 +99,23 @@ class Probe(nn.Module):
         self.cells = nn.Conv2d(last, NOBODY + 1, 1)
         self.colours = nn.Conv2d(last, 3, 1)
         self.presence = nn.Conv2d(last, len(ACTORS), 1)
-        # The soft maximum adds ln(number of cells) to what starts near zero; begin where most actors are absent.
+        # The soft maximum adds ln(number of cells); this bias starts with most actors absent.
         assert self.presence.bias is not None
         nn.init.constant_(self.presence.bias, -8.0)
 
     def forward(self, pictures: Tensor) -> Verdict:
-        """Pictures N 3 Y X in 0..1."""
+        """Look at pictures N 3 Y X in 0..1."""
         if pictures.ndim != 4 or pictures.shape[-2] % CELL or pictures.shape[-1] % CELL:
             limit = f"it must be N 3 Y X with multiples of {CELL}"
             raise refuse("pictures", tuple(pictures.shape), limit, "cut or pad the pictures")
         features = self.body(pictures * 2 - 1)
-        # An actor is present if some cell says so: a soft maximum over cells.
+        # An actor is present if any cell shows it: a soft maximum over cells.
         presence = self.presence(features).float().flatten(2).logsumexp(-1)
         return Verdict(self.cells(features).float(), self.colours(features).float() + 0.5, presence)
 
     @torch.no_grad()
     def judge(self, pictures: Tensor, at_once: int = 256) -> Judged:
-        """Pictures B T 3 Y X in 0..1, on the probe's device."""
+        """Judge pictures B T 3 Y X in 0..1, on the probe's device."""
         flat = pictures.flatten(0, 1)
         verdicts = [self(part) for part in flat.split(at_once)]
         cells, colours, presence = (torch.cat(part) for part in zip(*verdicts, strict=True))
@@ -142,5 +151,5 @@ def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
 
 
 def load_shipped_probe() -> Probe:
-    """The probe that comes with the package."""
+    """Load the probe that comes with the package."""
     return load_probe(SHIPPED)

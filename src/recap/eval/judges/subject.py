@@ -1,4 +1,4 @@
-"""Judges videos of the embedded backbone: is an actor there when it is asked for, and is it still the same one?"""
+"""A judge for videos of the embedded backbone: is a requested actor visible, and is it still the same one?"""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from recap.eval.judges.probe import NOBODY, Judged, Probe, load_shipped_probe
 
 OPENING_S = 1.0
 FARTHEST = 50.0
-"""Delta E at which likeness is 0; two instances of one kind lie about 40 apart."""
+"""The Delta E at which likeness is 0; two instances of one kind are about 40 apart."""
 
-_AT_ONCE = 32  # pictures: faster than one by one, and their activations stay below 100 MB
+# Pictures per batch: faster than one by one, and the activations stay below 100 MB.
+_BATCH = 32
 
 
 class ProbeJudge:
-    """One curve per actor that the script names, in the order of first mention."""
+    """This judge makes one curve per actor that the script names, in the order of first mention."""
 
     name = "Is it still the same one?"
     about = (
-        "A small network, trained apart from the model that draws, looks for every actor the prompt names and reads "
+        "A small network, trained apart from the generating model, looks for each actor the prompt names and reads "
         "its mean colour. 1: the colours of its own first appearance in this video (mean of the first second that "
-        "shows it). 0: it is asked for and not found, or its colours are wholly different; in between, "
+        "shows it). 0: the prompt names it and it is not found, or its colours are entirely different; in between, "
         f"1 - ΔE/{FARTHEST:.0f} (CIE 1976). Gap: the prompt does not name it, or it is found with no cell to read "
         "colours from. It compares colours, not shapes."
     )
@@ -64,25 +65,24 @@ class ProbeJudge:
 
 
 def build_probe_judge() -> ProbeJudge:
-    """The judge with the probe of the package."""
+    """Build the judge with the probe of the package."""
     return ProbeJudge(load_shipped_probe())
 
 
 def _likeness(judged: Judged, actor: str, seconds: Tensor, named: Sequence[bool]) -> list[float | None]:
-    """The actor's likeness to its first appearance, a value per picture of one clip."""
+    """Return the actor's likeness to its first appearance, one value per picture of one clip."""
     colour, cells = judged.actor_colour(actor)
     found = judged.presence[0, :, ACTORS.index(actor)] > 0.5
-    # What the probe takes for the actor before it is asked for is not its first appearance.
+    # A detection before a prompt names the actor is not its first appearance.
     readable = found & (cells[0] > 0) & torch.tensor(named)
     first = min(seconds[readable].tolist(), default=math.inf)
     opening = readable & (seconds < first + OPENING_S)
     reference = mean_colour(opening[None].float(), colour, cells)
     likeness = (1 - colour_distance(colour[0], reference) / FARTHEST).clamp(min=0)
+    values = zip(named, found.tolist(), readable.tolist(), likeness.tolist(), strict=True)
     return [
-        None if not asked or (there and not read) else value if there else 0.0
-        for asked, there, read, value in zip(
-            named, found.tolist(), readable.tolist(), likeness.tolist(), strict=True
-        )
+        None if not wanted or (visible and not read) else value if visible else 0.0
+        for wanted, visible, read, value in values
     ]
 
 
@@ -90,7 +90,7 @@ def _batches(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     batch: list[Sample] = []
     for sample in samples:
         batch.append(sample)
-        if len(batch) == _AT_ONCE:
+        if len(batch) == _BATCH:
             yield batch
             batch = []
     if batch:

@@ -1,1 +1,1 @@
-"""One file per measure: pure functions from pictures, embeddings or trace lines to numbers."""
+"""Each file has one measure: pure functions from pictures, embeddings or trace lines to numbers."""

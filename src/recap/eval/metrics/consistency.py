@@ -1,8 +1,8 @@
-"""Subject and background consistency of VBench-Long: slow within clips, fast between them, fused.
+"""Subject and background consistency of VBench-Long: slow within clips, fast between clips, and both fused.
 
-Slow: per clip of 2 s, the mean over pictures of their likeness to the one before and to the first. Fast: the same
-formula over the first pictures of all clips. The fast value c goes through VBench's table of 101 quantiles, and
-fused = (slow + mapped c) / 2. The table presses most of 0..1 into its top tenth, so the raw c is reported too.
+Slow is, per clip of 2 s, the mean likeness of each picture to the previous and to the first one. Fast is the same
+formula over the first pictures of all clips. The fast value c is mapped by VBench's table of 101 quantiles, and
+fused = (slow + mapped c) / 2. The table maps most of 0..1 to its top tenth, so the raw c is reported too.
 VBench embeds subjects with DINO (fast: DINOv2) and backgrounds with CLIP (fast: DreamSim).
 """
 
@@ -25,7 +25,7 @@ KINDS = ("subject", "background")
 
 
 def sequence_consistency(vectors: Vectors) -> float:
-    """Mean over pictures k >= 1 of [max(0, cos to k - 1) + max(0, cos to 0)] / 2, of unit vectors N D, N >= 2."""
+    """Average [max(0, cos to k - 1) + max(0, cos to 0)] / 2 over pictures k >= 1 of unit vectors N D, N >= 2."""
     if len(vectors) < 2:
         raise refuse("pictures", len(vectors), "consistency needs at least 2", "give a longer clip")
     v = vectors.astype(np.float64)
@@ -37,15 +37,15 @@ def sequence_consistency(vectors: Vectors) -> float:
 @cache
 def _table() -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     text = resources.files("recap.eval.metrics").joinpath("slow_fast.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(text.splitlines()))
-    return (
-        np.array([float(row["similarity"]) for row in rows]),
-        {kind: np.array([float(row[kind]) for row in rows]) for kind in KINDS},
+    lines = list(csv.DictReader(text.splitlines()))
+    similarity, *columns = (
+        np.array([float(line[name]) for line in lines]) for name in ("similarity", *KINDS)
     )
+    return similarity, dict(zip(KINDS, columns, strict=True))
 
 
 def mapped(similarity: float, kind: str) -> float:
-    """VBench's quantile table, between its points by straight lines."""
+    """Map a similarity by VBench's quantile table, with linear interpolation."""
     if kind not in KINDS:
         raise unknown_name("kind", kind, KINDS)
     at, columns = _table()
@@ -53,7 +53,7 @@ def mapped(similarity: float, kind: str) -> float:
 
 
 def fused(slow: float, fast: float, kind: str) -> float:
-    """Slow and mapped fast in equal parts; slow alone where the table says 0."""
+    """Average slow and mapped fast; return slow if the table has 0."""
     high = mapped(fast, kind)
     return slow if high == 0 else (slow + high) / 2
 
@@ -61,7 +61,7 @@ def fused(slow: float, fast: float, kind: str) -> float:
 def consistency(
     clip: Footage, num_pictures: int, kind: str, embedder: Embedder, fast: Embedder | None = None
 ) -> Score:
-    """Of a long video; `fast` embeds the clips' first pictures, the same embedder if there is no other.
+    """Measure a long video; `fast` embeds the first pictures of the clips, by default with the same embedder.
 
     A video of a single clip has no fast value, and its score is the slow one.
     """

@@ -1,7 +1,7 @@
-"""Temporal flickering, VBench's: how little neighbouring pictures differ, 0..1. Arithmetic alone.
+"""Temporal flickering of VBench: how little neighbouring pictures differ, 0..1. It needs no model.
 
-A clip's score is (255 - mean absolute difference of neighbours) / 255; a long video's is the mean over its clips of
-2 s. VBench's filter that drops moving clips is left out, as the paper's numbers were very likely made without it.
+The score of a clip is (255 - mean absolute difference of neighbours) / 255; that of a long video is the mean over its
+clips of 2 s. VBench's filter that drops moving clips is not used, as the paper most likely did not use it either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLIP_S = 2
 
 
 def clip_flickering(pictures: Pictures) -> float:
-    """Of one clip, N Y X 3 with N >= 2."""
+    """Measure one clip, N Y X 3 with N >= 2."""
     if len(pictures) < 2:
         raise refuse("pictures", len(pictures), "flickering needs at least 2", "give a longer clip")
     steps = [np.abs(after.astype(np.int16) - before).mean() for before, after in itertools.pairwise(pictures)]
@@ -26,7 +26,7 @@ def clip_flickering(pictures: Pictures) -> float:
 
 
 def temporal_flickering(clip: Footage, num_pictures: int) -> Score:
-    """Of a long video, the mean over its clips."""
+    """Measure a long video as the mean over its clips."""
     spans = clip_spans(num_pictures, clip.fps, CLIP_S)
     values = [clip_flickering(part) for part in windows(clip.pictures(), spans)]
     return Score("temporal_flickering", float(np.mean(values)), "native", len(values), {"clips": values})

@@ -1,7 +1,8 @@
-"""Long-horizon identity: is the subject of the last ten seconds the one of seconds 2 to 8?
+"""Long-horizon identity: is the subject of the last ten seconds the same as in seconds 2 to 8?
 
-The mean likeness of all pairs of an early and a late picture, at 2 pictures a second, by any witness: the whole frame
-or the subject alone. Clips shorter than a minute have their windows scaled, and their scores say so.
+The score is the mean likeness of all pairs of an early and a late picture, at 2 pictures per second, by any witness:
+the whole frame or the subject alone. The windows of clips shorter than a minute are scaled, and the score reports
+them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from recap.eval.witnesses import Witness
 EARLY, LATE = Span(2, 8), Span(50, 60)
 NOMINAL_S = 60.0
 PER_SECOND = 2.0
-FEWEST = 3  # sightings in each window
+FEWEST = 3
+"""The sightings that each window needs."""
 
 
 def identity(sampled: Sampled, witness: Witness, subject: str, name: str = "identity") -> Score:
-    """Likeness of the early window's sightings to the late window's."""
-    # A rollout of 60 s is 59.8 s long: its first frame is one picture. That is no other protocol.
+    """Compare the sightings of the early window with those of the late one."""
+    # A rollout of 60 s lasts 59.8 s, because its first frame is one picture; its windows are not scaled.
     factor = 1.0 if abs(sampled.duration_s - NOMINAL_S) < 1 else sampled.duration_s / NOMINAL_S
     early, late = EARLY.scaled(factor), Span(LATE.start * factor, np.inf)
     return compare_windows(sampled, witness, subject, early, late, name)
@@ -29,7 +31,7 @@ def identity(sampled: Sampled, witness: Witness, subject: str, name: str = "iden
 def compare_windows(
     sampled: Sampled, witness: Witness, subject: str, early: Span, late: Span, name: str
 ) -> Score:
-    """Mean likeness of every early sighting to every late one; None with fewer than three in either window."""
+    """Average the likeness of all early and late sightings; None with fewer than three in either window."""
     inside = [sampled.within(span) for span in (early, late)]
     looked = inside[0] | inside[1]
     found, seen = witness.look(sampled.pictures[looked], subject)

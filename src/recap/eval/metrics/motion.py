@@ -1,9 +1,9 @@
 """Camera and object motion (the paper's decomposition table).
 
-Flow of neighbouring pictures is split by a homography, fitted to it by RANSAC: what the homography explains is the
-camera's, the rest the objects'. Total flow is their sum, as in the paper's table. The object fraction is a video's
-own, whose mean is the table's; the paper's text has the ratio of the means. The table's drift tail and deviation are
-of many videos (`spreads`).
+A homography, fitted by RANSAC, splits the flow of neighbouring pictures: the part it explains is camera motion, the
+rest is object motion. Total flow is their sum, as in the paper's table. The object fraction is computed per video and
+averaged, as in the table; the paper's text has the ratio of the means. The table's drift tail and deviation are
+statistics of many videos (`spreads`).
 """
 
 from __future__ import annotations
@@ -12,66 +12,64 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from recap.errors import refuse
-from recap.eval.sampling import ForwardFlow
+from recap.eval.sampling import ForwardFlow, as_tensor
 from recap.eval.scores import Floats, Score
 from recap.flow.classical import load_opencv
 from recap.io.video import Picture
 
-EVERY = 8  # pictures between two pairs: half a second
+EVERY = 8
+"""The number of pictures from one pair to the next: half a second."""
+
 GRID_PX = 8
 RANSAC_PX, RANSAC_ROUNDS = 3.0, 2000
 FEWEST_INLIERS = 0.3
-"""Below this share no camera motion explains the picture; all of it is counted as the objects', and said so."""
+"""Below this share of inliers all motion counts as object motion, and the pair as unexplained."""
+
 _TINY = 1e-6
 
 
 class PairMotion(NamedTuple):
+    """The mean motion between two pictures, and whether a camera motion explains it."""
+
     camera_px: float
     object_px: float
     explained: bool
 
 
 def split_flow(flow: NDArray[np.float32]) -> PairMotion:
-    """Mean camera and object motion in a flow 2 Y X, in pixels."""
+    """Return the mean camera and object motion of a flow 2 Y X, in pixels."""
     cv2 = load_opencv()
     rows, columns = flow.shape[1:]
     y, x = np.mgrid[0:rows, 0:columns].astype(np.float64)
-    here = np.stack([x, y], axis=-1)
-    there = here + np.moveaxis(flow, 0, -1)
-    some = (slice(GRID_PX // 2, None, GRID_PX),) * 2
-    cv2.setRNGSeed(0)  # RANSAC draws from OpenCV's own dice
-    matrix, inliers = cv2.findHomography(
-        here[some].reshape(-1, 2),
-        there[some].reshape(-1, 2),
-        cv2.RANSAC,
-        RANSAC_PX,
-        maxIters=RANSAC_ROUNDS,
-    )
+    before = np.stack([x, y], axis=-1)
+    after = before + np.moveaxis(flow, 0, -1)
+    grid = (slice(GRID_PX // 2, None, GRID_PX),) * 2
+    points = before[grid].reshape(-1, 2), after[grid].reshape(-1, 2)
+    # RANSAC uses OpenCV's global random numbers.
+    cv2.setRNGSeed(0)
+    matrix, inliers = cv2.findHomography(*points, cv2.RANSAC, RANSAC_PX, maxIters=RANSAC_ROUNDS)
     explained = matrix is not None and float(np.mean(inliers)) >= FEWEST_INLIERS
-    camera = np.zeros_like(here)
+    camera = np.zeros_like(before)
     if explained:
-        moved = np.concatenate([here, np.ones((rows, columns, 1))], axis=-1) @ np.asarray(matrix).T
-        camera = moved[..., :2] / moved[..., 2:] - here
-    rest = there - here - camera
-    return PairMotion(
-        float(np.linalg.norm(camera, axis=-1).mean()), float(np.linalg.norm(rest, axis=-1).mean()), explained
-    )
+        moved = np.concatenate([before, np.ones((rows, columns, 1))], axis=-1) @ np.asarray(matrix).T
+        camera = moved[..., :2] / moved[..., 2:] - before
+    rest = after - before - camera
+    camera_px, object_px = (float(np.linalg.norm(part, axis=-1).mean()) for part in (camera, rest))
+    return PairMotion(camera_px, object_px, explained)
 
 
 def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str, gap: int = 1) -> list[Score]:
-    """Camera, object and total flow, and the object's fraction, of one video; `backend` names the flow."""
+    """Measure camera, object and total flow and the object fraction of one video; `backend` names the flow."""
     if not 1 <= gap <= EVERY:
-        raise refuse("gap", gap, f"must be 1 to {EVERY} pictures", "1 is the paper's likely reading")
+        raise refuse("gap", gap, f"must be 1 to {EVERY} pictures", "the paper most likely used 1")
     pairs: list[PairMotion] = []
     first: Picture | None = None
     for index, picture in enumerate(pictures):
         if first is not None and index % EVERY == gap % EVERY:
-            tensor = torch.from_numpy(np.stack([first, picture])).permute(0, 3, 1, 2)[None].float() / 255
-            pairs.append(split_flow(flow(tensor)[0, 0].numpy()))
+            pairs.append(split_flow(flow(as_tensor(np.stack([first, picture])))[0, 0].numpy()))
         if index % EVERY == 0:
             first = picture
     if not pairs:
@@ -81,19 +79,15 @@ def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str, gap: in
     total = camera + moved
     details = {"unexplained_pairs": sum(not pair.explained for pair in pairs), "gap": gap}
     fraction = moved / total if total > _TINY else None
-    return [
-        Score(name, value, backend, len(pairs), details)
-        for name, value in (
-            ("camera_flow", camera), ("object_flow", moved), ("total_flow", total), ("object_fraction", fraction),
-        )
-    ]  # fmt: skip
+    values = {"camera_flow": camera, "object_flow": moved, "total_flow": total, "object_fraction": fraction}
+    return [Score(name, value, backend, len(pairs), details) for name, value in values.items()]
 
 
 def spreads(baseline: Sequence[float]) -> dict[str, Callable[[Floats], float]]:
-    """What is said of the total flows of many videos, given those of the baseline's.
+    """Return the statistics of the total flows of many videos, given those of the baseline.
 
-    The paper's drift tail are the videos above twice the median of their own configuration, which does not compare
-    configurations whose medians differ: hence the second, above twice the baseline's.
+    The paper's drift tail is the share of videos above twice the median of their own configuration. It does not
+    compare configurations with different medians, hence the second: the share above twice the baseline's median.
     """
     limit = 2 * float(np.median(np.asarray(baseline)))
     return {

@@ -1,6 +1,6 @@
-"""Is somebody there? Of the stretches of a video under one prompt each, the share of moments that show the subject.
+"""Presence: the share of sampled moments that show the subject, per stretch of a video under one prompt.
 
-Where a prompt does not ask for the subject, finding it is haunting: a memory that brings back what nobody asked for.
+If a prompt does not name the subject, finding it is haunting: the memory brings back what the prompt left out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from recap.eval.scores import Score
 from recap.trace import picture_of_frame
 
 LEAVING_S = 3.0
-"""Without a cut a subject that is no longer asked for may walk off, which is no haunting."""
-MOST_LEFT_OUT = 1 / 3  # of a stretch, so that short videos are judged too
+"""Without a cut, a subject that the prompt no longer names may take this long to leave, which is not haunting."""
+
+MOST_LEFT_OUT = 1 / 3
+"""The largest share of a stretch that is left out for it, so that short videos are measured too."""
 
 
 class Stretch(NamedTuple):
-    """Blocks that follow each other under one prompt, with no cut among them."""
+    """Consecutive blocks under one prompt, without a cut between them."""
 
     prompt: str
     first_block: int
@@ -33,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(trace: Sequence[Mapping[str, Any]], fps: float, duration_s: float) -> list[Stretch]:
-    """The whole of a rollout, by its prompts and cuts; a trace of one row."""
+    """Split a rollout of one batch row at its prompt changes and cuts."""
     pictures = picture_of_frame(trace)
     firsts = [
         block
@@ -50,7 +52,7 @@ def stretches(trace: Sequence[Mapping[str, Any]], fps: float, duration_s: float)
 def presence(
     sampled: Sampled, found: NDArray[np.bool_], spans: Iterable[Span], name: str, backend: str
 ) -> Score:
-    """The share of the moments within these spans in which the subject was found; None without a moment."""
+    """Return the share of sampled moments in these spans that show the subject; None if there are none."""
     spans = list(spans)
     inside = np.zeros(len(found), bool)
     for span in spans:

@@ -1,9 +1,9 @@
-"""Does the subject move? How far its centroid travels, and how much its outline changes.
+"""Subject motion: how far the subject's centroid travels, and how much its outline changes.
 
-Dynamic degree counts what the camera does, and a memory that freezes its subject loses little of it. Here the subject
-is looked for by a witness that says which cells of a picture show it, in pictures half a second apart. Its step is
-that of its centroid less the camera's, the median flow of all that does not show it. A subject that stands still, or
-is pasted in again and again, scores 0 on both.
+Dynamic degree counts camera motion, and a memory that freezes its subject loses little of it. Here a witness reports
+which cells show the subject, in pictures half a second apart. A step is that of its centroid minus the camera's,
+which is the median flow of the rest of the picture. A subject that stands still, or is pasted in repeatedly, scores 0
+on both.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from recap.eval.sampling import ForwardFlow, Pictures, Sampled
+from recap.eval.sampling import ForwardFlow, Pictures, Sampled, as_tensor
 from recap.eval.scores import Floats, Score
 
 Shares = NDArray[np.float32]
-"""N rows columns: how surely each cell of a picture shows the subject, 0 where it does not."""
+"""The probability that each cell of N pictures shows the subject, N rows columns."""
 
 
 def subject_motion(
@@ -29,17 +28,18 @@ def subject_motion(
     backends: tuple[str, str],
     cuts_s: Sequence[float] = (),
 ) -> list[Score]:
-    """Path in picture widths per second, and 1 - IoU of neighbouring outlines; None where it is never found twice.
+    """Measure the path in picture widths per second and 1 - IoU of neighbouring outlines.
 
-    `backends` name who found the subject and whose flow it is. A pair with a cut in between says nothing.
+    Both are None unless the subject is found in two neighbouring pictures. `backends` name the witness and the flow.
+    A pair with a cut in between is skipped.
     """
     steps, lasted, changes = [], 0.0, []
     outlines = shares > 0
-    there = np.array([outline.any() for outline in outlines], bool)
+    visible = np.array([outline.any() for outline in outlines], bool)
     cell = np.array(sampled.pictures.shape[1:3], np.float64) / shares.shape[1:]
     for before, after in itertools.pairwise(range(len(shares))):
         start, end = sampled.seconds[before], sampled.seconds[after]
-        if not (there[before] and there[after]) or any(start < cut <= end for cut in cuts_s):
+        if not (visible[before] and visible[after]) or any(start < cut <= end for cut in cuts_s):
             continue
         moved = _centroid(shares[after]) - _centroid(shares[before])
         camera = _camera_step(sampled.pictures[before : after + 1], outlines[before] | outlines[after], flow)
@@ -56,28 +56,27 @@ def subject_motion(
 
 
 def outline_change(one: NDArray[np.bool_], other: NDArray[np.bool_], moved: Floats) -> float:
-    """1 - IoU of two outlines, rows columns, the first shifted by `moved` cells, down and to the right.
+    """Return 1 - IoU of two outlines, rows columns, with the first shifted by `moved` cells, down and right.
 
-    Outlines know whole cells alone: of the whole shifts next to `moved` the one that fits best is taken.
+    Outlines have whole cells only, so the best of the whole shifts around `moved` counts.
     """
-    here, there = (set(map(tuple, np.argwhere(outline).tolist())) for outline in (one, other))
+    start, goal = (set(map(tuple, np.argwhere(outline).tolist())) for outline in (one, other))
     down, right = ({int(np.floor(by)), int(np.ceil(by))} for by in np.round(moved, 6))
-    shifted = [{(y + dy, x + dx) for y, x in here} for dy, dx in itertools.product(down, right)]
-    return 1 - max(len(each & there) / len(each | there) for each in shifted)
+    shifted = [{(y + dy, x + dx) for y, x in start} for dy, dx in itertools.product(down, right)]
+    return 1 - max(len(each & goal) / len(each | goal) for each in shifted)
 
 
 def _centroid(shares: Shares) -> Floats:
-    """Row and column, in cells."""
-    places = np.indices(shares.shape).reshape(2, -1).astype(np.float64)
+    """Return the centroid (row, column) in cells."""
+    cells = np.indices(shares.shape).reshape(2, -1).astype(np.float64)
     weights = shares.reshape(-1).astype(np.float64)
-    centre: Floats = places @ weights / weights.sum()
+    centre: Floats = cells @ weights / weights.sum()
     return centre
 
 
 def _camera_step(pair: Pictures, on_subject: NDArray[np.bool_], flow: ForwardFlow) -> Floats:
-    """Pixels down and to the right: the median flow off the subject, or of all where it fills the picture."""
-    tensor = torch.from_numpy(np.ascontiguousarray(pair)).permute(0, 3, 1, 2)[None].float() / 255
-    across, down = flow(tensor)[0, 0].cpu().numpy()
+    """Return the median flow off the subject in pixels, down and right; of the whole picture if it fills it."""
+    across, down = flow(as_tensor(pair))[0, 0].cpu().numpy()
     rows, columns = (side // cells for side, cells in zip(down.shape, on_subject.shape, strict=True))
     off = ~np.kron(on_subject, np.ones((rows, columns), bool))
     off = off if off.any() else np.ones_like(off)

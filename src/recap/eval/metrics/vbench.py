@@ -1,8 +1,8 @@
-"""VBench's sixteen dimensions to Quality, Semantic and Total, as its own script does it, but for one thing.
+"""VBench's sixteen dimensions combined to Quality, Semantic and Total, as its own script does with one difference.
 
 norm(x) = (x - min) / (max - min); Quality is the weighted mean of 7 norms (dynamic degree counts half), Semantic the
-mean of 9, Total = (4 Quality + Semantic) / 5. The official script counts a missing dimension as 0 and prints a Total
-all the same; here what rests on a missing dimension is not given.
+mean of 9, Total = (4 Quality + Semantic) / 5. The official script counts a missing dimension as 0 and still prints a
+Total; here a score that depends on a missing dimension is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from recap.errors import refuse, unknown_name
 
 
 class Dimension(NamedTuple):
+    """How a dimension is normalised and weighted; its group is `quality` or `semantic`."""
+
     name: str
     low: float
     high: float
     weight: float
-    group: str  # quality or semantic
+    group: str
 
     def norm(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
@@ -31,35 +33,25 @@ class Dimension(NamedTuple):
 @cache
 def dimensions() -> dict[str, Dimension]:
     text = resources.files("recap.eval.metrics").joinpath("vbench.csv").read_text(encoding="utf-8")
+    lines = csv.reader(text.splitlines()[1:])
     return {
-        row["dimension"]: Dimension(
-            row["dimension"], float(row["min"]), float(row["max"]), float(row["weight"]), row["group"]
-        )
-        for row in csv.DictReader(text.splitlines())
+        n: Dimension(n, float(low), float(high), float(weight), group)
+        for n, low, high, weight, group in lines
     }
 
 
 QUALITY_WEIGHT, SEMANTIC_WEIGHT = 4, 1
 
-COLUMNS = {
-    "SC": "subject_consistency", "BC": "background_consistency", "TF": "temporal_flickering",
-    "MS": "motion_smoothness", "DD": "dynamic_degree", "AQ": "aesthetic_quality", "IQ": "imaging_quality",
-    "OC": "object_class", "MO": "multiple_objects", "HA": "human_action", "C": "color",
-    "SR": "spatial_relationship", "S": "scene", "AS": "appearance_style", "TS": "temporal_style",
-    "OvC": "overall_consistency",
-}  # fmt: skip
-"""The paper's column heads."""
-
 
 class Missing(NamedTuple):
-    """Of a group: which of its dimensions were not measured."""
+    """The dimensions of each group that were not measured."""
 
     quality: tuple[str, ...]
     semantic: tuple[str, ...]
 
 
 def missing(values: Mapping[str, float]) -> Missing:
-    """The dimensions without a value; unknown names are refused."""
+    """Return the dimensions without a value; refuse unknown names."""
     for name, value in values.items():
         if name not in dimensions():
             raise unknown_name("dimension", name, dimensions())
@@ -73,7 +65,7 @@ def missing(values: Mapping[str, float]) -> Missing:
 
 
 def group_score(values: Mapping[str, float], group: str) -> float:
-    """Quality or Semantic, 0..1; refuses if a dimension of the group is missing."""
+    """Return Quality or Semantic, 0..1; refuse if a dimension of the group is missing."""
     lacking = getattr(missing(values), group)
     if lacking:
         limit = f"{len(lacking)} of its dimensions are missing"
@@ -83,13 +75,12 @@ def group_score(values: Mapping[str, float], group: str) -> float:
 
 
 def total_score(values: Mapping[str, float]) -> float:
-    """Total, 0..1; refuses if any of the sixteen is missing."""
+    """Return Total, 0..1; refuse if any of the sixteen is missing."""
     lacking = [name for names in missing(values) for name in names]
     if lacking:
         limit = f"Total needs all {len(dimensions())} dimensions"
-        raise refuse(
-            "Total", f"without {', '.join(lacking)}", limit, "report the dimensions and Quality alone"
-        )
+        remedy = "report the dimensions and Quality alone"
+        raise refuse("Total", f"without {', '.join(lacking)}", limit, remedy)
     quality, semantic = group_score(values, "quality"), group_score(values, "semantic")
     weights = QUALITY_WEIGHT + SEMANTIC_WEIGHT
     return (QUALITY_WEIGHT * quality + SEMANTIC_WEIGHT * semantic) / weights

@@ -1,5 +1,5 @@
-"""VBench-Long by VBench's own models: they run in an environment of their own, we cut, check, fuse and average.
+"""VBench-Long, scored by VBench's own models in an environment of their own; we cut, check, fuse and average.
 
-Nothing here imports vbench. `inside.py` is the one file that does; the other environment's Python runs it, with a
-job as JSON in and the clips' values as JSON out.
+Nothing in this package imports vbench except `inside.py`, which VBench's Python runs as a script: it reads a job as
+JSON and writes the value of each clip as JSON.
 """

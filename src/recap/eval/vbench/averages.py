@@ -1,8 +1,8 @@
-"""From the values of clips to the value of a dimension.
+"""Average the values of clips to the value of a dimension.
 
-VBench-Long's mean is over clips; where all videos are equally long, that is the mean over videos, which is given
-beside it. Two dimensions are fused with the fast value of their video first. Where the static filter chose, few clips
-of a video are left, and the mean is over videos.
+VBench-Long averages over clips. If all videos are equally long, that equals the mean over videos, which is reported
+next to it. Two dimensions are first fused with the fast value of their video. The static filter leaves only a few
+clips of a video, so a filtered dimension is averaged over videos.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from recap.eval.metrics.consistency import fused, mapped
 from recap.eval.scores import Score
 
 FUSED = {"subject_consistency": "subject", "background_consistency": "background"}
-"""Dimensions of a slow and a fast part, and the column of the table for them."""
+"""These dimensions have a slow and a fast part; the value names the column of the mapping table."""
 
 MAY_DROP = ("color",)
 """VBench leaves out clips in which it finds no colour word for the object."""
 
-_SCALE = {"imaging_quality": 100.0}  # VBench divides its mean by this, but not the values of clips
+# VBench divides its mean by this, but not the values of clips.
+_SCALE = {"imaging_quality": 100.0}
 
 
 def dimension_score(
@@ -33,11 +34,11 @@ def dimension_score(
     *,
     over_videos: bool = False,
 ) -> Score:
-    """Of the values of every video's clips, in 0..1, and for the fused two of every video's fast value.
+    """Average each video's clip values, in 0..1; a fused dimension also needs the fast value of each video.
 
-    A video of one clip has no fast value, and its slow one stands for it.
+    A video of one clip has no fast value and keeps its slow one.
     """
-    videos = {name: [_plain(dimension, name, value) for value in values] for name, values in clips.items()}
+    videos = {name: [_scaled(dimension, name, value) for value in values] for name, values in clips.items()}
     videos = {name: values for name, values in videos.items() if values}
     if not videos:
         raise refuse(dimension, "no clip", "there is nothing to average", "look at the log of the dimension")
@@ -54,20 +55,22 @@ def dimension_score(
 def _fused(
     kind: str, slow: Mapping[str, list[float]], fast: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    made = {
+    both = {
         name: [fused(value, fast[name], kind) for value in values] if name in fast else values
         for name, values in slow.items()
     }
-    known = [fast[name] for name in slow if name in fast]
-    details: dict[str, Any] = {"slow": fmean(value for values in slow.values() for value in values)}
-    details["fast_raw"] = fmean(known) if known else None
-    details["fast_mapped"] = fmean(mapped(value, kind) for value in known) if known else None
-    return details, made
+    measured = [fast[name] for name in slow if name in fast]
+    details = {
+        "slow": fmean(value for values in slow.values() for value in values),
+        "fast_raw": fmean(measured) if measured else None,
+        "fast_mapped": fmean(mapped(value, kind) for value in measured) if measured else None,
+    }
+    return details, both
 
 
-def _plain(dimension: str, video: str, value: float) -> float:
-    plain = value / _SCALE.get(dimension, 1.0)
-    if not math.isfinite(plain):
+def _scaled(dimension: str, video: str, value: float) -> float:
+    scaled = value / _SCALE.get(dimension, 1.0)
+    if not math.isfinite(scaled):
         limit = f"{dimension} of a clip must be a number"
-        raise refuse("VBench's value", f"{value} of {video}", limit, "look whether that video is damaged")
-    return plain
+        raise refuse("VBench's value", f"{value} of {video}", limit, "check whether that video is damaged")
+    return scaled

@@ -1,6 +1,6 @@
-"""VBench's own environment: made once, marked when it is finished, found again by whoever runs VBench.
+"""VBench's own environment: `recap vbench setup` makes it once and marks it when it is finished.
 
-pip takes its packages from where the user's pip takes them (its configuration and PIP_ variables hold here too).
+pip uses the same index as the user's pip, because its configuration files and PIP_ variables apply here too.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from recap.io.files import weights_folder, write_whole
 
 PYTHON = (3, 11)
 SIZE = (
-    "3.5 GB to fetch on Linux and more on disk, most of it CUDA for torch; VBench fetches the weights "
+    "3.5 GB to download on Linux and more on disk, most of it CUDA for torch; VBench downloads the weights "
     "of a dimension, several GB in all, when it is first run"
 )
 LICENCE = (
-    "VBench is Apache-2.0; the AMT in it, which judges motion_smoothness, is CC BY-NC 4.0 (non-commercial); the "
+    "VBench is Apache-2.0; the AMT in it, which scores motion_smoothness, is CC BY-NC 4.0 (non-commercial); the "
     "weights of GRiT, UMT, ViCLIP and Tag2Text come without a licence file"
 )
-AGAIN = "mend that and run `recap vbench setup` again, which goes on from there"
-_TAIL = 300  # characters of a log that a refusal quotes
+AGAIN = "fix that and run `recap vbench setup` again, which resumes from there"
+# An error message quotes this many characters of the log.
+_TAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A finished environment."""
+    """A finished environment; `info` is VBench's list of prompts, `unusable` says why a module is not importable."""
 
     folder: Path
     requirements_sha256: str
     versions: dict[str, str]
-    info: Path  # VBench's list of prompts
-    unusable: dict[str, str]  # modules that cannot be imported, and why
+    info: Path
+    unusable: dict[str, str]
 
     @property
     def python(self) -> Path:
@@ -51,16 +52,16 @@ class Installed:
 
     @property
     def current(self) -> bool:
-        """Made with the pins of this version of ours."""
+        """Say whether it was made with the pins of this version of recap."""
         return self.requirements_sha256 == _digest(pins())
 
     def call(self, job: dict[str, Any], log: Path) -> dict[str, Any]:
-        """Run a job inside; what VBench says goes to the log. The result may be {"error"}."""
+        """Run a job in the environment; VBench's output goes to the log. The result may be {"error"}."""
         return _call(self.folder, job, log)
 
 
 def vbench_folder(folder: Path | None = None) -> Path:
-    """Where the environment lies: `vbench` in $RECAP_HOME, unless a folder is named."""
+    """Return the folder of the environment: `vbench` in $RECAP_HOME, unless another one is named."""
     return (folder.expanduser() if folder else weights_folder() / "vbench").resolve()
 
 
@@ -69,15 +70,14 @@ def pins() -> str:
 
 
 def describe(folder: Path) -> list[str]:
-    """What a set-up would do, in lines."""
+    """List what a set-up would do, line by line."""
     wanted = [line.split("#")[0].strip() for line in pins().splitlines()]
     lines = [
         f"environment: {folder / 'env'}, Python {PYTHON[0]}.{PYTHON[1]}",
         f"packages: {', '.join(line for line in wanted if line)}, and what they need",
         f"size: {SIZE}",
         f"licence: {LICENCE}",
-        "object_class, multiple_objects, color and spatial_relationship also need detectron2, which is to be built "
-        "by hand",
+        "object_class, multiple_objects, color and spatial_relationship also need detectron2: build it by hand",
     ]
     if platform.machine() in ("aarch64", "arm64"):
         lines.append(f"decord has no wheel for {platform.machine()}: build it into the environment by hand")
@@ -85,11 +85,11 @@ def describe(folder: Path) -> list[str]:
 
 
 def installed(folder: Path) -> Installed:
-    """The finished environment of a folder."""
+    """Return the finished environment of a folder."""
     found = _marked(folder)
     if found is None:
-        begun = "begun and not finished" if (folder / "env").exists() else "not there"
-        raise refuse("VBench's environment", str(folder), begun, "run `recap vbench setup` first")
+        problem = "begun and not finished" if (folder / "env").exists() else "not there"
+        raise refuse("VBench's environment", str(folder), problem, "run `recap vbench setup` first")
     return found
 
 
@@ -100,7 +100,7 @@ def set_up(
     requirements: str | None = None,
     python: str | None = None,
 ) -> Installed:
-    """Make the environment; a finished one of the same pins is left as it is, a broken-off one goes on."""
+    """Make the environment; one with the same pins is left as it is, an unfinished one is resumed."""
     wanted = pins() if requirements is None else requirements
     old = _marked(folder)
     if old is not None and old.requirements_sha256 == _digest(wanted):
@@ -116,7 +116,8 @@ def set_up(
         report("making the environment")
         make = [python or _find_python(), "-m", "venv", "--clear", str(folder / "env")]
         _step("make the environment", make, log)
-        made.touch()  # not before: pip comes last into an environment, its Python first
+        # Only now: venv installs pip last, so a Python alone does not mean that the environment is usable.
+        made.touch()
     report("installing the pinned packages")
     install = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     _step("install the packages", [*install, "-r", str(folder / "requirements.txt")], log)
@@ -134,13 +135,8 @@ def set_up(
 def _marked(folder: Path) -> Installed | None:
     try:
         marker = json.loads((folder / "ready.json").read_text(encoding="utf-8"))
-        found = Installed(
-            folder,
-            marker["requirements_sha256"],
-            marker["versions"],
-            Path(marker["info"]),
-            marker["unusable"],
-        )
+        digest, info = marker["requirements_sha256"], Path(marker["info"])
+        found = Installed(folder, digest, marker["versions"], info, marker["unusable"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.python.exists() else None
@@ -161,48 +157,38 @@ def _find_python() -> str:
     found = shutil.which(name)
     if found is None:
         limit = f"VBench's pins have wheels for {name} only, and it is not on the PATH"
-        raise refuse("python", platform.python_version(), limit, f"install {name} beside this one")
+        raise refuse("python", platform.python_version(), limit, f"install {name} next to this one")
     return found
 
 
 def _step(what: str, command: Sequence[str], log: Path) -> None:
     with log.open("ab") as file:
-        done = subprocess.run(
-            command, stdout=file, stderr=subprocess.STDOUT, env=_surroundings(), check=False
-        )
+        done = subprocess.run(command, stdout=file, stderr=file, env=_variables(), check=False)
     if done.returncode:
-        said = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_TAIL:]
-        raise refuse("vbench setup", what, f"failed: …{said} (log: {log})", AGAIN)
+        tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_TAIL:]
+        raise refuse("vbench setup", what, f"failed: …{tail} (log: {log})", AGAIN)
 
 
 def _call(folder: Path, job: dict[str, Any], log: Path) -> dict[str, Any]:
     weights = Path(os.environ.get("VBENCH_CACHE_DIR") or folder / "weights")
-    surroundings = {**_surroundings(), "VBENCH_CACHE_DIR": str(weights)}
+    variables = {**_variables(), "VBENCH_CACHE_DIR": str(weights)}
     log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place, log.open("ab") as file:
-        given, made = Path(place) / "job.json", Path(place) / "result.json"
-        given.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as work, log.open("ab") as file:
+        job_file, result_file = Path(work) / "job.json", Path(work) / "result.json"
+        job_file.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
         with resources.as_file(resources.files("recap.eval.vbench").joinpath("inside.py")) as inside:
-            # -I: neither our PYTHONPATH nor the script's own folder may come between VBench and its packages.
-            command = [str(_python(folder)), "-I", str(inside), str(given), str(made)]
-            done = subprocess.run(
-                command, stdout=file, stderr=subprocess.STDOUT, env=surroundings, cwd=place, check=False
-            )
-        if not made.is_file():
-            how = (
-                f"was killed by signal {-done.returncode}"
-                if done.returncode < 0
-                else "ended without a result"
-            )
+            # -I keeps our PYTHONPATH and the script's own folder out of VBench's imports.
+            command = [str(_python(folder)), "-I", str(inside), str(job_file), str(result_file)]
+            done = subprocess.run(command, stdout=file, stderr=file, env=variables, cwd=work, check=False)
+        if not result_file.is_file():
+            killed = f"was killed by signal {-done.returncode}"
+            how = killed if done.returncode < 0 else "ended without a result"
             return {"error": f"VBench's Python {how}", "module": None}
-        result: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
     return result
 
 
-def _surroundings() -> dict[str, str]:
-    # A virtual environment of ours must not be taken for its own.
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
+def _variables() -> dict[str, str]:
+    """Return the environment variables without those that would lead VBench's Python to our packages."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in ours}

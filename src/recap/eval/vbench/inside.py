@@ -1,8 +1,8 @@
-"""Runs in VBench's own environment, as a file: `python inside.py JOB RESULT`. Only the standard library and VBench.
+"""A script for VBench's own environment: `python inside.py JOB RESULT`. It imports only VBench.
 
 A job is {"do": "check"} or {"do": "score", "dimension", "info", "device", "firsts", "static", "weights"}; `info` is
-a file as VBench's functions read it. The result has the value of every clip, or {"error"}. Only VBench's functions
-are called: its commands want files that its wheel does not carry, and are particular about file names.
+a file in the format that VBench's functions read. The result has the value of each clip, or {"error"}. The script
+calls VBench's functions and not its commands, which need files that its wheel lacks and restrict file names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def check() -> dict[str, Any]:
-    """That VBench can be imported, where its prompts lie, and which dimensions lack a package."""
+    """Check that VBench can be imported; report where its prompts are and which dimensions lack a package."""
     vbench = importlib.import_module("vbench.utils")
     unusable = {}
     long = ("subject_consistency", "background_consistency", "static_filter")
@@ -65,7 +65,7 @@ def score(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         if job["static"]:
             static = static_clips(info, job["static"]["at_most"], device)
-            info = kept(info, static, Path(folder) / "static.json")
+            info = select_clips(info, static, Path(folder) / "static.json")
         utils = importlib.import_module("vbench.utils")
         parts = utils.init_submodules([dimension], local=False, read_frame=False)[dimension]
         compute = getattr(importlib.import_module(f"vbench.{dimension}"), f"compute_{dimension}")
@@ -83,7 +83,7 @@ def score(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def fast_values(dimension: str, firsts: list[str], device: Any, weights: str) -> list[dict[str, Any]]:
-    """The long package's own functions on clips of first pictures: DINOv2 for subjects, DreamSim for grounds."""
+    """Run the long package's functions on clips of first pictures: DINOv2 for subjects, DreamSim for backgrounds."""
     module = importlib.import_module(f"vbench2_beta_long.{dimension}")
     if dimension == "subject_consistency":
         torch = importlib.import_module("torch")
@@ -100,26 +100,28 @@ def fast_values(dimension: str, firsts: list[str], device: Any, weights: str) ->
 
 
 def static_clips(info: str, at_most: int, device: Any) -> list[str]:
-    """Clips that VBench's filter takes for still, in order, no more than `at_most` of a prompt."""
+    """Return the clips that VBench's filter considers still, in order, at most `at_most` per prompt."""
     utils = importlib.import_module("vbench.utils")
     filters: Any = importlib.import_module("vbench2_beta_long.static_filter")
     weights = utils.init_submodules(["dynamic_degree"], local=False, read_frame=False)["dynamic_degree"]
-    filters.DEVICE = device  # the module has "cuda" there, whatever it is given
+    # The module hard-codes "cuda" there.
+    filters.DEVICE = device
     options = argparse.Namespace(
         model=weights["model"], small=False, mixed_precision=False, alternate_corr=False
     )
-    judge = filters.StaticFilter(options, device)
+    static_filter = filters.StaticFilter(options, device)
     still = []
     for entry in json.loads(Path(info).read_text(encoding="utf-8")):
         found = 0
         for clip in entry["video_list"]:
-            if found < at_most and judge.infer(clip):
+            if found < at_most and static_filter.infer(clip):
                 still.append(clip)
                 found += 1
     return still
 
 
-def kept(info: str, clips: list[str], goal: Path) -> str:
+def select_clips(info: str, clips: list[str], goal: Path) -> str:
+    """Write `info` with only these clips to `goal`."""
     entries = json.loads(Path(info).read_text(encoding="utf-8"))
     for entry in entries:
         entry["video_list"] = [clip for clip in entry["video_list"] if clip in clips]
@@ -131,7 +133,8 @@ def main(job_file: str, result_file: str) -> int:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     try:
         result = check() if job["do"] == "check" else score(job)
-    except Exception as error:  # whatever it is, the other side should hear of it
+    except Exception as error:
+        # Any failure must reach the calling process as a result.
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}", "module": getattr(error, "name", None)}
     written = Path(f"{result_file}.part")

@@ -1,7 +1,7 @@
-"""What a folder of scores holds: a file per finished dimension, and `scores.json`, which is made of them.
+"""A folder of scores: one file per finished dimension, and `scores.json`, which is computed from them.
 
-A dimension that was judged on all its videos is never replaced: neither by one with videos missing, nor by one of
-other videos or asked otherwise.
+A dimension that was scored on all its videos is never replaced: not by one with videos missing, and not by one of
+other videos or other settings.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from recap.eval.vbench.suites import Suite
 from recap.io.files import write_whole
 
 Record = dict[str, Any]
-"""key, complete, suite, settings, versions, score, sources (SHA-256 of every video), clips, fast."""
+"""A record has key, complete, suite, settings, versions, score, sources (SHA-256 of each video), clips and fast."""
 
 ELSEWHERE = "choose another --out, or move it away"
 
 
 def read_records(folder: Path, suite: Suite, digest: str) -> dict[str, Record]:
-    """The finished dimensions of a folder; those of another suite or other prompts are refused."""
+    """Read the finished dimensions of a folder; refuse those of another suite or of other prompts."""
     found = {}
     for name in suite.dimensions:
         path = _path(folder, name)
@@ -33,7 +33,7 @@ def read_records(folder: Path, suite: Suite, digest: str) -> dict[str, Record]:
             record = json.loads(path.read_text(encoding="utf-8"))
             other, prompts = record["suite"], record["prompts_sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise refuse("--out", str(path), "not a record of ours", ELSEWHERE) from error
+            raise refuse("--out", str(path), "not a record of recap", ELSEWHERE) from error
         if other != suite.name:
             limit = f"it holds scores of {other}, which do not compare with {suite.name}"
             raise refuse("--out", str(folder), limit, ELSEWHERE)
@@ -44,19 +44,17 @@ def read_records(folder: Path, suite: Suite, digest: str) -> dict[str, Record]:
 
 
 def check_videos(folder: Path, records: Mapping[str, Record], sources: Mapping[str, str]) -> None:
-    """Refuse videos that are not those of the complete dimensions already there."""
+    """Refuse videos that differ from those of the complete dimensions in the folder."""
     for name, record in records.items():
-        if record["complete"]:
-            for video, source in record["sources"].items():
-                if sources.get(video, source) != source:
-                    limit = f"its {name} is of another {video!r}"
-                    raise refuse("--out", str(folder), limit, ELSEWHERE)
+        for video, source in record["sources"].items():
+            if record["complete"] and sources.get(video, source) != source:
+                raise refuse("--out", str(folder), f"its {name} is of another {video!r}", ELSEWHERE)
 
 
-def to_do(folder: Path, records: Mapping[str, Record], asked: Mapping[str, tuple[str, bool]]) -> list[str]:
-    """The dimensions still to be judged; `asked` has key and completeness of each."""
+def to_do(folder: Path, records: Mapping[str, Record], wanted: Mapping[str, tuple[str, bool]]) -> list[str]:
+    """List the dimensions still to be scored; `wanted` has the key of each and whether it would be complete."""
     rest = []
-    for name, (key, complete) in asked.items():
+    for name, (key, complete) in wanted.items():
         old = records.get(name)
         if old is not None and old["key"] == key:
             continue
@@ -68,34 +66,34 @@ def to_do(folder: Path, records: Mapping[str, Record], asked: Mapping[str, tuple
 
 
 def write_record(folder: Path, suite: Suite, name: str, record: Record) -> None:
-    """Write down a finished dimension; looks once more, as another run may have finished it on all its videos."""
+    """Write a finished dimension, unless another run has meanwhile finished it on all its videos."""
     others = read_records(folder, suite, record["prompts_sha256"])
     to_do(folder, others, {name: (record["key"], record["complete"])})
     write_whole(_path(folder, name), json.dumps(record, ensure_ascii=False).encode())
 
 
 def write_scores(folder: Path, suite: Suite, digest: str) -> dict[str, Any]:
-    """Write `scores.json` of what is on disk now, as two runs may share a folder, some dimensions each.
+    """Write `scores.json` from the files on disk, because two runs may share a folder, each with some dimensions.
 
-    Quality, Semantic and Total rest on complete dimensions only, or are not there.
+    Quality, Semantic and Total are left out unless all their dimensions are complete.
     """
     records = read_records(folder, suite, digest)
-    whole = {name: record["score"]["value"] for name, record in records.items() if record["complete"]}
-    lacking = [name for names in missing(whole) for name in names]
+    complete = {name: record["score"]["value"] for name, record in records.items() if record["complete"]}
+    lacking = missing(complete)
     scores: dict[str, Any] = {
         "suite": suite.name,
         "prompts_sha256": digest,
         "backend": sorted({record["score"]["backend"] for record in records.values()}),
-        "versions": _shared(record["versions"] for record in records.values()),
-        "complete": all(name in whole for name in suite.dimensions),
-        "not_complete": lacking,
-        "dimensions": {name: _line(record) for name, record in records.items()},
+        "versions": _merged(record["versions"] for record in records.values()),
+        "complete": all(name in complete for name in suite.dimensions),
+        "not_complete": [*lacking.quality, *lacking.semantic],
+        "dimensions": {name: _summary(record) for name, record in records.items()},
     }
     for group in ("quality", "semantic"):
-        if not getattr(missing(whole), group):
-            scores[group] = group_score(whole, group)
-    if not lacking:
-        scores["total"] = total_score(whole)
+        if not getattr(lacking, group):
+            scores[group] = group_score(complete, group)
+    if not scores["not_complete"]:
+        scores["total"] = total_score(complete)
     write_whole(folder / "scores.json", json.dumps(scores, indent=1, ensure_ascii=False).encode())
     return scores
 
@@ -104,7 +102,7 @@ def _path(folder: Path, dimension: str) -> Path:
     return folder / "dimensions" / f"{dimension}.json"
 
 
-def _line(record: Record) -> dict[str, Any]:
+def _summary(record: Record) -> dict[str, Any]:
     score = record["score"]
     details = {name: value for name, value in score["details"].items() if name != "videos"}
     return {
@@ -118,8 +116,8 @@ def _line(record: Record) -> dict[str, Any]:
     }
 
 
-def _shared(several: Iterable[dict[str, str]]) -> dict[str, str]:
-    """Versions of all records; where two differ, both are named."""
+def _merged(several: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Merge the versions of all records; where two differ, name both."""
     found: dict[str, set[str]] = {}
     for versions in several:
         for name, version in versions.items():

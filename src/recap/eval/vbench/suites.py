@@ -1,7 +1,7 @@
-"""Which prompts a suite has, which dimensions they are judged in, how their files are called and how long clips are.
+"""The prompt suites: their prompts, the dimensions they are scored in, file names and clip lengths.
 
-The prompts are others' data and not shipped: VBench's own list comes with its wheel, MovieGen's with a file. A score
-of one suite does not compare with one of another, so suite and counts stand beside every score.
+The prompts belong to others and are not shipped: VBench's list comes with its wheel, MovieGen's from a file of the
+user. Scores of two suites do not compare, so suite and counts are reported with each score.
 """
 
 from __future__ import annotations
@@ -22,61 +22,66 @@ SEMANTIC = tuple(d.name for d in dimensions().values() if d.group == "semantic")
 
 SHORT_S, LONG_S = 2, 10
 LONG = ("human_action", "temporal_style", "overall_consistency")
-"""Dimensions that VBench-Long judges on clips of 10 s; the others have 2 s."""
+"""VBench-Long scores these dimensions on clips of 10 s, the others on clips of 2 s."""
 
 MOST_BYTES = 255
-"""Of a file's name, on all common file systems."""
+"""The longest file name that all common file systems allow."""
 
 LABELLED = ("object_class", "multiple_objects", "color", "spatial_relationship", "scene", "appearance_style")
-"""Dimensions that need a label of VBench's metadata, and so its own prompts."""
+"""These dimensions need a label of VBench's metadata, and so its own prompts."""
 
 GROUPS_OF_128 = {
     "subject_consistency": 10, "scene": 12, "overall_consistency": 13, "object_class": 11, "multiple_objects": 11,
     "color": 11, "spatial_relationship": 11, "temporal_style": 14, "human_action": 13, "temporal_flickering": 10,
     "appearance_style": 12,
 }  # fmt: skip
-"""How many of VBench's eleven groups of prompts, each named by its first dimension, in proportion to their sizes."""
+"""The number of prompts taken from each of VBench's eleven groups, in proportion to their sizes.
+
+A group is named by its first dimension.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A prompt set and what may be asked of it."""
+    """A prompt set and the dimensions it can be scored in.
+
+    An `official` suite has prompts of VBench's wheel. The clip rule is `prompt` (VBench's standard mode),
+    `dimension` (its table) or `short` (its custom mode).
+    """
 
     name: str
     num_entries: int
     dimensions: tuple[str, ...]
-    official: bool  # VBench's own prompts, which its wheel carries
-    clip_rule: str  # prompt: VBench's standard mode; dimension: its table; short: its custom mode
-    what: str
+    official: bool
+    clip_rule: str
     seeds: int = 5
 
 
 SUITES = {
-    "vbench946": Suite("vbench946", 946, (*QUALITY, *SEMANTIC), True, "prompt", "VBench's whole list"),
-    "vbench128": Suite(
-        "vbench128", 128, (*QUALITY, *SEMANTIC), True, "dimension",
-        "128 of VBench's prompts; quality on all of them, every semantic dimension on its own group",
-    ),
-    "moviegen128": Suite(
-        "moviegen128", 128, (*QUALITY, "overall_consistency"), False, "short",
-        "the 128 MovieGen prompts, for which VBench has no labels",
-    ),
-}  # fmt: skip
+    "vbench946": Suite("vbench946", 946, (*QUALITY, *SEMANTIC), True, "prompt"),
+    "vbench128": Suite("vbench128", 128, (*QUALITY, *SEMANTIC), True, "dimension"),
+    "moviegen128": Suite("moviegen128", 128, (*QUALITY, "overall_consistency"), False, "short"),
+}
+"""VBench's whole list; 128 of its prompts, with quality scored on all and a semantic dimension on its own group; and
+the 128 MovieGen prompts, for which VBench has no labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One prompt and the dimensions it is judged in; its files are `<stem>-<seed>.mp4`."""
+    """One prompt and the dimensions it is scored in; its files are `<stem>-<seed>.mp4`.
+
+    `listed` has the dimensions for which VBench's own list names the prompt.
+    """
 
     text: str
     stem: str
     dimensions: tuple[str, ...]
     labels: dict[str, Any] = field(default_factory=dict)
-    listed: tuple[str, ...] = ()  # the dimensions in which VBench's own list has it
+    listed: tuple[str, ...] = ()
 
 
 def video_name(stem: str, seed: int) -> str:
-    """What the file of a prompt's seed is called, for those who draw as for those who judge."""
+    """Return the file name of a prompt's seed, as generation writes it and scoring reads it."""
     return f"{stem}-{seed}.mp4"
 
 
@@ -87,32 +92,27 @@ def find_suite(name: str) -> Suite:
 
 
 def check_dimensions(suite: Suite, names: Sequence[str], static_filter: bool) -> tuple[str, ...]:
-    """The dimensions to measure, all of the suite if none is named, in VBench's order."""
+    """Return the dimensions to measure in VBench's order: those named, or all of the suite."""
     for name in names:
         if name not in dimensions():
             raise unknown_name("--dimension", name, dimensions())
         if name not in suite.dimensions:
-            reason = (
-                "VBench has labels for its own prompts only"
-                if name in LABELLED
-                else "of VBench's groups only"
-            )
-            limit = f"{suite.name} cannot be judged in it ({reason})"
+            needs = "labels that" if name in LABELLED else "a group of prompts that"
+            limit = f"{suite.name} cannot be scored in it: it needs {needs} only VBench's own prompts have"
             raise refuse("--dimension", name, limit, f"it has {', '.join(suite.dimensions)}")
     if static_filter and not suite.official:
-        limit = f"the filter looks at VBench's own prompts only, and {suite.name} has none"
-        raise refuse("--static-filter", suite.name, limit, "leave it out, or take vbench946 or vbench128")
+        limit = f"the filter works on VBench's own prompts only, and {suite.name} has none"
+        raise refuse("--static-filter", suite.name, limit, "leave it out, or use vbench946 or vbench128")
     return tuple(name for name in suite.dimensions if not names or name in names)
 
 
 def load_entries(suite: Suite, prompts: Path | None, info: Path | None) -> list[Entry]:
-    """The suite's prompts: of VBench's own metadata `info`, or of the user's file."""
+    """Load the suite's prompts from VBench's own metadata `info` or from the user's file."""
     if not suite.official:
         if prompts is None:
             limit = f"{suite.name} needs the file of its {suite.num_entries} prompts"
-            raise refuse(
-                "--prompts", "none", limit, "name a text file with a prompt a line, or JSON {name: prompt}"
-            )
+            remedy = "name a text file with one prompt per line, or JSON {name: prompt}"
+            raise refuse("--prompts", "none", limit, remedy)
         return _counted(suite, _from_file(suite, prompts), prompts)
     own = _own_choice(suite, prompts)
     if info is None:
@@ -124,10 +124,10 @@ def load_entries(suite: Suite, prompts: Path | None, info: Path | None) -> list[
 
 
 def clip_seconds(suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Length of clips by prompt and dimension.
+    """Return the length of clips by prompt and dimension.
 
-    VBench's standard mode takes the longest of all dimensions that list a prompt, so aesthetic and imaging quality
-    of its own list are in fact judged on 10 s.
+    VBench's standard mode uses the longest of all dimensions that list a prompt, so aesthetic and imaging quality
+    of its own list are in fact scored on 10 s.
     """
     entries = list(entries)
     own = {
@@ -144,34 +144,32 @@ def clip_seconds(suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, str]
 
 
 def for_static_filter(entries: Iterable[Entry]) -> list[Entry]:
-    """Flickering of VBench's own prompts for it alone: the filter looks at no others."""
+    """Restrict flickering to the prompts that VBench lists for it, the only ones that its filter reads."""
     name = "temporal_flickering"
     return [
-        entry
-        if name in entry.listed
-        else replace(entry, dimensions=tuple(d for d in entry.dimensions if d != name))
-        for entry in entries
+        replace(e, dimensions=tuple(d for d in e.dimensions if d != name or name in e.listed))
+        for e in entries
     ]
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """SHA-256 of the prompts and what they are judged in: two results of one suite can be told apart by it."""
+    """Return the SHA-256 of the prompts and their dimensions, which distinguishes two results of one suite."""
     listed = [[entry.text, entry.stem, list(entry.dimensions), entry.labels] for entry in entries]
     return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
 def check_names(folder: Path, suite: Suite, prompts: Path | None) -> None:
-    """Refuse a folder for all that can be known before VBench and its list of prompts are installed."""
+    """Refuse a folder for every problem that shows before VBench and its list of prompts are installed."""
     _find(folder, suite, set(_own_choice(suite, prompts)) if suite.official else set())
 
 
 def find_videos(folder: Path, suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, int], Path]:
-    """The files of a folder by stem and seed; one that belongs to no prompt is refused."""
+    """Return the files of a folder by stem and seed; refuse one that belongs to no prompt."""
     return _find(folder, suite, {entry.stem for entry in entries})
 
 
 def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], Path]:
-    """As `find_videos`; without stems, those of any prompts."""
+    """Find videos of these stems, or of any prompt if there are none."""
     if not folder.is_dir():
         raise refuse("videos", str(folder), "no such folder", "name the folder of <prompt>-<seed>.mp4 files")
     example = video_name(min(stems, default="<prompt>"), 0)
@@ -193,29 +191,28 @@ def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], 
 def missing_videos(
     suite: Suite, entries: Iterable[Entry], dimension: str, found: Iterable[tuple[str, int]]
 ) -> list[str]:
-    """Names of files that a dimension needs and that are not there."""
-    there = set(found)
+    """List the names of files that a dimension needs and the folder lacks."""
+    present = set(found)
     stems = dict.fromkeys(entry.stem for entry in entries if dimension in entry.dimensions)
-    return [
-        video_name(stem, seed) for stem in stems for seed in range(suite.seeds) if (stem, seed) not in there
-    ]
+    wanted = [(stem, seed) for stem in stems for seed in range(suite.seeds)]
+    return [video_name(*one) for one in wanted if one not in present]
 
 
 def _official(info: Path) -> list[Entry]:
     try:
-        return [_listed(row) for row in json.loads(info.read_text(encoding="utf-8"))]
+        return [_as_entry(line) for line in json.loads(info.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError) as error:
         limit = f"not readable as VBench's list of prompts ({type(error).__name__})"
         raise refuse("prompts", str(info), limit, "run `recap vbench setup` again") from error
 
 
-def _listed(row: dict[str, Any]) -> Entry:
-    text, names = row["prompt_en"], tuple(row["dimension"])
-    return Entry(text, text, names, row.get("auxiliary_info", {}), names)
+def _as_entry(line: dict[str, Any]) -> Entry:
+    text, names = line["prompt_en"], tuple(line["dimension"])
+    return Entry(text, text, names, line.get("auxiliary_info", {}), names)
 
 
 def _sample(official: Sequence[Entry]) -> list[Entry]:
-    # Evenly through every group, so that the list is the same for everybody; a text that two groups have counts once.
+    # Evenly spaced through each group, so that the list is the same everywhere; a text of two groups counts once.
     chosen: list[Entry] = []
     for group, wanted in GROUPS_OF_128.items():
         taken = {entry.text for entry in chosen}
@@ -223,12 +220,12 @@ def _sample(official: Sequence[Entry]) -> list[Entry]:
         if len(own) < wanted:
             limit = f"only {len(own)} prompts of {group}, {wanted} are needed"
             raise refuse("prompts", "VBench's metadata", limit, "run `recap vbench setup` again")
-        chosen += [_for_all_quality(own[place * len(own) // wanted]) for place in range(wanted)]
+        chosen += [_for_all_quality(own[index * len(own) // wanted]) for index in range(wanted)]
     return chosen
 
 
 def _own_choice(suite: Suite, prompts: Path | None) -> list[str]:
-    """Which of VBench's prompts the user wants, if that is in a file."""
+    """Read which of VBench's prompts the user wants, if a file names them."""
     if prompts is None:
         return []
     if suite.name != "vbench128":
@@ -242,8 +239,8 @@ def _chosen(official: Sequence[Entry], texts: Sequence[str], path: Path) -> list
     for text in texts:
         own = [entry for entry in official if entry.text == text]
         if not own:
-            limit = "it is none of VBench's own, which alone have labels"
-            raise refuse("prompt", text, limit, f"mend that line of {path}, or take moviegen128")
+            limit = "it is not one of VBench's own, and only those have labels"
+            raise refuse("prompt", text, limit, f"change that line of {path}, or use moviegen128")
         names = tuple(name for entry in own for name in entry.dimensions)
         labels = {name: label for entry in own for name, label in entry.labels.items()}
         chosen.append(_for_all_quality(Entry(text, text, names, labels, names)))
@@ -278,22 +275,20 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise refuse("--prompts", str(path), "not readable as text", "give a prompt a line") from error
+        raise refuse("--prompts", str(path), "not readable as text", "give one prompt per line") from error
     return [line.strip() for line in lines if line.strip()]
 
 
 def _counted(suite: Suite, entries: list[Entry], source: Path) -> list[Entry]:
     if len(entries) != suite.num_entries:
-        limit = f"{suite.name} has {suite.num_entries} prompts, and here are {len(entries)}"
+        limit = f"{suite.name} has {suite.num_entries} prompts, and this list has {len(entries)}"
         raise refuse("prompts", str(source), limit, "give the suite's own list")
     if not suite.name.endswith("946") and len({entry.stem for entry in entries}) != len(entries):
         double = next(e.stem for e in entries if sum(o.stem == e.stem for o in entries) > 1)
         raise refuse("prompts", double, "it is in the list twice", "give every prompt once")
-    for entry in entries:
-        if "/" in entry.stem:
-            limit = "its files cannot have a / in their name"
-            raise refuse("prompt", entry.stem, limit, "name it otherwise in a JSON of {name: prompt}")
-        if not entry.stem or not _fits(entry.stem, suite):
-            limit = f"file names have 1 to {MOST_BYTES} bytes with seed and suffix"
-            raise refuse("prompt", entry.stem, limit, "name it otherwise in a JSON of {name: prompt}")
+    for stem in (entry.stem for entry in entries):
+        if not stem or not _fits(stem, suite):
+            slash = "its files cannot have a / in their name"
+            limit = slash if "/" in stem else f"file names have 1 to {MOST_BYTES} bytes with seed and suffix"
+            raise refuse("prompt", stem, limit, "give it another name in a JSON of {name: prompt}")
     return entries
