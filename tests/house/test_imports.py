@@ -19,10 +19,10 @@ MAY_IMPORT = {
     "contracts": {"types"},
     "io": GROUND,
     "attention": GROUND,
-    "flow": GROUND | {"io.files"},
+    "flow": GROUND | {"io"},
     "admission": GROUND | {"flow.warp"},
     "memory": GROUND | {"attention.rope"},  # a memory may choose by rotated keys, as attention reads them
-    "backbones": GROUND | {"attention", "io.files"},
+    "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
     "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},

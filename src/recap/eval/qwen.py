@@ -15,6 +15,7 @@ import numpy as np
 from recap.errors import refuse
 from recap.eval.sampling import Pictures
 from recap.eval.witnesses import Box
+from recap.io.extras import import_extra
 from recap.io.video import Picture
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -86,7 +87,7 @@ def _first_corners(answer: str) -> list[float] | None:
 
 def find_qwen(source: str = "") -> None:
     """See that the model is on this machine, reading none of its weights."""
-    hub = _transformers()
+    hub = import_extra("transformers", "the detector qwen2.5-vl")
     source = source or MODEL
     try:
         hub.AutoConfig.from_pretrained(source, local_files_only=True)
@@ -101,17 +102,8 @@ def _absent(source: str) -> ValueError:
     )
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as lacking:
-        limit = "it needs transformers, which is not installed"
-        raise refuse("detector", "qwen2.5-vl", limit, "pip install recap-forcing[wan]") from lacking
-    return transformers
-
-
 def _load(source: str, device: str) -> tuple[Any, Any]:
-    hub = _transformers()
+    hub = import_extra("transformers", "the detector qwen2.5-vl")
     try:
         prepare = hub.AutoProcessor.from_pretrained(source, local_files_only=True)
         model = hub.Qwen2_5_VLForConditionalGeneration.from_pretrained(

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recap.backbones.wan.tensors import UNREADABLE, shards
 from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_place
 from recap.errors import refuse
 from recap.io.files import staged_file
+from recap.io.weights import files_of, load_pickle, open_file
 
 NAME = "prompt_embeds"
 LAYOUT = "recap text 1"  # part of every hash: another layout of the files never meets the old ones
@@ -122,13 +122,8 @@ def encoder_identity(path: Path) -> str:
 
     Reading all of 11 GB takes longer than encoding; two trainings differ in every sample.
     """
-    place = weights_place(path)
-    if not place.exists():
-        raise refuse(FIELD, str(place), "no such file or folder", "check the path")
     digest = hashlib.sha256()
-    for file in shards(place, FIELD) if place.is_dir() else [place]:
-        if not file.is_file():
-            raise refuse(FIELD, str(file), "no such file", "fetch the missing part of the weights")
+    for file in files_of(weights_place(path), FIELD):
         size = file.stat().st_size
         digest.update(f"{size};".encode())
         with file.open("rb") as content:
@@ -150,22 +145,18 @@ def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
     field = "prompt embeddings"
     if not path.is_file():
         raise refuse(field, str(path), "no such file", "check the path")
-    try:
-        found: object
-        if path.suffix == ".safetensors":
-            found = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as problem:
-        reason = str(problem).partition("\n")[0]
-        raise refuse(
-            field, str(path), f"cannot be read ({reason})", "save a tensor with torch.save"
-        ) from problem
+    remedy = f"save {{{NAME!r}: tensor}} with torch.save"
+    found: object
+    if path.suffix == ".safetensors":
+        stored = open_file(path, field, remedy).get(NAME)
+        found = stored and stored.read()
+    else:
+        found = load_pickle(path, field, remedy)
     if isinstance(found, Mapping):
         found = found.get(NAME)
     if not isinstance(found, Tensor) or not found.is_floating_point():
         limit = f"it holds no tensor of floats, alone or under the name {NAME!r}"
-        raise refuse(field, str(path), limit, f"save {{{NAME!r}: tensor}}")
+        raise refuse(field, str(path), limit, remedy)
     rows = found.unsqueeze(0) if found.dim() == 2 else found
     wanted = f"rows of up to {text_len} slots of {text_dim} channels"
     if rows.dim() != 3 or 0 in rows.shape or rows.shape[1] > text_len or rows.shape[2] != text_dim:

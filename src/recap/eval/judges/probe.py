@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.errors import refuse
+from recap.io.weights import read_metadata
 
 CELL = 16
 NOBODY = len(ACTORS)
@@ -129,15 +129,10 @@ def save_probe(probe: Probe, file: Path) -> None:
 
 def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
     """Read what `save_probe` wrote."""
-    if not file.is_file():
-        remedy = "install the released package, or make it with python -m training.probe"
-        raise refuse("probe", str(file), "its weights are not there", remedy)
-    probe = Probe()
-    load_strictly(probe, file)
-    with safe_open(file, framework="pt") as stored:
-        known = (stored.metadata() or {}).get("actors")
-    if known != ",".join(ACTORS):
-        raise refuse("probe", str(file), "it knows other actors than the vocabulary", "train it anew")
+    probe, remedy = Probe(), "install the released package, or train it with python -m training.probe"
+    load_strictly(probe, file, "probe", remedy)
+    if read_metadata(file, "probe").get("actors") != ",".join(ACTORS):
+        raise refuse("probe", str(file), "it knows other actors than the vocabulary", remedy)
     return probe.to(device).eval().requires_grad_(False)
 
 
