@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,
-    "fast": COMPOSED,  # the fast twins of models, and `recap bench`, which times whole runs of them
+    "fast": COMPOSED
+    | {"show.svg"},  # the fast twins of models, and `recap bench`, which times whole runs of them
     "__init__": COMPOSED | {"attach"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words

@@ -121,6 +121,17 @@ def test_whole_numbers_fill_what_counts_and_precision_may_depend_on_the_name() -
     assert norm.weight.dtype == torch.float64 and norm.bias.dtype == torch.float16
 
 
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_filled_model_does_not_depend_on_its_file(tmp_path: Path, name: str) -> None:
+    path, state = tmp_path / name, nn.Linear(3, 2).state_dict()
+    save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
+    model = nn.Linear(3, 2)
+    fill(model, open_tensors(path, "weights"), path=path, field="weights", dtype=torch.float32)
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert same(model.state_dict(), state)
+
+
 def test_one_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_file(TENSORS, tmp_path / f"{name}.safetensors")

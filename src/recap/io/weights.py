@@ -170,10 +170,12 @@ def fill(
     names: Mapping[str, str] | None = None,
     what: str | None = None,
     remedy: str = REMEDY,
+    copy: bool = True,
 ) -> None:
     """Give every tensor of a model, best made on the meta device, its content, and leave none over.
 
     `names` maps the names of the model to those of the file, where they differ; `dtype` may depend on the latter.
+    Without `copy`, tensors that need no conversion stay mapped to their file, for models that go to a device at once.
     A refused file leaves the model as it was.
     """
     expected = model.state_dict()
@@ -187,9 +189,12 @@ def fill(
         raise refuse(field, str(path), limit, remedy)
 
     def read(name: str) -> Tensor:
-        if not wanted[name].is_floating_point():
-            return found[name].read().to(wanted[name].dtype)
-        return found[name].read().to(dtype(name) if callable(dtype) else dtype)
+        chosen = dtype(name) if callable(dtype) else dtype
+        return (
+            found[name]
+            .read()
+            .to(chosen if wanted[name].is_floating_point() else wanted[name].dtype, copy=copy)
+        )
 
     # One conversion for each tensor of the file, so that what is shared there is shared here.
     converted = {name: read(name) for name in wanted}

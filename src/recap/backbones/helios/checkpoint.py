@@ -45,7 +45,7 @@ def load_transformer(folder: Path, spec: HeliosSpec, dtype: torch.dtype) -> Any:
         return torch.float32 if whole.intersection(name.split(".")) else dtype
 
     found = open_tensors(folder, FIELD)
-    fill(model, found, path=folder, field=FIELD, dtype=precision, what=spec.name)
+    fill(model, found, path=folder, field=FIELD, dtype=precision, what=spec.name, copy=False)
     # Its frequencies are no part of any file, and were made without storage.
     model.rope = type(model.rope)(rope_dim=config.rope_dim, theta=config.rope_theta)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

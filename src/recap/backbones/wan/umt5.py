@@ -149,7 +149,7 @@ def load_umt5(
     names = {name: SHARED if name == EMBED else name for name in model.state_dict()}
     if not path.is_dir():
         names = {name: wan_name(name) for name in names}
-    fill(model, found, path=path, field=FIELD, dtype=dtype, names=names)
+    fill(model, found, path=path, field=FIELD, dtype=dtype, names=names, copy=False)
     # One parameter again, or a move to another device would make two tables of two gigabytes.
     model.shared.weight = model.encoder.embed_tokens.weight
     model.to(device)
