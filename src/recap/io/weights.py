@@ -23,7 +23,7 @@ from recap.errors import refuse
 
 REMEDY = "check the path, or fetch the weights of this model again"
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-# A foreign file has hundreds of wrong names, and the first few tell which file it is.
+# A foreign file has hundreds of wrong names, and the first few show which file it is.
 SHOWN = 8
 SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """What transformers and diffusers call weights that fit in one file."""

@@ -25,8 +25,7 @@ from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
 from recap.io.extras import import_extra
 from recap.io.files import weights_folder
-
-Notice = Callable[[str], None]
+from recap.io.report import Notice
 
 OFFLOADS = ("auto", "none", "group")
 

@@ -23,9 +23,9 @@ RELEASED = "install weights and code of the same release, or train them (trainin
 
 
 class WordTable(nn.Module):
-    """One learnt vector per word of the vocabulary, and one per place in the prompt: all the text encoder there is.
+    """One learnt vector per word of the vocabulary, and one per slot of the prompt: the whole text encoder.
 
-    Without the places (`slots`) two actors are a set, and the model must choose anew in every block who is where.
+    Without `slots` two actors are a set, and the model must choose again in every block who is where.
     Weights of the first edition have none.
     """
 
@@ -61,8 +61,9 @@ def build_embedded(
     folder: Path = WEIGHTS,
     read: Callable[[str], Prompt] = parse_prompt,
 ) -> WanBackbone:
-    """Load the weights of a folder, the package's own by default; `read` says how strictly prompts are read."""
-    with torch.device("meta"):  # nothing is drawn that would be overwritten at once
+    """Load the weights of a folder, the package's own by default; `read` decides how strictly prompts are read."""
+    # Nothing is initialised that would be overwritten at once.
+    with torch.device("meta"):
         model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
         text = WordTable(slots=has_slots(folder / "text.safetensors"))
     load_strictly(model, folder / "dit.safetensors")

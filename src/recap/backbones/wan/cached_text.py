@@ -16,9 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_place
+from recap.backbones.wan.umt5 import FIELD, TokenIds, Umt5Tokenizer, load_umt5, weights_place
 from recap.errors import refuse
 from recap.io.files import staged_file
+from recap.io.report import Notice
 from recap.io.weights import files_of, load_pickle, open_file
 
 NAME = "prompt_embeds"

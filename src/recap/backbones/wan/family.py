@@ -33,8 +33,7 @@ from recap.backbones.wan.vae import WanVae, load_wan_vae
 from recap.contracts import Decoder
 from recap.errors import refuse, unknown_name
 from recap.io.files import weights_folder
-
-Notice = Callable[[str], None]
+from recap.io.report import Notice
 
 DECODERS = ("full", "tiny")
 TEXT_ENCODER_BYTES = 11_361_920_418

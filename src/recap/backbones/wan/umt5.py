@@ -17,13 +17,13 @@ from torch import Tensor
 
 from recap.errors import refuse
 from recap.io.extras import import_extra
+from recap.io.report import Notice
 from recap.io.weights import REMEDY, Stored, fill, open_tensors
 
 FIELD = "text encoder"
 BLOCK = re.compile(r"(?:encoder\.block|blocks)\.(\d+)\.")
 FARTHEST = 128  # tokens; farther ones share the last bucket of relative positions, and no tensor says so
 
-Notice = Callable[[str], None]
 
 SHARED, EMBED = "shared.weight", "encoder.embed_tokens.weight"
 """transformers' two names for the one table of word vectors."""

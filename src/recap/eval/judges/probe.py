@@ -1,7 +1,7 @@
 """The judge's eye: names the actors in a picture and reads the colours of their instances.
 
-A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it says
-which actor covers it and that instance's mean colour; per picture, which actors are there at all.
+A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it
+predicts which actor covers it and that instance's mean colour; per picture, which actors are there at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Residual(nn.Module):
 
 
 class Verdict(NamedTuple):
-    """What the net says of N pictures, before it is put into words."""
+    """What the net predicts of N pictures, as numbers."""
 
     cells: Tensor  # N ACTORS+1 rows columns, logits; the last is nobody
     colours: Tensor  # N 3 rows columns
