@@ -32,4 +32,5 @@ def draw_curve(times_ms: Sequence[float], memory_gb: Sequence[float], title: str
 def _curve(values: Sequence[float], top: float, colour: str) -> str:
     across = svg.scale(0, max(len(values) - 1, 1), _MARGIN, _WIDTH - _MARGIN)
     up = svg.scale(0, top, _HEIGHT - _MARGIN, _MARGIN)
-    return svg.polyline([(across(i), up(min(value, top))) for i, value in enumerate(values)], colour, 1.5)
+    points = [(across(i), up(min(value, top))) for i, value in enumerate(values)]
+    return svg.polyline(points, stroke=colour, stroke_width=1.5)

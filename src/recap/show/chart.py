@@ -47,7 +47,8 @@ def interval_chart(title: str, bars: Sequence[Bar]) -> str:
             parts.append(svg.dot(at(bar.mean), y, 5.5, colour))
         if bar.paper is not None:
             x = at(bar.paper)
-            parts.append(svg.polygon([(x, y - 7), (x + 6, y), (x, y + 7), (x - 6, y)], svg.INK, 1.4))
+            diamond = [(x, y - 7), (x + 6, y), (x, y + 7), (x - 6, y)]
+            parts.append(svg.polyline(diamond, "polygon", stroke=svg.INK, stroke_width=1.4))
     if any(bar.paper is not None for bar in bars):
         parts.append(svg.note(_RIGHT, 24, "◇ the paper's, of its own models and judges", "end"))
     return svg.drawing(_WIDTH, bottom + 34, parts)
@@ -74,7 +75,11 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
         for run in _runs(line):
             points = [(across(x), up(y)) for x, y in run]
             single = len(points) == 1
-            parts.append(svg.dot(*points[0], 3.5, colour) if single else svg.polyline(points, colour, 2.2))
+            parts.append(
+                svg.dot(*points[0], 3.5, colour)
+                if single
+                else svg.polyline(points, stroke=colour, stroke_width=2.2)
+            )
         # Those of several curves stand next to each other.
         aside = 3 * (index - (len(lines) - 1) / 2)
         for x, (under, over) in zip(line.x, line.spans, strict=False):

@@ -53,12 +53,10 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: str | float) 
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
 
 
-def polyline(points: Iterable[Point], colour: str, width: float) -> str:
-    return element("polyline", points=_points(points), fill="none", stroke=colour, stroke_width=width)
-
-
-def polygon(points: Iterable[Point], colour: str, width: float) -> str:
-    return element("polygon", points=_points(points), fill="none", stroke=colour, stroke_width=width)
+def polyline(points: Iterable[Point], tag: str = "polyline", **attributes: str | float) -> str:
+    """A line through points, or with the tag polygon one that closes."""
+    places = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
+    return element(tag, points=places, **({"fill": "none"} | attributes))
 
 
 def dot(x: float, y: float, radius: float, colour: str) -> str:
@@ -82,10 +80,6 @@ def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     step = next(size * lead for lead in (1, 2, 5, 10) if span / (size * lead) <= most + 1e-9)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(index * step, 10) for index in range(first, last + 1)]
-
-
-def _points(points: Iterable[Point]) -> str:
-    return " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
 
 
 def _value(value: str | float) -> str:

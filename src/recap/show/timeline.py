@@ -66,17 +66,13 @@ def _rates(timeline: Timeline, bin_s: float) -> list[float]:
 def _bank(timeline: Timeline, span: float) -> list[str]:
     top = _MIDDLE + _GAP
     highest = _round_up(max([cutoff for _, _, cutoff in timeline.bank] + [0.1]))
-    x, up, score_up = (
-        svg.scale(0, span, _LEFT, _RIGHT),
-        svg.scale(0, 1, _BOTTOM, top),
-        svg.scale(0, highest, _BOTTOM, top),
-    )
+    x, up = svg.scale(0, span, _LEFT, _RIGHT), svg.scale(0, 1, _BOTTOM, top)
     # Steps, not slopes: the bank changes when a block ends and at no time between.
     fill, cutoff = [(_LEFT, _BOTTOM)], [(_LEFT, _BOTTOM)]
     for second, share, score in timeline.bank:
         at = min(x(second), _RIGHT)
         fill += [(at, fill[-1][1]), (at, up(share))]
-        cutoff += [(at, cutoff[-1][1]), (at, score_up(score))]
+        cutoff += [(at, cutoff[-1][1]), (at, up(score / highest))]
     fill += [(_RIGHT, fill[-1][1]), (_RIGHT, _BOTTOM)]
     cutoff += [(_RIGHT, cutoff[-1][1])]
     return [
@@ -84,13 +80,9 @@ def _bank(timeline: Timeline, span: float) -> list[str]:
         svg.text(_RIGHT, top - 8, "score to beat", "end", class_="cutoff-label"),
         *_axis(top, _BOTTOM, "100%", "0"),
         svg.text(_RIGHT + 6, top + 4, f"{highest:g}"),
-        svg.element("path", class_="fill", d=f"M{_path(fill)}Z"),
-        svg.element("path", class_="cutoff", d=f"M{_path(cutoff)}"),
+        svg.polyline(fill, "polygon", class_="fill"),
+        svg.polyline(cutoff, class_="cutoff"),
     ]
-
-
-def _path(points: Sequence[svg.Point]) -> str:
-    return "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
 
 
 def _axis(top: float, bottom: float, high: str, low: str) -> list[str]:
