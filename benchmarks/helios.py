@@ -21,7 +21,6 @@ from benchmarks.timing import print_json
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import DISTILLED, HeliosSpec
-from recap.backbones.wan.tensors import extra
 from recap.config import DTYPES, check_place
 from recap.contracts import Admission, FlowEstimator, MemoryPolicy
 from recap.errors import refuse
@@ -29,6 +28,7 @@ from recap.fast.accelerate import accelerate_flow
 from recap.fast.stopwatch import Stopwatch
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
+from recap.io.extras import import_extra
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES, look_up
 from recap.rollout import rollout
@@ -66,7 +66,7 @@ class HeliosSettings:
 
 def random_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
     """Make a transformer of the family with torch's random weights, directly on the device."""
-    kind = extra("diffusers").HeliosTransformer3DModel
+    kind = import_extra("diffusers", "Helios", "helios").HeliosTransformer3DModel
     width = spec.heads * spec.head_dim
     # The released split: a third for rows, a third for columns, the rest for time.
     side = spec.head_dim // 6 * 2
@@ -94,7 +94,7 @@ def random_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtyp
 
 
 def make_backbone(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> HeliosBackbone:
-    diffusers = extra("diffusers")
+    diffusers = import_extra("diffusers", "Helios", "helios")
     scheduler = diffusers.HeliosDMDScheduler(use_dynamic_shifting=True, time_shift_type="linear")
     small = {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1} if spec is TINY else {}
     with device:
@@ -153,7 +153,7 @@ def _steady(values: Sequence[float]) -> float:
 def compare(settings: HeliosSettings) -> dict[str, Any]:
     """Measure every memory on one model, after a warm-up."""
     try:
-        extra("diffusers")
+        import_extra("diffusers", "Helios", "helios")
     except ValueError as missing:
         remedy = "or put a folder of `pip install --no-deps --target FOLDER diffusers` on PYTHONPATH"
         raise SystemExit(f"{missing}, {remedy}") from missing

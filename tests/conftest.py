@@ -33,12 +33,12 @@ def installed_home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def random_raft(tmp_path_factory) -> Path:
     """A folder of weights with a RAFT-small in it that has learnt nothing."""
+    from recap.flow import RAFT_SMALL
     from recap.flow.raft import RaftSmall
-    from recap.flow.weights import FILE_NAME
 
     folder = tmp_path_factory.mktemp("random-raft")
     torch.manual_seed(0)
-    torch.save(RaftSmall().state_dict(), folder / FILE_NAME)
+    torch.save(RaftSmall().state_dict(), folder / RAFT_SMALL.file_name)
     return folder
 
 

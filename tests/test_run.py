@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recap.config import RunConfig
-from recap.flow.weights import FILE_NAME
+from recap.flow import RAFT_SMALL
 from recap.run import RunRecord, generate, resume, versions
 
 SHOTS = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds": 3}]
@@ -100,12 +100,12 @@ def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_drawn(
 
     def fetch(*_):
         fetched.append(True)
-        shutil.copy(random_raft / FILE_NAME, tmp_path)
-        return tmp_path / FILE_NAME
+        shutil.copy(random_raft / RAFT_SMALL.file_name, tmp_path)
+        return tmp_path / RAFT_SMALL.file_name
 
     monkeypatch.setenv("RECAP_HOME", str(tmp_path))
     monkeypatch.delenv("RECAP_OFFLINE")
-    monkeypatch.setattr("recap.flow.weights.fetch_raft_small", fetch)
+    monkeypatch.setattr("recap.io.fetch.PackedFile.fetch", fetch)
     monkeypatch.setattr("recap.flow._out_of_reach", set())
     short = [{"prompt": "a red boat", "seconds": 1}]
     for unneeded in ({"memory": "sink"}, {"memory": "none"}, {"admission": "random"}):

@@ -62,7 +62,7 @@ def test_refusals_are_one_line(recap, checkpoint, tmp_path, arguments, words):
 
 @pytest.mark.parametrize("name", ["raft-small", "self-forcing", "infinite-forcing", "longlive"])
 def test_a_dry_run_prints_licence_and_place(recap, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("recap.backbones.wan.weights._check_room", lambda *_: None)
+    monkeypatch.setattr("recap.backbones.wan.published.check_room", lambda *_: None)
     code, out, said = recap("weights", name, "--dry-run")
     assert code == 0 and out == "" and said.startswith("licence: ")
     assert "to fetch, to " + str(tmp_path / "home") in said

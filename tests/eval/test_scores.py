@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from recap.eval import mobilenet
 from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
 from recap.eval.sampling import sample_clip, windows
 from recap.eval.scores import Score, cluster_interval, count_wins, one_backend, paired_interval, wilcoxon
@@ -169,3 +173,19 @@ def test_windows_come_in_order_and_may_overlap():
     assert [part[:, 0, 0, 0].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [6, 7, 8, 9]]
     with pytest.raises(ValueError, match="ends before picture 4"):
         list(windows(iter([]), [(0, 4)]))
+
+
+def test_mobilenet_takes_files_with_and_without_counters(tmp_path, monkeypatch):
+    file, state = tmp_path / "mobilenetv2.pt", mobilenet.MobileNetV2().state_dict()
+    loaded = []
+    for kept in (state, {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}):
+        torch.save(kept, file)
+        known = replace(mobilenet.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        monkeypatch.setattr(mobilenet, "MOBILENET", known)
+        loaded.append(mobilenet.load_mobilenet(file).state_dict())
+    assert all(torch.equal(state[name], found[name]) for found in loaded for name in state)
+    torch.save({name: t for name, t in state.items() if name != "features.0.0.weight"}, file)
+    known = replace(mobilenet.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(mobilenet, "MOBILENET", known)
+    with pytest.raises(ValueError, match=r"1 missing \(features\.0\.0\.weight\)"):
+        mobilenet.load_mobilenet(file)

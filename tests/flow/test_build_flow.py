@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
-from recap.flow.weights import FILE_NAME, find_raft_small
+from recap.flow import FLOWS, RAFT_SMALL, ClassicalFlow, RaftFlow, build_flow
 from recap.io.files import is_offline, weights_folder
 
 
@@ -29,10 +28,10 @@ def test_auto_without_weights_is_classical_and_says_so_once(home, notices):
 
 
 @pytest.mark.parametrize("name", ["auto", "raft-small"])
-def test_installed_weights_are_used_in_silence(home, notices, raft_weights, name):
-    (home / FILE_NAME).write_bytes(raft_weights.read_bytes())
-    assert isinstance(build_flow(name, notice=notices.append), RaftFlow)
-    assert notices == []
+def test_installed_weights_are_used_in_silence(home, said, raft_weights, name):
+    (home / RAFT_SMALL.file_name).write_bytes(raft_weights.read_bytes())
+    assert isinstance(build_flow(name, notice=said.append), RaftFlow)
+    assert said == []
 
 
 def test_a_file_of_weights_may_be_named(home, notices, raft_weights):
@@ -79,10 +78,10 @@ def test_estimators_keep_the_contract(home, notices, raft_weights, name):
 
 def test_the_suite_neither_fetches_nor_sees_what_is_installed(installed_home):
     """Else it would depend on the machine, and be slow where `make` has put the weights."""
-    assert is_offline() and find_raft_small() is None and weights_folder() != installed_home
+    assert is_offline() and RAFT_SMALL.find() is None and weights_folder() != installed_home
 
 
-def test_raft_forward_is_the_forward_half(notices, random_raft):
-    estimate = build_flow("raft-small", weights=random_raft / FILE_NAME, notice=notices.append)
+def test_raft_forward_is_the_forward_half(said, random_raft):
+    estimate = build_flow("raft-small", weights=random_raft / RAFT_SMALL.file_name, notice=said.append)
     pictures = torch.rand(2, 3, 3, 40, 48)
     torch.testing.assert_close(estimate.forward(pictures), estimate(pictures).forward)

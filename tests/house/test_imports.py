@@ -19,17 +19,18 @@ MAY_IMPORT = {
     "contracts": {"types"},
     "io": GROUND,
     "attention": GROUND,
-    "flow": GROUND | {"io.files"},
+    "flow": GROUND | {"io"},
     "admission": GROUND | {"flow.warp"},
     "memory": GROUND | {"attention.rope"},  # a memory may choose by rotated keys, as attention reads them
-    "backbones": GROUND | {"attention", "io.files"},
+    "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
     "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,
-    "fast": COMPOSED,  # the fast twins of models, and `recap bench`, which times whole runs of them
+    "fast": COMPOSED
+    | {"show.svg"},  # the fast twins of models, and `recap bench`, which times whole runs of them
     "__init__": COMPOSED | {"attach"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words

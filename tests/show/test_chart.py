@@ -50,5 +50,5 @@ def test_rows_without_an_interval_have_a_dot_and_the_papers_number_a_diamond():
         "t", [Bar("a", 0.5, NAN, NAN, 0.7), Bar("b", 0.6, 0.5, 0.7), Bar("c", NAN, NAN, NAN)]
     )
     assert len(drawn(svg, "circle")) == 2 and len(drawn(svg, "polygon")) == 1
-    assert len([line for line in drawn(svg, "line") if line["stroke-width"] == "3"]) == 1
+    assert len([line for line in drawn(svg, "line") if line.get("stroke-width") == "3"]) == 1
     assert "nan" not in re.sub(r"<text.*?</text>", "", svg)

@@ -278,7 +278,7 @@ def test_videos_of_the_embedded_backbone_are_judged_by_the_probe(tmp_path, blank
 def test_a_missing_probe_is_told_before_anything_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr("recap.eval.judges.probe.SHIPPED", tmp_path / "none.safetensors")
     shots = [{"prompt": "a fox on a beach by day", "seconds": 1}]
-    with pytest.raises(ValueError, match=r"none\.safetensors.*not there"):
+    with pytest.raises(ValueError, match=r"none\.safetensors.*no such file"):
         compare(config(shots=shots, backbone="embedded"), ["none"], tmp_path / "out", notice=quiet)
     assert not (tmp_path / "out").exists()
 

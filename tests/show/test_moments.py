@@ -8,7 +8,7 @@ import torch
 
 from recap.io.video import ClipWriter
 from recap.show.moments import moments_sheet
-from recap.show.side_by_side import colour_of
+from recap.show.palette import MEMORY_COLOURS
 
 SIZE, FPS = (32, 64), 8
 
@@ -25,9 +25,9 @@ def test_a_row_per_clip_and_a_column_per_moment(tmp_path):
     clips = {"none": clip(tmp_path / "a.mp4", 50), "recap": clip(tmp_path / "b.mp4", 150)}
     sheet = moments_sheet(clips, {0.5: "0.5s", 1.5: "1.5s", 2.5: ""})
     assert sheet.shape == (22 + 2 * (22 + 32 + 6), 3 * 64 + 2 * 6, 3)
-    for row, level in enumerate((50, 150)):
+    for row, (name, level) in enumerate((("none", 50), ("recap", 150))):
         top = 22 + row * 60
-        assert sheet[top, 0].tolist() == list(bytes.fromhex(colour_of(row)[1:]))
+        assert sheet[top, 0].tolist() == list(bytes.fromhex(MEMORY_COLOURS[name][1:]))
         assert (sheet[top : top + 22] == 255).all(axis=-1).any()  # its name
         for column in range(3):
             shown = sheet[top + 22 : top + 54, column * 70 : column * 70 + 64].astype(np.int64)

@@ -60,13 +60,13 @@ def progress_bar(what: str, unit: str) -> Iterator[Report]:
 
 
 @contextmanager
-def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes with their rate and the time left; what it hands out is called with (done, total)."""
+def byte_bar(what: str) -> Iterator[Report]:
+    """A bar of bytes with their rate and the time left."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=_console)
     task = bar.add_task(what, total=None)
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int | None, rate: float) -> None:
         bar.start()  # not before there is something to report: a refusal then stands alone
         bar.update(task, completed=done, total=total)
 

@@ -10,6 +10,7 @@ import typer
 from recap.backbones.wan.convert import DTYPES, FILES, convert
 from recap.cli.console import byte_bar
 from recap.errors import unknown_name
+from recap.io.report import Reporter
 
 
 def convert_command(
@@ -26,7 +27,7 @@ def convert_command(
     lora_alpha: Annotated[
         float | None,
         typer.Option(
-            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not tell it."
+            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not contain it."
         ),
     ] = None,
     ema: Annotated[
@@ -39,8 +40,9 @@ def convert_command(
     if dtype not in DTYPES:
         raise unknown_name("--dtype", dtype, DTYPES)
     with byte_bar("converting") as progress:
+        reporter = Reporter(progress=progress)
         convert(
-            source, out, dtype=DTYPES[dtype], ema=ema, lora=lora, lora_alpha=lora_alpha, progress=progress
+            source, out, dtype=DTYPES[dtype], ema=ema, lora=lora, lora_alpha=lora_alpha, reporter=reporter
         )
     for name in FILES:
         typer.echo(out / name)

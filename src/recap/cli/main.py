@@ -15,13 +15,13 @@ from recap.cli import (
     bench,
     compare,
     convert,
+    fetch_weights,
     generate,
     inspect,
     list_names,
     reproduce,
     sweep,
     vbench,
-    weights,
 )
 from recap.cli.console import show_error
 from recap.fast.threads import use_fair_threads
@@ -37,7 +37,7 @@ app.command("generate")(generate.generate_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("list")(list_names.list_command)
-app.command("weights")(weights.weights_command)
+app.command("weights")(fetch_weights.weights_command)
 app.command("convert")(convert.convert_command)
 app.command("bench")(bench.bench_command)
 app.command("reproduce")(reproduce.reproduce_command)

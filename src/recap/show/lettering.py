@@ -64,8 +64,8 @@ def write_text(
     A sign without a drawing of its own is written as a capital letter, and as a blank where there is none.
     """
     for position, sign in enumerate(text[: (width + dot) // (4 * dot)]):
-        drawn = _FONT.get(sign) or _FONT.get(sign.upper()) or _FONT[" "]
-        marks: NDArray[Any] = np.array([mark == "#" for mark in drawn]).reshape(5, 3)
+        dots = _FONT.get(sign) or _FONT.get(sign.upper()) or _FONT[" "]
+        marks: NDArray[Any] = np.array([mark == "#" for mark in dots]).reshape(5, 3)
         large = marks.repeat(dot, axis=0).repeat(dot, axis=1)
         start = left + 4 * dot * position
         picture[top : top + 5 * dot, start : start + 3 * dot][large] = ink

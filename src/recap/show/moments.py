@@ -10,7 +10,7 @@ import numpy as np
 from recap.errors import refuse
 from recap.io.video import Picture, open_clip
 from recap.show.lettering import write_text
-from recap.show.side_by_side import colour_of
+from recap.show.palette import colours_of
 
 _PAPER, _INK = 16, (200, 206, 212)
 _BAR_PX, _GAP_PX, _DOT_PX = 22, 6, 2
@@ -30,9 +30,10 @@ def pictures_sheet(shown: Mapping[str, Sequence[Picture]], labels: Sequence[str]
     sheet: Picture = np.full((*size, 3), _PAPER, np.uint8)
     for column, label in enumerate(labels):
         _write(sheet, label, 0, column * column_px, width, _INK)
+    colours = colours_of(list(shown))
     for row, (name, pictures) in enumerate(shown.items()):
         top = _BAR_PX + row * row_px
-        sheet[top : top + _BAR_PX] = list(bytes.fromhex(colour_of(row)[1:]))
+        sheet[top : top + _BAR_PX] = list(bytes.fromhex(colours[row][1:]))
         _write(sheet, name.upper(), top, 0, size[1], (255, 255, 255))
         for column, picture in enumerate(pictures):
             left = column * column_px

@@ -11,19 +11,12 @@ import torch
 
 from recap.io.video import ClipWriter, Picture, open_clip
 from recap.show.lettering import write_text
-
-# One colour per method, in order; the page takes the same.
-COLOURS = ("#7d8796", "#2f7fe0", "#12a150", "#c4610c", "#9a4fd0", "#d03a6a", "#0d9aa5", "#a58a0d")
+from recap.show.palette import colours_of
 
 _MOST_COLUMNS = 4
 _SMALL_PX = 480  # clips narrower than this are shown at double size
 _BAR_PX, _GAP_PX, _DOT_PX = 32, 8, 4
 _PAPER = 16
-
-
-def colour_of(index: int) -> str:
-    """The colour of the method at that place; beyond the last they begin again."""
-    return COLOURS[index % len(COLOURS)]
 
 
 def write_side_by_side(out: Path, clips: Mapping[str, Path], shown: Callable[[], None]) -> None:
@@ -36,8 +29,8 @@ def write_side_by_side(out: Path, clips: Mapping[str, Path], shown: Callable[[],
     size = math.ceil(len(clips) / columns) * row_px - _GAP_PX, columns * column_px - _GAP_PX
     sheet: Picture = np.full((*size, 3), _PAPER, np.uint8)
     corners = [(i // columns * row_px, i % columns * column_px) for i in range(len(clips))]
-    for index, (name, (top, left)) in enumerate(zip(clips, corners, strict=True)):
-        sheet[top : top + _BAR_PX, left : left + width] = list(bytes.fromhex(colour_of(index)[1:]))
+    for name, colour, (top, left) in zip(clips, colours_of(list(clips)), corners, strict=True):
+        sheet[top : top + _BAR_PX, left : left + width] = list(bytes.fromhex(colour[1:]))
         write_text(
             sheet,
             name.upper(),

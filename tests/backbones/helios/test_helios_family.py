@@ -166,9 +166,9 @@ def test_weights_that_do_not_fit_are_named(folder, tmp_path):
     tensors = load_file(file)
     weight = tensors.pop("patch_short.weight")
     for change, match in (
-        ({}, "patch_short.weight is missing"),
-        ({"patch_short.weight": weight[:1]}, r"patch_short.weight is \(1, 16"),
-        ({"patch_short.weight": weight, "lora": weight.clone()}, "lora is not part"),
+        ({}, r"1 missing \(patch_short\.weight\)"),
+        ({"patch_short.weight": weight[:1]}, r"1 misshapen \(patch_short\.weight \[1, 16"),
+        ({"patch_short.weight": weight, "lora": weight.clone()}, r"1 unknown \(lora\)"),
     ):
         save_file({**tensors, **change}, file)
         with pytest.raises(ValueError, match=match):
@@ -184,7 +184,8 @@ def test_fetching_skips_what_nothing_reads(monkeypatch, tmp_path):
     import huggingface_hub
 
     monkeypatch.setenv("RECAP_HOME", str(tmp_path))
-    monkeypatch.setattr("recap.backbones.helios.weights.ABOUT_GB", 0)
+    monkeypatch.delenv("RECAP_OFFLINE")
+    monkeypatch.setattr("recap.backbones.helios.published.ABOUT_GB", 0)
     plan = CliRunner().invoke(app, ["weights", "helios-distilled", "--dry-run"])
     assert plan.exit_code == 0 and "transformer_ode" in plan.output and "Apache-2.0" in plan.output
     asked = {}

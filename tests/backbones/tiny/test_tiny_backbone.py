@@ -81,13 +81,13 @@ def test_faults_are_listed_by_name_and_file(folder: Path, tmp_path: Path) -> Non
     save_file(state, tmp_path / "autoencoder.safetensors")
     with pytest.raises(ValueError, match=r"autoencoder\.safetensors") as caught:
         build_embedded(folder=tmp_path)
-    for part in ("missing latent_std", "unknown decoder.extra", "latent_mean [3] for [16]"):
+    for part in ("missing (latent_std)", "unknown (decoder.extra)", "latent_mean [3] for [16]"):
         assert part in str(caught.value)
 
 
 def test_absent_and_broken_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"dit\.safetensors.*not there"):
+    with pytest.raises(ValueError, match=r"dit\.safetensors.*no such file"):
         build_embedded(folder=tmp_path)
     (tmp_path / "dit.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="not a safetensors file"):
+    with pytest.raises(ValueError, match="cannot be read"):
         build_embedded(folder=tmp_path)

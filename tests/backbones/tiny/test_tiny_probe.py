@@ -23,10 +23,10 @@ def test_a_saved_probe_comes_back(tmp_path):
 
 def test_what_is_no_probe_of_this_vocabulary_is_refused(tmp_path):
     file = tmp_path / "probe.safetensors"
-    with pytest.raises(ValueError, match=r"not there.*training\.probe"):
+    with pytest.raises(ValueError, match=r"no such file.*training\.probe"):
         load_probe(file)
     file.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="not a safetensors file"):
+    with pytest.raises(ValueError, match="cannot be read"):
         load_probe(file)
     save_probe(Probe(), file)
     weights = load_file(file)
@@ -37,7 +37,7 @@ def test_what_is_no_probe_of_this_vocabulary_is_refused(tmp_path):
     with pytest.raises(ValueError, match="other actors"):
         load_probe(file)
     save_file({name: value for name, value in weights.items() if name != "cells.bias"}, file)
-    with pytest.raises(ValueError, match=r"missing cells\.bias"):
+    with pytest.raises(ValueError, match=r"1 missing \(cells\.bias\)"):
         load_probe(file)
 
 

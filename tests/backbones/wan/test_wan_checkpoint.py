@@ -210,9 +210,9 @@ def test_one_tensor_twice_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "x.pt", "twice", f"model.{Q}", "x.pt")
     folder = tmp_path / "variants"
     folder.mkdir()
-    for name in ("model", "model.fp16"):
+    for name in ("part", "part.fp16"):
         save_file(STATE, folder / f"{name}.safetensors")
-    refused(folder, "twice", "model.safetensors")
+    refused(folder, "twice", "part.safetensors")
 
 
 # --- files at fault -------------------------------------------------------------------------------------------

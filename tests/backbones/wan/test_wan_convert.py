@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.convert import convert
 from recap.backbones.wan.spec import UNTRAINED
+from recap.io.report import Reporter
 
 STATE = make_state()
 
@@ -61,7 +62,7 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
         tmp_path / "out",
         lora=lora,
         lora_alpha=3.0,
-        progress=lambda done, total: calls.append((done, total)),
+        reporter=Reporter(progress=lambda done, total, rate: calls.append((done, total))),
     )
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == json.loads(json.dumps(told))
 
@@ -123,10 +124,10 @@ def test_nothing_is_overwritten(tmp_path: Path, kind: str) -> None:
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     source = self_forcing(tmp_path, STATE)
 
-    def stop_late(done: int, total: int) -> None:
-        if done > 0.9 * total:
+    def stop_late(done: int, total: int | None, rate: float) -> None:
+        if done > 0.9 * (total or 0):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "out", progress=stop_late)
+        convert(source, tmp_path / "out", reporter=Reporter(progress=stop_late))
     assert [path.name for path in tmp_path.iterdir()] == [source.name]

@@ -15,10 +15,10 @@ from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_ten
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.family import WanConfig, memory_plan, released_memory
 from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.published import WanFiles
 from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
-from recap.backbones.wan.weights import WanFiles
 from recap.cli.main import main
 from recap.config import Choice, RunConfig
 from recap.plan import Shot

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.convert import convert
-from recap.backbones.wan.weights import SETS, PublicFile
+from recap.backbones.wan.published import SETS, PublicFile
 
 STATE, LORA = make_state(), make_lora(rank=4)
 WEIGHTS = {f"base_model.model.{name}.weight": tensor for name, tensor in LORA.items()}

@@ -136,11 +136,11 @@ def test_foreign_weights_are_refused_by_name(model: Taehv, tmp_path: Path) -> No
     weights = dict(model.state_dict())
     weights["decoder.7.conv.weight"] = weights["decoder.7.conv.weight"][:128]
     torch.save(weights, path)
-    message = r"decoder\.7\.conv\.weight is \(128, 256, 1, 1\), not \(256, 256, 1, 1\)"
+    message = r"decoder\.7\.conv\.weight \[128, 256, 1, 1\] for \[256, 256, 1, 1\]"
     with pytest.raises(ValueError, match=message):
         load_taehv(path)
     torch.save({"decoder.1.weight": torch.zeros(256, 48, 3, 3)}, path)
-    with pytest.raises(ValueError, match="is missing"):
+    with pytest.raises(ValueError, match=r"\d+ missing"):
         load_taehv(path)
 
 

@@ -17,16 +17,15 @@ from torch import Tensor
 
 from recap.backbones.helios.backbone import HeliosBackbone, check_stages
 from recap.backbones.helios.checkpoint import empty_transformer, load_transformer
+from recap.backbones.helios.published import check_folder, find_helios_weights
 from recap.backbones.helios.spec import BASE, DISTILLED, MID, VAE_STRIDE, HeliosSpec
-from recap.backbones.helios.weights import check_folder, find_helios_weights
 from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
 from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, TEXT_ENCODER_BYTES
-from recap.backbones.wan.tensors import extra
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
+from recap.io.extras import import_extra
 from recap.io.files import weights_folder
-
-Notice = Callable[[str], None]
+from recap.io.report import Notice
 
 OFFLOADS = ("auto", "none", "group")
 
@@ -87,7 +86,7 @@ class HeliosConfig:
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
     ) -> HeliosBackbone:
         spec, folder = self.spec, self.check_files()
-        diffusers = extra("diffusers")
+        diffusers = import_extra("diffusers", "Helios", "helios")
         parameters = sum(p.numel() for p in empty_transformer(folder / "transformer").parameters())
         plan = plan_memory(spec, parameters, dtype)
         offload = self._offloads(plan, device)
@@ -175,7 +174,8 @@ class HeliosDistilledConfig(HeliosConfig):
 
 def offload_groups(transformer: Any, device: torch.device) -> None:
     """Keep the weights on the host and bring each layer's over while the one before it computes."""
-    extra("accelerate")  # diffusers' hooks call it without asking whether it is there
+    # diffusers' hooks call it without asking whether it is there.
+    import_extra("accelerate", "Helios", "helios")
     stream = device.type == "cuda"
     transformer.enable_group_offload(
         onload_device=device,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
@@ -17,10 +15,11 @@ from recap.backbones.tiny.vocabulary import TEXT_LENGTH, WORDS, Prompt, parse_pr
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
-from recap.errors import refuse
+from recap.io.weights import fill, open_tensors
 
 WEIGHTS = Path(__file__).parent / "weights"
 """Where the package keeps dit.safetensors, autoencoder.safetensors and text.safetensors."""
+RELEASED = "install weights and code of the same release, or train them (training/)"
 
 
 class WordTable(nn.Module):
@@ -51,9 +50,8 @@ class WordTable(nn.Module):
 def has_slots(file: Path) -> bool:
     """Tell whether stored words have slots; False for an unreadable file, which is refused when it is loaded."""
     try:
-        with safe_open(file, "pt") as stored:
-            return "slots" in stored.keys()  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError):
+        return "slots" in open_tensors(file, "weights")
+    except ValueError:
         return False
 
 
@@ -93,30 +91,8 @@ class EmbeddedConfig:
         return build_embedded(device, dtype, read=PromptReader(notice))
 
 
-def load_strictly(module: nn.Module, file: Path) -> None:
+def load_strictly(module: nn.Module, file: Path, field: str = "weights", remedy: str = RELEASED) -> None:
     """Fill a module from a safetensors file, as fp32; any missing, unknown or misshapen tensor is an error."""
-    if not file.is_file():
-        limit = "the embedded backbone's weights are not there"
-        raise refuse("weights", file.name, limit, "install the released package, or train them (training/)")
-    try:
-        stored = load_file(file)
-    except SafetensorError as error:
-        raise refuse("weights", str(file), f"not a safetensors file ({error})", "fetch it again") from error
-    faults = _faults(module.state_dict(), stored)
-    if faults:
-        limit = f"does not fit {type(module).__name__}: {'; '.join(faults)}"
-        raise refuse("weights", str(file), limit, "use weights and code of the same release")
-    module.load_state_dict({name: tensor.float() for name, tensor in stored.items()}, assign=True)
-
-
-def _faults(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with stored tensors, one line per kind of fault, by name."""
-    missing = sorted(wanted.keys() - stored.keys())
-    unknown = sorted(stored.keys() - wanted.keys())
-    misshapen = [
-        f"{name} {list(stored[name].shape)} for {list(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & stored.keys())
-        if stored[name].shape != wanted[name].shape
-    ]
-    kinds = (("missing", missing), ("unknown", unknown), ("misshapen", misshapen))
-    return [f"{kind} {', '.join(names)}" for kind, names in kinds if names]
+    fill(
+        module, open_tensors(file, field, remedy), path=file, field=field, dtype=torch.float32, remedy=remedy
+    )

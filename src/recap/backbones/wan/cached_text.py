@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recap.backbones.wan.tensors import UNREADABLE, shards
-from recap.backbones.wan.umt5 import FIELD, Notice, TokenIds, Umt5Tokenizer, load_umt5, weights_path
+from recap.backbones.wan.umt5 import FIELD, TokenIds, Umt5Tokenizer, load_umt5, weights_path
 from recap.errors import refuse
 from recap.io.files import staged_file
+from recap.io.report import Notice
+from recap.io.weights import files_of, load_pickle, open_file
 
 NAME = "prompt_embeds"
 # Part of every hash, so that a change of the file layout ignores old files.
@@ -128,13 +129,8 @@ def encoder_identity(path: Path) -> str:
 
     Reading all 11 GB would take longer than encoding, and weights of two trainings differ in every sample.
     """
-    path = weights_path(path)
-    if not path.exists():
-        raise refuse(FIELD, str(path), "no such file or folder", "check the path")
     digest = hashlib.sha256()
-    for file in shards(path, FIELD) if path.is_dir() else [path]:
-        if not file.is_file():
-            raise refuse(FIELD, str(file), "no such file", "fetch the missing part of the weights")
+    for file in files_of(weights_path(path), FIELD):
         size = file.stat().st_size
         digest.update(f"{size};".encode())
         with file.open("rb") as content:
@@ -156,20 +152,18 @@ def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
     field = "prompt embeddings"
     if not path.is_file():
         raise refuse(field, str(path), "no such file", "check the path")
-    try:
-        found: object
-        if path.suffix == ".safetensors":
-            found = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as problem:
-        limit = f"cannot be read ({str(problem).partition(chr(10))[0]})"
-        raise refuse(field, str(path), limit, "save a tensor with torch.save") from problem
+    remedy = f"save {{{NAME!r}: tensor}} with torch.save"
+    found: object
+    if path.suffix == ".safetensors":
+        stored = open_file(path, field, remedy).get(NAME)
+        found = stored and stored.read()
+    else:
+        found = load_pickle(path, field, remedy)
     if isinstance(found, Mapping):
         found = found.get(NAME)
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        limit = f"it contains no tensor of floats, alone or under the name {NAME!r}"
-        raise refuse(field, str(path), limit, f"save {{{NAME!r}: tensor}}")
+        limit = f"it holds no tensor of floats, alone or under the name {NAME!r}"
+        raise refuse(field, str(path), limit, remedy)
     rows = found.unsqueeze(0) if found.dim() == 2 else found
     wanted = f"rows of up to {text_len} slots of {text_dim} channels"
     if rows.dim() != 3 or 0 in rows.shape or rows.shape[1] > text_len or rows.shape[2] != text_dim:

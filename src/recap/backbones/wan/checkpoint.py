@@ -16,22 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.lora import Lora, Shape, open_lora
+from recap.backbones.wan.lora import Lora, open_lora
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.names import clean, is_diffusers, to_diffusers, to_ours
 from recap.backbones.wan.spec import WAN_1_3B, WanSpec
-from recap.backbones.wan.storage import (
-    FIELD,
-    FLOATS,
+from recap.errors import refuse
+from recap.io.weights import (
     SHOWN,
+    Shape,
     Stored,
     files_of,
+    list_faults,
     listing,
     open_file,
     read_json_object,
 )
-from recap.errors import refuse
 
+FIELD = "checkpoint"
 EMA, PLAIN, MODEL = "generator_ema", "generator", "model"
 """Keys of a trainer's file: the averaged weights, those of the last step, and LongLive's other name for these."""
 
@@ -71,7 +72,7 @@ def load_checkpoint(
     """Fill a model, best made on the meta device, tensor by tensor, so that memory stays near one copy.
 
     `ema` chooses between the two sets of weights of a trainer's file: None takes the averaged ones if they are
-    there. `lora` is merged in fp32; `lora_alpha` is for files that do not tell their alpha.
+    there. `lora` is merged in fp32; `lora_alpha` is for files that do not contain their alpha.
     """
     checkpoint = open_checkpoint(path, ema)
     check_fit(checkpoint, model.spec)
@@ -83,7 +84,8 @@ def load_checkpoint(
 def open_checkpoint(path: Path | Sequence[Path], ema: bool | None) -> Checkpoint:
     """Find the tensors of a path, or of several that make up one model."""
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(part) for part in path]
-    files = [file for part in paths for file in files_of(part)]
+    inner = (part / "transformer" if (part / "transformer").is_dir() else part for part in paths)
+    files = [file for part in inner for file in files_of(part, FIELD)]
     if not files:
         raise refuse(FIELD, path, "no file is named", "name at least one")
     keys: list[str | None] = []
@@ -97,7 +99,7 @@ def open_checkpoint(path: Path | Sequence[Path], ema: bool | None) -> Checkpoint
     for file in files:
         if ema is not None and file.suffix == ".safetensors":
             raise _no_choice(file)
-        for name, stored in open_file(file, choose).items():
+        for name, stored in open_file(file, FIELD, choose=choose).items():
             bare = clean(name)
             if bare in cleaned:
                 also = f"{cleaned[bare].name} in {cleaned[bare].file.name}"
@@ -110,36 +112,24 @@ def open_checkpoint(path: Path | Sequence[Path], ema: bool | None) -> Checkpoint
         files=tuple(files),
         key=keys[0] if keys else None,
         diffusers=diffusers,
-        config=read_json_object(config) if diffusers and config.is_file() else None,
+        config=read_json_object(config, FIELD) if diffusers and config.is_file() else None,
         tensors=_ours(cleaned) if diffusers else cleaned,
     )
 
 
 def check_fit(checkpoint: Checkpoint, spec: WanSpec) -> None:
     """Refuse a checkpoint that is not, tensor for tensor, one of this model."""
-    wanted, stored = shapes_of(spec), checkpoint.tensors
-    shared = [name for name in wanted if name in stored]
-    kinds = {
-        "missing": [checkpoint.in_file(name) for name in wanted if name not in stored],
-        "unknown": [stored[name].name for name in stored if name not in wanted],
-        "misshapen": [
-            f"{stored[name].name} {list(stored[name].shape)} for {list(wanted[name])}"
-            for name in shared
-            if stored[name].shape != wanted[name]
-        ],
-        "not floats": [
-            f"{stored[name].name} {stored[name].dtype}" for name in shared if stored[name].dtype not in FLOATS
-        ],
-        "settings of config.json that differ": _config_faults(checkpoint.config, spec),
-    }
-    faults = [listing(kind, names) for kind, names in kinds.items() if names]
+    wanted = _empty(spec).state_dict()
+    faults = list_faults(checkpoint.tensors, wanted, checkpoint.in_file)
+    if settings := _config_faults(checkpoint.config, spec):
+        faults.append(listing("settings of config.json that differ", settings))
     if faults:
         limit = f"does not fit the {len(wanted)} tensors of {spec.name}: {'; '.join(faults)}"
         raise refuse(FIELD, str(checkpoint), limit, "name a checkpoint of this model")
 
 
 def inferred_spec(checkpoint: Checkpoint) -> WanSpec:
-    """The sizes of the transformer in a file; heads leave no trace in its shapes and are one unless it says."""
+    """The sizes of the transformer in a file; heads leave no trace in its shapes and are one without a config."""
     patch, text, time, ffn, head = (
         _shape(checkpoint, name, axes)
         for name, axes in (
@@ -170,14 +160,13 @@ def inferred_spec(checkpoint: Checkpoint) -> WanSpec:
             token_pixels=rows,
         )
     except ValueError as error:
-        limit = f"not a text-to-video Wan transformer that can be drawn with ({error})"
+        limit = f"not a text-to-video Wan transformer that can generate ({error})"
         raise refuse(FIELD, str(checkpoint), limit, "name another checkpoint") from error
 
 
 def shapes_of(spec: WanSpec) -> dict[str, Shape]:
-    """Every tensor of a model of these sizes."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in CausalWan(spec).state_dict().items()}
+    """The shape of every tensor of a model of these sizes."""
+    return {name: tuple(tensor.shape) for name, tensor in _empty(spec).state_dict().items()}
 
 
 def read_tensors(
@@ -186,24 +175,29 @@ def read_tensors(
     """The tensors in the order of their names, one at a time, each in memory of its own."""
     for name, stored in sorted(checkpoint.tensors.items()):
         tensor = stored.read() if lora is None else lora.merge(name, stored.read())
-        # Copied even where nothing changes: a mapped tensor would hold on to its file.
+        # Copied even where nothing changes: a mapped tensor would keep its file open.
         yield name, tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _empty(spec: WanSpec) -> CausalWan:
+    with torch.device("meta"):
+        return CausalWan(spec)
 
 
 def _state_dict(
     found: Mapping[str, Any], file: Path, ema: bool | None
 ) -> tuple[str | None, Mapping[str, Any]]:
     plain = MODEL if PLAIN not in found and isinstance(found.get(MODEL), Mapping) else PLAIN
-    held = [key for key in (EMA, plain) if key in found]
-    if not held:
+    present = [key for key in (EMA, plain) if key in found]
+    if not present:
         if any(isinstance(value, Tensor) for value in found.values()):
             if ema is not None:
                 raise _no_choice(file)
             return None, found
         limit = f"it has none of {EMA}, {PLAIN} and {MODEL}; its keys are {_keys(found)}"
         raise refuse(FIELD, str(file), limit, "name the checkpoint of a generator")
-    key = held[0] if ema is None else EMA if ema else plain
-    if key not in held:
+    key = present[0] if ema is None else EMA if ema else plain
+    if key not in present:
         limit = f"it has no {key}; its keys are {_keys(found)}"
         raise refuse(FIELD, str(file), limit, f"ask {'without' if ema else 'with'} EMA")
     chosen = found[key]
@@ -222,15 +216,15 @@ def _no_choice(file: Path) -> ValueError:
 
 
 def _ours(cleaned: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors of diffusers under our names; what it does not know keeps a name that we do not know either."""
+    """The tensors of diffusers under our names; unknown ones keep a name that is unknown to us too."""
     return {to_ours(name) or f"{name} (not of diffusers)": stored for name, stored in cleaned.items()}
 
 
 def _shape(checkpoint: Checkpoint, name: str, axes: int) -> Shape:
     stored = checkpoint.tensors.get(name)
     if stored is None:
-        held = listing("tensors", sorted(part.name for part in checkpoint.tensors.values()))
-        limit = f"not a Wan transformer: it has no {checkpoint.in_file(name)}, but {held}"
+        others = listing("tensors", sorted(part.name for part in checkpoint.tensors.values()))
+        limit = f"not a Wan transformer: it has no {checkpoint.in_file(name)}, but {others}"
         raise refuse(FIELD, str(checkpoint), limit, "name the checkpoint of a generator")
     if len(stored.shape) != axes or not all(0 < size <= LARGEST_SIZE for size in stored.shape):
         limit = f"not a Wan transformer: {stored.name} has the shape {list(stored.shape)}"

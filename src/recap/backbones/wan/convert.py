@@ -18,10 +18,12 @@ from recap.backbones.wan.checkpoint import (
     read_tensors,
     shapes_of,
 )
-from recap.backbones.wan.lora import Lora, Shape, open_lora
+from recap.backbones.wan.lora import Lora, open_lora
 from recap.backbones.wan.spec import ROWS, WAN_1_3B, WanSpec
 from recap.errors import refuse
 from recap.io.files import sha256_of, staged_folder
+from recap.io.report import SILENT, Reporter
+from recap.io.weights import Shape
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FILES = ("model.safetensors", "manifest.json")
@@ -29,9 +31,6 @@ SIZES = ("dim", "ffn_dim", "layers", "freq_dim", "text_dim", "in_channels", "out
 """The fields of a spec that decide the shapes of its tensors."""
 
 _CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), reading and writing together."""
 
 
 def convert(
@@ -42,9 +41,12 @@ def convert(
     ema: bool | None = None,
     lora: Path | None = None,
     lora_alpha: float | None = None,
-    progress: Progress = lambda done, total: None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Write `out`/model.safetensors and `out`/manifest.json, whole or not at all; returns the manifest."""
+    """Write `out`/model.safetensors and `out`/manifest.json, whole or not at all; returns the manifest.
+
+    Progress is in bytes, reading and writing together.
+    """
     if out.exists():
         raise refuse("OUT", str(out), "it is there already", "name a folder that is not")
     checkpoint = open_checkpoint(source, ema)
@@ -55,13 +57,7 @@ def convert(
     inputs = [*checkpoint.files, *(changes.files if changes else ())]
     parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     total = sum(file.stat().st_size for file in inputs) + parameters * dtype.itemsize
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(done, total)
-
+    advance = reporter.counter(total)
     with staged_folder(out, ()) as folder:
         manifest = {
             "sources": [_about(file, advance) for file in checkpoint.files],

@@ -19,13 +19,20 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.spec import INFINITE_FORCING, LONGLIVE, RELEASED, SELF_FORCING, WanSpec, as_released
+from recap.backbones.wan.published import SETS, WanFiles, find_weights
+from recap.backbones.wan.spec import (
+    INFINITE_FORCING,
+    LONGLIVE,
+    RELEASED,
+    SELF_FORCING,
+    WanSpec,
+    as_released,
+)
 from recap.backbones.wan.taehv import Taehv, load_taehv
-from recap.backbones.wan.umt5 import Notice
 from recap.backbones.wan.vae import WanVae, load_wan_vae
-from recap.backbones.wan.weights import SETS, WanFiles, find_weights
 from recap.errors import refuse, unknown_name
 from recap.io.files import weights_folder
+from recap.io.report import Notice
 
 DECODERS = ("full", "tiny")
 TEXT_ENCODER_BYTES = 11_361_920_418

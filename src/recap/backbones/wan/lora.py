@@ -14,8 +14,10 @@ from torch import Tensor
 
 from recap.backbones.wan.lora_alpha import Alphas, find_alphas
 from recap.backbones.wan.names import clean
-from recap.backbones.wan.storage import FIELD, FLOATS, Stored, files_of, listing, open_file
 from recap.errors import refuse
+from recap.io.weights import FLOATS, Shape, Stored, files_of, listing, open_file
+
+FIELD = "lora"
 
 TARGETS = (
     *(f"{kind}_attn.{name}" for kind in ("self", "cross") for name in "qkvo"),
@@ -28,8 +30,6 @@ TARGETS = (
 _HALF = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
 
 _ALPHA = ".alpha"
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Lora:
 def open_lora(path: Path, wanted: Mapping[str, Shape], alpha: float | None) -> Lora:
     """Open a LoRA that changes every linear layer of the blocks of a model with these tensors.
 
-    `alpha` is for files that do not tell their own; one that contradicts the file is refused.
+    `alpha` is for files that do not contain their own; one that contradicts the file is refused.
     """
-    files = files_of(path)
+    files = files_of(path, FIELD)
     parts: dict[str, Stored] = {}
     unknown = []
     for file in files:
-        for name, stored in open_file(file, _generator).items():
+        for name, stored in open_file(file, FIELD, choose=_generator).items():
             part = _part(name)
             if part is None or part in parts:
                 unknown.append(name)
@@ -80,7 +80,7 @@ def open_lora(path: Path, wanted: Mapping[str, Shape], alpha: float | None) -> L
     scaled = {f"{target.removesuffix('.weight')}{_ALPHA}": target for target in targets}
     unknown += [scales[name].name for name in scales if name not in scaled]
     missing = sorted(expected - parts.keys())
-    # One for every layer or none: what a lone one says of the other layers is not known.
+    # One for every layer or none: what a single one means for the other layers is not known.
     missing += sorted(scaled.keys() - scales.keys()) if scales else []
     faults = [listing(kind, names) for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     factors = {
@@ -94,14 +94,14 @@ def open_lora(path: Path, wanted: Mapping[str, Shape], alpha: float | None) -> L
         faults.append(listing("misshapen or not floats", misfits))
     if faults:
         limit = f"does not change the {len(targets)} linear layers of this model: {'; '.join(faults)}"
-        raise refuse("lora", str(path), limit, "name the LoRA that belongs to this checkpoint")
+        raise refuse(FIELD, str(path), limit, "name the LoRA that belongs to this checkpoint")
     written = {scaled[name]: float(stored.read().item()) for name, stored in scales.items()}
     ranks = {target: down.shape[0] for target, (down, _) in factors.items()}
     return Lora(tuple(files), factors, find_alphas(path, files, ranks, written, alpha))
 
 
 def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """A trainer's file holds the critic's LoRA beside that of the generator."""
+    """A trainer's file has the critic's LoRA next to that of the generator."""
     if "generator_lora" not in found:
         return found
     chosen = found["generator_lora"]
@@ -111,7 +111,7 @@ def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
 
 
 def _part(name: str) -> str | None:
-    """Whose half or alpha a tensor is, under our names, or nothing."""
+    """The name of the half or alpha that a tensor is, under our names; None for any other tensor."""
     bare = clean(clean(name).removeprefix("base_model.model."))
     if bare.endswith(_ALPHA):
         return bare

@@ -1,8 +1,8 @@
 """The alpha of a LoRA, read from wherever its trainer wrote it, and never assumed.
 
-A change is scaled by alpha / rank, and the rank alone does not tell alpha: a guess would draw, without a word, with
-half or twice the change. Sources are the caller, `.alpha` tensors, the metadata of a safetensors file, peft's
-`adapter_config.json` in the same folder, and for a published file its hash. All that speak must agree.
+A change is scaled by alpha / rank, and alpha does not follow from the rank: a guess would silently apply half or
+twice the change. Sources are the caller, `.alpha` tensors, the metadata of a safetensors file, peft's
+`adapter_config.json` in the same folder, and for a published file its hash. All that are there must agree.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recap.backbones.wan.storage import read_json_object, read_metadata
-from recap.backbones.wan.weights import published_lora_alpha
+from recap.backbones.wan.published import published_lora_alpha
 from recap.errors import refuse
+from recap.io.weights import read_json_object, read_metadata
 
 FIELD = "lora alpha"
 CALLER = "lora_alpha"
@@ -35,25 +35,25 @@ Alphas = Mapping[str, float]
 def find_alphas(
     path: Path, files: Sequence[Path], ranks: Mapping[str, int], tensors: Alphas, asked: float | None
 ) -> Alphas:
-    """Alpha of every weight in `ranks`; refused if nothing tells it, or if two sources tell it otherwise."""
+    """Alpha of every weight in `ranks`; refused if no source has it, or if two sources differ."""
     if asked is not None:
         _checked(asked, CALLER)
-    said: list[tuple[str, Alphas]] = [] if asked is None else [(CALLER, dict.fromkeys(ranks, asked))]
+    sources: list[tuple[str, Alphas]] = [] if asked is None else [(CALLER, dict.fromkeys(ranks, asked))]
     if tensors:
-        said.append(("its .alpha tensors", {name: _checked(tensors[name], name) for name in ranks}))
-    said += [(source, dict.fromkeys(ranks, alpha)) for source, alpha in _written(files)]
-    if not said:
+        sources.append(("its .alpha tensors", {name: _checked(tensors[name], name) for name in ranks}))
+    sources += [(source, dict.fromkeys(ranks, alpha)) for source, alpha in _written(files)]
+    if not sources:
         published = [alpha for file in files if (alpha := published_lora_alpha(file)) is not None]
-        said = [("its publisher", dict.fromkeys(ranks, alpha)) for alpha in published]
-    if not said:
-        limit = f"its alpha is not known: neither the file nor an {CONFIG} beside it tells it"
+        sources = [("its publisher", dict.fromkeys(ranks, alpha)) for alpha in published]
+    if not sources:
+        limit = f"its alpha is not known: neither the file nor an {CONFIG} next to it contains it"
         remedy = (
             "name it by --lora-alpha (recap convert), backbone.lora_alpha (a run) or lora_alpha= (Python); "
             f"it is often the rank, which is {', '.join(map(str, sorted(set(ranks.values()))))} here"
         )
         raise refuse("lora", str(path), limit, remedy)
-    source, alphas = said[0]
-    for other, others in said[1:]:
+    source, alphas = sources[0]
+    for other, others in sources[1:]:
         for name in ranks:
             if not math.isclose(alphas[name], others[name], rel_tol=ROUNDING):
                 limit = f"{source} says {alphas[name]:g}, {other} says {others[name]:g} (for {name})"
@@ -63,9 +63,9 @@ def find_alphas(
 
 
 def _written(files: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """What stands in the files' metadata and beside them: (where, alpha)."""
+    """What the files' metadata and the files next to them contain: (where, alpha)."""
     for file in files:
-        metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
+        metadata = read_metadata(file, "lora") if file.suffix == ".safetensors" else {}
         for key in _NUMBERS:
             number = _number(metadata.get(key, ""))
             if number is not None:
@@ -74,7 +74,7 @@ def _written(files: Sequence[Path]) -> Iterator[tuple[str, float]]:
             yield from _of_peft(_parsed(metadata[_PEFT], file), f"{_PEFT} of {file.name}")
     for folder in dict.fromkeys(file.parent for file in files):
         if (folder / CONFIG).is_file():
-            yield from _of_peft(read_json_object(folder / CONFIG), CONFIG)
+            yield from _of_peft(read_json_object(folder / CONFIG, "lora"), CONFIG)
 
 
 def _of_peft(config: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
@@ -99,7 +99,7 @@ def _checked(alpha: object, source: str) -> float:
 def _number(text: str) -> float | None:
     try:
         return float(text)
-    except ValueError:  # trainers write None where they were not told
+    except ValueError:  # trainers write None where nobody set it
         return None
 
 

@@ -8,6 +8,7 @@ of a video are dropped, because Wan's first frame stands for one picture.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recap.backbones.wan.decoder import check_latents, check_pictures, wrong_state
-from recap.backbones.wan.tensors import fill, read_tensors
 from recap.contracts import Decoder, State
 from recap.errors import refuse
+from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "tiny decoder"
 # Channels of a latent.
@@ -210,15 +211,21 @@ class TaehvStream:
 def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Taehv:
     """Load the autoencoder from a public `taew2_1` file, `.pth` or `.safetensors`."""
     path = Path(path).expanduser()
-    found = read_tensors(path, FIELD)
-    # Without storage, because random weights would be overwritten at once.
+    found = open_tensors(path, FIELD)
     with torch.device("meta"):
         model = Taehv()
     for index, layer in enumerate(model.decoder):
         name = f"decoder.{index}.conv.weight"
         if isinstance(layer, TimeGrow) and name in found:
-            # A file may have been trained to make more pictures here than we want; the latest are kept.
-            found[name] = found[name][-layer.conv.out_channels :]
-    names = {name: name for name in model.state_dict()}
-    fill(model, found, names, field=FIELD, path=path, dtype=dtype)
+            # A file may have been trained to make more pictures here than are wanted: the latest stay.
+            found[name] = _last(found[name], layer.conv.out_channels)
+    fill(model, found, path=path, field=FIELD, dtype=dtype)
     return model.eval().requires_grad_(False).to(device)
+
+
+def _last(stored: Stored, count: int) -> Stored:
+    """The last `count` rows of a stored tensor, or all where there are fewer."""
+    if not stored.shape:
+        return stored
+    shape = (min(count, stored.shape[0]), *stored.shape[1:])
+    return replace(stored, shape=shape, read=lambda: stored.read()[-count:])

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.tensors import FETCH_AGAIN, extra, fill, read_tensors
 from recap.errors import refuse
+from recap.io.extras import import_extra
+from recap.io.report import Notice
+from recap.io.weights import REMEDY, Stored, fill, open_tensors
 
 FIELD = "text encoder"
 BLOCK = re.compile(r"(?:encoder\.block|blocks)\.(\d+)\.")
 # Tokens farther apart share the last bucket of relative positions; the shapes of the file do not show this number.
 FARTHEST = 128
 
-Notice = Callable[[str], None]
 
 SHARED, EMBED = "shared.weight", "encoder.embed_tokens.weight"
 """The two names that transformers has for the table of word vectors."""
@@ -55,8 +56,8 @@ def clean_prompt(prompt: str) -> str:
 
     ftfy is required: without it some prompts would silently reach the model in a form that it never saw.
     """
-    repaired: str = extra("ftfy").fix_text(prompt)
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(repaired))).strip()
+    mended: str = import_extra("ftfy").fix_text(prompt)
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
 
 
 class TokenIds(NamedTuple):
@@ -78,10 +79,10 @@ class Umt5Tokenizer:
         if not folder.is_dir():
             raise refuse("tokenizer", str(folder), "no such folder", "pass the folder with spiece.model")
         if not (folder / "tokenizer.json").is_file():
-            # transformers reads spiece.model with protobuf; where that is missing, its message names another package.
-            extra("google.protobuf")
+            # transformers reads spiece.model through it, and where it is missing asks for something else.
+            import_extra("google.protobuf")
         try:
-            self._tokenizer = extra("transformers").AutoTokenizer.from_pretrained(
+            self._tokenizer = import_extra("transformers").AutoTokenizer.from_pretrained(
                 folder, local_files_only=True
             )
         except (OSError, ValueError, TypeError, RuntimeError) as problem:
@@ -136,22 +137,21 @@ def load_umt5(
     The path may also be a folder in diffusers' layout: `text_encoder/` itself, or the model folder with it.
     """
     path = weights_path(path)
-    found = read_tensors(path, FIELD)
+    found = open_tensors(path, FIELD)
     if path.is_dir():
         found = _with_one_table(found, path)
     sizes = _sizes(found, path, (lambda name: name) if path.is_dir() else wan_name)
     if sizes["d_model"] != text_dim:
         limit = f"its embeddings have {sizes['d_model']} channels, and this model reads {text_dim}"
         raise refuse(FIELD, str(path), limit, "pass the text encoder that came with the model")
-    transformers = extra("transformers")
-    # Without storage, because random weights would be overwritten at once.
+    transformers = import_extra("transformers")
     with torch.device("meta"):
         model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes))
     names = {name: SHARED if name == EMBED else name for name in model.state_dict()}
     if not path.is_dir():
         names = {name: wan_name(name) for name in names}
-    fill(model, found, names, field=FIELD, path=path, dtype=dtype)
-    # Tied again, because otherwise a move to another device would make two tables of two gigabytes.
+    fill(model, found, path=path, field=FIELD, dtype=dtype, names=names, copy=False)
+    # One parameter again, or a move to another device would make two tables of two gigabytes.
     model.shared.weight = model.encoder.embed_tokens.weight
     model.to(device)
     _check_table(model, path)
@@ -164,22 +164,22 @@ def weights_path(path: Path) -> Path:
     return path / "text_encoder" if (path / "text_encoder").is_dir() else path
 
 
-def _with_one_table(found: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Rename the table of word vectors, which files contain under either of its names or under both."""
-    tables = [found[name] for name in (SHARED, EMBED) if name in found]
+def _with_one_table(found: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
+    """Savers keep the table of word vectors under either of its names, or under both."""
+    tables = [found[name].read() for name in (SHARED, EMBED) if name in found]
     if len(tables) == 2 and not torch.equal(*tables):
-        limit = f"{SHARED} and {EMBED} must be one table, but differ"
-        raise refuse(FIELD, str(path), limit, FETCH_AGAIN)
+        limit = f"{SHARED} and {EMBED} differ, and are one table"
+        raise refuse(FIELD, str(path), limit, REMEDY)
     return {SHARED if name == EMBED else name: tensor for name, tensor in found.items()}
 
 
-def _sizes(found: Mapping[str, Tensor], path: Path, file_name: Callable[[str], str]) -> dict[str, Any]:
-    """Derive the configuration from the shapes in a file."""
+def _sizes(found: Mapping[str, Stored], path: Path, file_name: Callable[[str], str]) -> dict[str, Any]:
+    """The configuration that the shapes of a file speak of."""
 
     def shape(name: str) -> tuple[int, int]:
         tensor = found.get(file_name(name))
-        if tensor is None or tensor.dim() != 2 or 0 in tensor.shape:
-            limit = f"{file_name(name)} is missing or not a matrix"
+        if tensor is None or len(tensor.shape) != 2 or 0 in tensor.shape:
+            limit = f"{file_name(name)} is missing, or no matrix"
             raise refuse(FIELD, str(path), limit, "pass the weights of a UMT5 encoder")
         return tensor.shape[0], tensor.shape[1]
 
@@ -206,4 +206,4 @@ def _check_table(model: Any, path: Path) -> None:
     used, named = model.encoder.embed_tokens.weight, model.shared.weight
     assert torch.equal(used, named), "both names of the word vectors must be one table"
     if not used.any():
-        raise refuse(FIELD, str(path), "its word vectors are all zero", FETCH_AGAIN)
+        raise refuse(FIELD, str(path), "its word vectors are all zero", REMEDY)

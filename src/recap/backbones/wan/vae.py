@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
-from recap.backbones.wan.tensors import extra, fill, read_tensors
 from recap.contracts import Decoder, State
 from recap.errors import refuse
+from recap.io.extras import import_extra
+from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "Wan VAE"
 # Pixels along the side of one latent.
@@ -79,20 +80,19 @@ def load_wan_vae(
     path = Path(path).expanduser()
     if path.is_dir():
         path = path / "vae" if (path / "vae").is_dir() else path
-    found = read_tensors(path, FIELD)
-    network = extra("diffusers").AutoencoderKLWan
-    # Without storage, because random weights would be overwritten at once.
+    found = open_tensors(path, FIELD)
+    network = import_extra("diffusers").AutoencoderKLWan
     with torch.device("meta"):
         model = (
             network.from_config(_folder_config(path)) if path.is_dir() else network(base_dim=_width(found))
         )
     names = {name: name if path.is_dir() else published_name(name) for name in model.state_dict()}
-    fill(model, found, names, field=FIELD, path=path, dtype=dtype)
+    fill(model, found, path=path, field=FIELD, dtype=dtype, names=names)
     return WanVae(model.to(device))
 
 
 def _folder_config(folder: Path) -> dict[str, Any]:
-    network = extra("diffusers").AutoencoderKLWan
+    network = import_extra("diffusers").AutoencoderKLWan
     try:
         config: dict[str, Any] = network.load_config(folder)
     except (OSError, ValueError) as problem:
@@ -105,8 +105,8 @@ def _folder_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _width(found: dict[str, Tensor]) -> int:
-    """Return the channels of the first layer, on which all others depend; the published file has 96."""
+def _width(found: dict[str, Stored]) -> int:
+    """Channels of the first layer, on which all others depend; the published file has 96."""
     first = found.get("encoder.conv1.weight")
     return 96 if first is None else first.shape[0]
 

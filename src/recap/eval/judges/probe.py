@@ -1,7 +1,7 @@
 """The probe: a small convolutional net that finds the actors in a picture and their colours.
 
-It is trained on rendered pictures (`training/probe.py`). For each token cell (16 x 16 pixels) it predicts which actor
-covers it and the mean colour of that instance; for each picture, which actors it shows.
+A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it
+predicts which actor covers it and that instance's mean colour; per picture, which actors are there at all.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.errors import refuse
+from recap.io.weights import read_metadata
 
 CELL = 16
 NOBODY = len(ACTORS)
@@ -38,7 +38,7 @@ class _Residual(nn.Module):
 
 
 class Verdict(NamedTuple):
-    """The raw outputs of the net for N pictures.
+    """What the net predicts of N pictures, as numbers.
 
     `cells` are logits N ACTORS+1 rows columns (the last is nobody), `colours` N 3 rows columns, and `presence` are
     logits N ACTORS.
@@ -138,15 +138,10 @@ def save_probe(probe: Probe, file: Path) -> None:
 
 def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
     """Read what `save_probe` wrote."""
-    if not file.is_file():
-        remedy = "install the released package, or make it with python -m training.probe"
-        raise refuse("probe", str(file), "its weights are not there", remedy)
-    probe = Probe()
-    load_strictly(probe, file)
-    with safe_open(file, framework="pt") as stored:
-        known = (stored.metadata() or {}).get("actors")
-    if known != ",".join(ACTORS):
-        raise refuse("probe", str(file), "it knows other actors than the vocabulary", "train it anew")
+    probe, remedy = Probe(), "install the released package, or train it with python -m training.probe"
+    load_strictly(probe, file, "probe", remedy)
+    if read_metadata(file, "probe").get("actors") != ",".join(ACTORS):
+        raise refuse("probe", str(file), "it knows other actors than the vocabulary", remedy)
     return probe.to(device).eval().requires_grad_(False)
 
 

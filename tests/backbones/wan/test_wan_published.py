@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recap.backbones.wan import weights
-from recap.backbones.wan.weights import SETS, PublicFile, fetch_weights, find_weights
+from recap.backbones.wan import published
+from recap.backbones.wan.published import SETS, PublicFile, fetch_weights, find_weights
+from recap.io.report import Reporter
 
 LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
 Usage = namedtuple("Usage", "total used free")
@@ -39,6 +40,7 @@ class Hub:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RECAP_OFFLINE")
     return tmp_path / "home"
 
 
@@ -53,11 +55,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Hub:
         sha256 = file.sha256 and hashlib.sha256(content).hexdigest()
         return replace(file, size=len(content), sha256=sha256)
 
-    monkeypatch.setattr(weights, "TEXT_ENCODER", small(weights.TEXT_ENCODER))
-    monkeypatch.setattr(weights, "AUTOENCODER", small(weights.AUTOENCODER))
-    monkeypatch.setattr(weights, "TOKENIZER", tuple(small(file) for file in weights.TOKENIZER))
-    shared = (weights.TEXT_ENCODER, weights.AUTOENCODER, *weights.TOKENIZER)
-    monkeypatch.setattr(weights, "SHARED", shared)
+    monkeypatch.setattr(published, "TEXT_ENCODER", small(published.TEXT_ENCODER))
+    monkeypatch.setattr(published, "AUTOENCODER", small(published.AUTOENCODER))
+    monkeypatch.setattr(published, "TOKENIZER", tuple(small(file) for file in published.TOKENIZER))
+    shared = (published.TEXT_ENCODER, published.AUTOENCODER, *published.TOKENIZER)
+    monkeypatch.setattr(published, "SHARED", shared)
     for name, chosen in SETS.items():
         lora = small(chosen.lora) if chosen.lora else None
         monkeypatch.setitem(SETS, name, replace(chosen, checkpoint=small(chosen.checkpoint), lora=lora))
@@ -67,9 +69,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Hub:
 
 
 def fetch(name: str, dry_run: bool = False) -> list[str]:
-    said: list[str] = []
-    fetch_weights(name, dry_run=dry_run, report=said.append, progress=lambda done, total: None)
-    return said
+    lines: list[str] = []
+    fetch_weights(name, dry_run=dry_run, reporter=Reporter(lines.append))
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -109,30 +111,30 @@ def test_shared_files_are_fetched_once(hub: Hub) -> None:
 
 
 def test_licences_come_before_anything_is_fetched(hub: Hub, home: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def report(line: str) -> None:
-        if not said:
+        if not lines:
             assert not hub.asked and not home.exists()
-        said.append(line)
+        lines.append(line)
 
-    fetch_weights("longlive", dry_run=False, report=report, progress=lambda done, total: None)
-    first_fetch = next(i for i, line in enumerate(said) if line.startswith("fetching"))
-    licences = [line for line in said[:first_fetch] if line.startswith("licence")]
+    fetch_weights("longlive", dry_run=False, reporter=Reporter(report))
+    first_fetch = next(i for i, line in enumerate(lines) if line.startswith("fetching"))
+    licences = [line for line in lines[:first_fetch] if line.startswith("licence")]
     assert "CC-BY-NC-SA-4.0" in licences[0] and "Apache-2.0" in licences[1]
 
 
 def test_a_dry_run_only_talks(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 1 << 40))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # it must not even be imported
-    said = "\n".join(fetch("longlive", dry_run=True))
+    lines = "\n".join(fetch("longlive", dry_run=True))
     for part in ("models/lora.pt, 2.80 GB", "20.37 GB to fetch", str(home), "CC-BY-NC-SA", "taew2_1"):
-        assert part in said
+        assert part in lines
     assert "about 5.68 GB" in "\n".join(fetch("infinite-forcing", dry_run=True))
     assert not home.exists()
 
 
-def test_too_little_room_is_said_before_fetching(
+def test_too_little_room_is_lines_before_fetching(
     monkeypatch: pytest.MonkeyPatch, hub: Hub, home: Path
 ) -> None:
     needed = sum(file.size for file in SETS["longlive"].files)
@@ -205,6 +207,14 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"pip install recap-forcing\[wan\]"):
         fetch("self-forcing")
+
+
+def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, hub: Hub, home: Path) -> None:
+    monkeypatch.setenv("RECAP_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"RECAP_OFFLINE forbids the network; unset it, or put the file"):
+        fetch("self-forcing")
+    assert not hub.asked and not home.exists()
+    assert any("to fetch" in line for line in fetch("self-forcing", dry_run=True))
 
 
 def test_unknown_names_are_refused() -> None:

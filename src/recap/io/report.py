@@ -1,0 +1,37 @@
+"""Where a piece of work reports to: notices in words, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Notice = Callable[[str], None]
+Progress = Callable[[int, int | None, float], None]
+"""Called with (done, total or None, units per second)."""
+
+
+def no_progress(done: int, total: int | None, rate: float) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Prints notices and shows no progress, unless its caller passes something better."""
+
+    notice: Notice = print
+    progress: Progress = no_progress
+
+    def counter(self, total: int) -> Callable[[int], None]:
+        """A function that is called with the size of every finished piece and reports the sum of them."""
+        done, start = 0, time.monotonic()
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            self.progress(done, total, done / max(time.monotonic() - start, 1e-9))
+
+        return advance
+
+
+SILENT = Reporter(notice=lambda line: None)

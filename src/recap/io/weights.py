@@ -1,0 +1,269 @@
+"""Files of named tensors: opened without reading them, checked strictly, and filled into models.
+
+A path means a torch pickle, a safetensors file, an index of shards or a folder with safetensors. Nothing in a file is
+ever executed, and tensors stay mapped to their file until something needs them. Every fault is a ValueError that
+names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from recap.errors import refuse
+
+REMEDY = "check the path, or fetch the weights of this model again"
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+# A foreign file has hundreds of wrong names, and the first few show which file it is.
+SHOWN = 8
+SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+"""What transformers and diffusers call weights that fit in one file."""
+
+_PICKLES = (".pt", ".pth", ".bin")
+_INDEX = ".safetensors.index.json"
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file, not read yet."""
+
+    name: str  # in the file
+    file: Path
+    shape: Shape
+    dtype: str
+    read: Callable[[], Tensor]
+
+
+def open_tensors(path: Path, field: str, remedy: str = REMEDY) -> dict[str, Stored]:
+    """The tensors of all files of a path, by their names."""
+    found: dict[str, Stored] = {}
+    for file in files_of(path, field, remedy):
+        for name, stored in open_file(file, field, remedy).items():
+            if name in found:
+                limit = f"{name} is there twice, also in {found[name].file.name}"
+                raise refuse(field, str(file), limit, "name one file of one model")
+            found[name] = stored
+    return found
+
+
+def files_of(path: Path, field: str, remedy: str = REMEDY) -> list[Path]:
+    """The files that have the tensors of a path: a file, the shards of an index, or a folder with either."""
+    if path.is_dir():
+        return _files_in(path, field, remedy)
+    if not path.is_file():
+        raise refuse(field, str(path), "there is no such file", remedy)
+    if path.name.endswith(_INDEX):
+        return _files_in_index(path, field, remedy)
+    if path.suffix not in (*_PICKLES, ".safetensors"):
+        limit = f"its name ends in none of {', '.join(_PICKLES)}, .safetensors and {_INDEX}"
+        raise refuse(field, str(path), limit, "name a file of weights")
+    return [path]
+
+
+def open_file(
+    file: Path,
+    field: str,
+    remedy: str = REMEDY,
+    choose: Callable[[Mapping[str, Any], Path], Mapping[str, Any]] = lambda found, file: found,
+) -> dict[str, Stored]:
+    """The tensors of one file; `choose` picks the state dict out of what a pickle has."""
+    if file.suffix == ".safetensors":
+        return _open_safetensors(file, field, remedy)
+    found = load_pickle(file, field, remedy)
+    if not isinstance(found, Mapping):
+        raise refuse(field, str(file), f"it holds a {type(found).__name__}, not named tensors", remedy)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise refuse(field, str(file), "it holds nothing that has names", remedy)
+    return as_stored(choose(found, file), file, field)
+
+
+def load_pickle(file: Path, field: str, remedy: str = REMEDY) -> Any:
+    """What a torch file contains: tensors and plain containers, as anything else is refused."""
+    try:
+        # Mapped, so that a tensor takes memory only while it is read. Files older than torch 1.6 cannot be.
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except Exception as problem:  # a damaged pickle leads torch to errors of any kind
+        raise _unreadable(file, field, remedy, problem) from problem
+
+
+def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, Stored]:
+    """Tensors in memory, or mapped by torch, as tensors of a file."""
+    foreign = [str(name) for name, value in values.items() if not _is_plain(name, value)]
+    if foreign:
+        limit = f"it holds {listing('entries that are no plain tensors', foreign)}"
+        raise refuse(field, str(file), limit, "name a file with nothing but the weights")
+
+    def reader(tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: tensor.detach()
+
+    return {
+        name: Stored(name, file, tuple(value.shape), str(value.dtype).removeprefix("torch."), reader(value))
+        for name, value in values.items()
+    }
+
+
+def read_metadata(file: Path, field: str, remedy: str = REMEDY) -> dict[str, str]:
+    """The free texts of a safetensors file."""
+    return _open_handle(file, field, remedy).metadata() or {}
+
+
+def read_json_object(file: Path, field: str, remedy: str = REMEDY) -> dict[str, Any]:
+    """A JSON file that must contain an object."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise refuse(field, str(file), f"not JSON ({problem})", remedy) from problem
+    if not isinstance(found, dict):
+        raise refuse(field, str(file), f"it holds a {type(found).__name__}, not an object", remedy)
+    return found
+
+
+def listing(kind: str, names: Sequence[str]) -> str:
+    """'2 missing (a, b)', or the first eight of many."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} {kind} ({', '.join(names[:SHOWN])}{more})"
+
+
+def list_faults(
+    found: Mapping[str, Stored],
+    wanted: Mapping[str, Tensor],
+    name_in_file: Callable[[str], str] = lambda name: name,
+) -> list[str]:
+    """What keeps tensors from filling a model that has those of `wanted`, one entry for each kind of fault."""
+    both = [(found[name], tensor) for name, tensor in wanted.items() if name in found]
+    kinds = {
+        "missing": [name_in_file(name) for name in wanted if name not in found],
+        "unknown": [stored.name for name, stored in found.items() if name not in wanted],
+        "misshapen": [
+            f"{stored.name} {list(stored.shape)} for {list(tensor.shape)}"
+            for stored, tensor in both
+            if stored.shape != tensor.shape
+        ],
+        "not floats": [
+            f"{stored.name} {stored.dtype}"
+            for stored, tensor in both
+            if tensor.is_floating_point() and stored.dtype not in FLOATS
+        ],
+    }
+    return [listing(kind, names) for kind, names in kinds.items() if names]
+
+
+def fill(
+    model: nn.Module,
+    found: Mapping[str, Stored],
+    *,
+    path: Path,
+    field: str,
+    dtype: torch.dtype | Callable[[str], torch.dtype],
+    names: Mapping[str, str] | None = None,
+    what: str | None = None,
+    remedy: str = REMEDY,
+    copy: bool = True,
+) -> None:
+    """Give every tensor of a model, best made on the meta device, its content, and leave none over.
+
+    `names` maps the names of the model to those of the file, where they differ; `dtype` may depend on the latter.
+    Without `copy`, tensors that need no conversion stay mapped to their file, for models that go to a device at once.
+    A refused file leaves the model as it was.
+    """
+    expected = model.state_dict()
+    names = {name: name for name in expected} if names is None else names
+    assert expected.keys() == names.keys()
+    wanted = {names[name]: tensor for name, tensor in expected.items()}
+    if faults := list_faults(found, wanted):
+        limit = (
+            f"does not fit the {len(wanted)} tensors of {what or type(model).__name__}: {'; '.join(faults)}"
+        )
+        raise refuse(field, str(path), limit, remedy)
+
+    def read(name: str) -> Tensor:
+        chosen = dtype(name) if callable(dtype) else dtype
+        return (
+            found[name]
+            .read()
+            .to(chosen if wanted[name].is_floating_point() else wanted[name].dtype, copy=copy)
+        )
+
+    # One conversion for each tensor of the file, so that what is shared there is shared here.
+    converted = {name: read(name) for name in wanted}
+    model.load_state_dict({ours: converted[name] for ours, name in names.items()}, assign=True)
+
+
+def _files_in(folder: Path, field: str, remedy: str) -> list[Path]:
+    indices = sorted(folder.glob(f"*{_INDEX}"))
+    if len(indices) > 1:
+        names = ", ".join(index.name for index in indices)
+        raise refuse(field, str(folder), f"it holds several models ({names})", "name one of these files")
+    if indices:
+        return _files_in_index(indices[0], field, remedy)
+    single = [folder / name for name in SINGLE_FILES if (folder / name).is_file()]
+    files = single[:1] or sorted(folder.glob("*.safetensors"))
+    if not files:
+        limit = "the folder holds no .safetensors"
+        raise refuse(field, str(folder), limit, "name a file of weights, or a folder with .safetensors")
+    return files
+
+
+def _files_in_index(index: Path, field: str, remedy: str) -> list[Path]:
+    shards = read_json_object(index, field, remedy).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(s, str) for s in shards.values()):
+        raise refuse(field, str(index), "it has no weight_map from tensors to files", remedy)
+    files = []
+    for name in sorted(set(shards.values())):
+        # A shard lies next to its index; a path out of there would read what nobody named.
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise refuse(field, str(index), f"it points at {name!r}", "shards are .safetensors next to it")
+        if not (index.parent / name).is_file():
+            raise refuse(field, str(index), f"there is no such file as its shard {name}", remedy)
+        files.append(index.parent / name)
+    return files
+
+
+def _open_safetensors(file: Path, field: str, remedy: str) -> dict[str, Stored]:
+    handle = _open_handle(file, field, remedy)
+
+    def reader(name: str) -> Callable[[], Tensor]:
+        return lambda: cast(Tensor, handle.get_tensor(name))
+
+    stored = {}
+    for name in handle.keys():  # noqa: SIM118 (no mapping)
+        part = handle.get_slice(name)
+        dtype = part.get_dtype()
+        stored[name] = Stored(name, file, tuple(part.get_shape()), _DTYPES.get(dtype, dtype), reader(name))
+    return stored
+
+
+def _open_handle(file: Path, field: str, remedy: str) -> Any:  # its hints are incomplete
+    if not file.is_file():
+        raise refuse(field, str(file), "there is no such file", remedy)
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as problem:
+        raise _unreadable(file, field, remedy, problem) from problem
+
+
+def _unreadable(file: Path, field: str, remedy: str, problem: Exception) -> ValueError:
+    reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    if isinstance(problem, pickle.UnpicklingError):
+        # Its own text advises to run what is in the file.
+        reason = "damaged, or more than tensors in it"
+    return refuse(field, str(file), f"cannot be read as a whole file of tensors ({reason})", remedy)
+
+
+def _is_plain(name: object, value: object) -> bool:
+    """Whether it can be read like any array: neither sparse, nor without storage, nor on a device."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
