@@ -24,7 +24,7 @@ lint: .venv/ready-dev
 	$(BIN)/mypy
 
 docs: .venv/ready-docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'Look at site/index.html'
 
 clean:
