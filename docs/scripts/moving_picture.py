@@ -1,6 +1,6 @@
 """Turns the side-by-side video of a comparison into the moving picture of the README (animated WebP).
 
-recap compare --script docs/scripts/return.json --memories none,sink,recap --seed 0 --out return
+recap compare --script docs/scripts/return.json --set memory.reinforcement=5 --out return
 python docs/scripts/moving_picture.py return/side-by-side.mp4 docs/images/return.webp
 """
 
