@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import runpy
+import types
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,20 @@ def test_no_figure_rests_on_a_script_that_nobody_has():
     for page in PAGES:
         if page.name != "log.md":
             assert "not kept" not in " ".join(page.read_text().split()), page
+
+
+def test_the_site_begins_with_the_readme_and_has_no_links_into_the_source():
+    """Such links work in the repository; on the site there is nothing behind them."""
+    render = runpy.run_path(str(DOCS / "scripts" / "site.py"))["on_page_markdown"]
+
+    def shown(name: str, text: str) -> str:
+        return render(text, types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name)))
+
+    first = shown("index.md", "")
+    assert first.startswith("# RECAP") and "](images/return.webp)" in first
+    assert not re.search(r"\]\((docs/|src/|\.\./|LICENSE)", first)
+    assert (
+        shown("wan.md", "[a](../src/a.py) [b](log.md) ![c](images/c.png)")
+        == "a [b](log.md) ![c](images/c.png)"
+    )
+    assert shown("how-to/x.md", "[a](../wan.md) [b](../../src/b.py)") == "[a](../wan.md) b"
