@@ -58,7 +58,7 @@ def test_a_broken_link_is_found(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_fit_a_window(page):
-    """Rows of tables, headings and pictures cannot be wrapped; everything else can."""
+    """Rows of tables, headings and pictures cannot be wrapped; `docs/scripts/wrap.py` wraps everything else."""
     free = re.compile(r"\s*(\||#|!\[)")
     assert [line for line in prose(page) if len(line) > WIDTH and not free.match(line)] == []
 
@@ -104,3 +104,15 @@ def test_the_site_begins_with_the_readme_and_has_no_links_into_the_source():
         == "a [b](log.md) ![c](images/c.png)"
     )
     assert shown("how-to/x.md", "[a](../wan.md) [b](../../src/b.py)") == "[a](../wan.md) b"
+
+
+def test_the_wrapper_keeps_every_word_and_makes_no_lists():
+    wrap = runpy.run_path(str(DOCS / "scripts" / "wrap.py"))["wrap"]
+    long = "words " * 17 + "then 1 - 2 - 3 # 4 and so on, to the end of it"
+    page = f"# {long}\n\n{long}\n- {long}\n  more\n\n> {long}\n> more\n\n```\n{long}\n```\n| {long} |\n"
+    wrapped = wrap(page)
+    assert wrapped.replace(">", "").split() == page.replace(">", "").split()
+    assert wrap(wrapped) == wrapped
+    free = [line for line in wrapped.splitlines() if len(line) > WIDTH]
+    assert free == [f"# {long}", long, f"| {long} |"]
+    assert not [line for line in wrapped.splitlines() if line.lstrip().startswith(("- 2", "- 3", "# 4"))]
