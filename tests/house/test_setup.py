@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -108,3 +110,11 @@ def test_continuous_integration_runs_every_test():
     assert re.findall(r"^make (\S+)", script, flags=re.MULTILINE) == ["test", "test-slow", "docs"]
     makefile = (ROOT / "Makefile").read_text()
     assert "-m 'not slow'" in makefile and "-m slow" in makefile
+
+
+def test_every_slow_test_is_one():
+    """A test that was renamed or removed would otherwise stay on the list, or come back into `make test`."""
+    for name in SLOW:
+        file, _, function = name.partition("::")
+        text = (ROOT / file).read_text() if (ROOT / file).is_file() else ""
+        assert f"def {function.partition('[')[0]}(" in text, name
