@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "config": CORE | {"registry"},
     "run": COMPOSED,
     "fast": COMPOSED,  # the fast twins of models, and `recap bench`, which times whole runs of them
-    "__init__": COMPOSED | {"attach"},
+    "__init__": COMPOSED | {"attach", "show.result"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words
     "show": COMPOSED,
