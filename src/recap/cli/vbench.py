@@ -1,4 +1,4 @@
-"""`recap vbench setup`, `draw` and `run`: a suite's videos, judged by VBench-Long in its own environment."""
+"""`recap vbench setup`, `draw` and `run`: the videos of a suite, judged by VBench-Long in its own environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import Backbone, Device, Dtype, Flow
+from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
@@ -25,11 +25,11 @@ app = typer.Typer(
 )
 
 Folder = Annotated[
-    Path | None, typer.Option(help="Where VBench's environment lies [default: vbench in $RECAP_HOME].")
+    Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
 ]
-SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts they are of: {', '.join(SUITES)}.")]
+SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts: {', '.join(SUITES)}.")]
 Prompts = Annotated[
-    Path | None, typer.Option(help="File of the prompts, a line each, where VBench has not got them.")
+    Path | None, typer.Option(help="File of the prompts, a line each, if VBench does not have them.")
 ]
 PAPERS_SECONDS = 60.0
 
@@ -41,7 +41,10 @@ def setup_command(
         bool, typer.Option("--dry-run", help="Print packages, size and licences, and install nothing.")
     ] = False,
 ) -> None:
-    """Install VBench into an environment of its own; a finished one is left as it is."""
+    """Install VBench into an environment of its own.
+
+    A finished one is left as it is.
+    """
     place = vbench_folder(folder)
     for line in describe(place):
         show_notice(line)
@@ -53,33 +56,32 @@ def setup_command(
 def draw_command(
     suite: SuiteName,
     out: Annotated[
-        Path, typer.Option(help="Folder of the videos; all else of the work lies in VIDEOS-work beside it.")
+        Path,
+        typer.Option(help="Folder of the videos; all other files of the work go to VIDEOS-work next to it."),
     ],
     prompts: Prompts = None,
     backbone: Backbone = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
-    ] = None,
+    memory: Memory = None,
+    settings: Setting = None,
     flow: Flow = None,
     seconds: Annotated[float, typer.Option(help="Length of a video; 60 is the paper's.")] = PAPERS_SECONDS,
     seeds: Annotated[int | None, typer.Option(help="Videos of a prompt [default: the suite's 5].")] = None,
     num: Annotated[int | None, typer.Option(help="Only the first so many prompts, for a trial.")] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
+        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
     folder: Folder = None,
 ) -> None:
-    """Draw a suite's videos under the names that `run` wants; the same command goes on with a stopped one."""
+    """Generate the videos of a suite.
+
+    They have the names that `run` looks for. The same command resumes a stopped one.
+    """
     chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
-    given = {name: value for name, value in chosen.items() if value is not None}
     _check_settings(settings or [])
-    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **given}, settings or [])
+    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
     drawn = draw_suite(
         order,
@@ -128,7 +130,10 @@ def run_command(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Judge a folder of videos; the same command goes on with a stopped one."""
+    """Judge a folder of videos.
+
+    The same command resumes a stopped one.
+    """
     question = Question(videos, suite, tuple(dimension or ()), prompts, static_filter, partial, device)
     goal = out or videos.resolve().with_name(f"{videos.resolve().name}-vbench")
     scores = judge(question, vbench_folder(folder), goal, show_notice)

@@ -9,7 +9,7 @@ import torch
 
 from recap.contracts import FlowEstimator
 from recap.errors import refuse, unknown_name
-from recap.flow.classical import ClassicalFlow
+from recap.flow.classical import ClassicalFlow, has_opencv
 from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.weights import find_raft_small, obtain_raft_small
@@ -47,6 +47,11 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
             except ValueError:
                 _out_of_reach.add(home)
         if find_raft_small() is None:
+            if not has_opencv():
+                limit = (
+                    f"the weights of RAFT-small {why}, and OpenCV for the classical flow is not there either"
+                )
+                raise refuse("flow", name, limit, "or pip install opencv-python-headless")
             notice(f"flow: classical, as the weights of RAFT-small {why}")
             return "classical"
     return "raft-small"

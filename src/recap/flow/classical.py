@@ -26,6 +26,15 @@ def load_opencv() -> Any:
     return cv2
 
 
+def has_opencv() -> bool:
+    """Say whether OpenCV can be imported."""
+    try:
+        load_opencv()
+    except ValueError:
+        return False
+    return True
+
+
 class ClassicalFlow:
     """The flow estimator: each pair of gray pictures searched both ways, on as many threads as torch has.
 
