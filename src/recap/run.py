@@ -239,7 +239,6 @@ class _Run:
             self._generate(start, progress)
             self._join()
         shutil.rmtree(self.folder / "work", ignore_errors=True)
-        (self.folder / LOCK).unlink(missing_ok=True)
         blocks = self.plan.blocks
         videos = tuple(self.folder / name for name in self._video_names())
         pictures = self.backbone.spec.num_pictures(blocks[-1].end_frame)

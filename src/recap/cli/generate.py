@@ -31,6 +31,14 @@ from recap.errors import refuse
 from recap.show.result import generate_run, resume
 
 MOST_ROWS = 256
+Rows = Annotated[
+    int | None,
+    typer.Option(help="Videos generated as one batch, seeds counting up from --seed [default: 1]."),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/<time>-<prompt>-<memory>].")]
+ResumeFolder = Annotated[
+    Path | None, typer.Option("--resume", help="Resume the run in this folder, with its own settings.")
+]
 
 
 def generate_command(
@@ -41,10 +49,7 @@ def generate_command(
     memory: Memory = None,
     flow: Flow = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Videos generated as one batch, seeds counting up from --seed [default: 1]."),
-    ] = None,
+    rows: Rows = None,
     settings: Setting = None,
     as_released: AsReleased = False,
     decoder: DecoderName = None,
@@ -54,13 +59,9 @@ def generate_command(
     device: Device = None,
     dtype: Dtype = None,
     eager: Eager = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run [default: runs/<time>-<prompt>-<memory>].")
-    ] = None,
+    out: Out = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
-    resume_folder: Annotated[
-        Path | None, typer.Option("--resume", help="Resume the run in this folder, with its own settings.")
-    ] = None,
+    resume_folder: ResumeFolder = None,
 ) -> None:
     """Generate a video with a memory.
 

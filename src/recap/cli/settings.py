@@ -22,7 +22,8 @@ def full_config(values: dict[str, Any], settings: Sequence[str]) -> RunConfig:
 def script_shots(prompt: str | None, seconds: float | None, script: Path | None) -> Any:
     """Read the shots of a prompt or of a script's file, as `RunConfig.from_dict` takes them."""
     if prompt is None and script is None:
-        raise refuse("prompt", None, "it says what to generate", 'for example "a fox on a beach by day"')
+        remedy = 'for example "a fox on a beach by day", or use --script'
+        raise refuse("prompt", None, "it says what to generate", remedy)
     if script is None:
         return [{"prompt": prompt, "seconds": DEFAULT_SECONDS if seconds is None else seconds}]
     if prompt is not None:

@@ -16,18 +16,19 @@ from recap.show.lettering import write_text
 COLOURS = ("#7d8796", "#2f7fe0", "#12a150", "#c4610c", "#9a4fd0", "#d03a6a", "#0d9aa5", "#a58a0d")
 
 _MOST_COLUMNS = 4
-_SMALL_PX = 480  # clips narrower than this are shown at double size
+# Clips narrower than this are shown at double size.
+_SMALL_PX = 480
 _BAR_PX, _GAP_PX, _DOT_PX = 32, 8, 4
 _PAPER = 16
 
 
 def colour_of(index: int) -> str:
-    """The colour of the method at that place; beyond the last they begin again."""
+    """Return the colour of the method with that index; beyond the last they begin again."""
     return COLOURS[index % len(COLOURS)]
 
 
 def write_side_by_side(out: Path, clips: Mapping[str, Path], shown: Callable[[], None]) -> None:
-    """Clips of equal size and length, by name, in rows of up to four; `shown` is called after every picture."""
+    """Join clips of equal size and length, by name, up to four in a line; `shown` is called after every picture."""
     opened = [open_clip(path) for path in clips.values()]
     first, columns = opened[0], min(len(clips), _MOST_COLUMNS)
     scale = 2 if first.width < _SMALL_PX else 1
