@@ -6,7 +6,7 @@ import dataclasses
 import json
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from recap.plan import Shot
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
 
 PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
-"""The parts of a run that are chosen by name and have settings of their own."""
+"""What is chosen by name and has settings of its own."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,7 +43,7 @@ def resolve_dtype(dtype: str, device: str, backbone: type[Any]) -> str:
 
 
 def check_place(device: str, dtype: str) -> None:
-    """Refuse a device that cannot be used here, or an unknown precision."""
+    """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
     if device.partition(":")[0] not in ("cpu", "cuda"):
@@ -78,9 +78,9 @@ class RunConfig:
     """
 
     shots: tuple[Shot, ...]
-    backbone: Choice = Choice("embedded", EmbeddedConfig())
-    memory: Choice = Choice("recap", RecapConfig())
-    admission: Choice = Choice("flow", FlowNoveltyConfig())
+    backbone: Choice = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
+    memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
+    admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"
     # A clip or a picture that the video continues.
     opening: str = ""
@@ -88,11 +88,11 @@ class RunConfig:
     seeds: tuple[int, ...] = (0,)
     device: str = "auto"
     dtype: str = "auto"
-    # Use the readable code also where there is a fast path, which is equal but for rounding.
+    # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
     # Blocks between two states on disk.
     checkpoint_every: int = 1
-    # Also record in the trace what the bank did not take, about 2 KB a block.
+    # The trace also lists what the bank did not take: some 2 KB a block.
     trace_offered: bool = False
 
     def __post_init__(self) -> None:
@@ -115,13 +115,23 @@ class RunConfig:
         """Read a config from plain data, such as the `config` of a run.json; missing settings are defaults."""
         if not isinstance(values, Mapping):
             raise refuse("config", values, "must be a table of settings", "see the run.json of any run")
-        hints = _hints(cls)
+        known = _hints(cls)
         for name in values:
-            if name not in hints:
-                raise unknown_name("setting", name, hints)
+            if name not in known:
+                raise unknown_name("setting", name, known)
         if "shots" not in values:
             raise refuse("shots", None, "at least 1 is needed", "give a prompt or a script")
-        return cls(**{name: _setting(name, value, hints[name]) for name, value in values.items()})
+
+        def ready(name: str, value: Any) -> Any:
+            if name in PARTS:
+                return _choice(name, value, PARTS[name])
+            if name == "shots":
+                return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
+            if name == "seeds":
+                return tuple(_typed(int, seed, name) for seed in _listed(name, value))
+            return _typed(known[name], value, name)
+
+        return cls(**{name: ready(name, value) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Write plain data that `from_dict` reads back to an equal config."""
@@ -177,8 +187,7 @@ def override(
         if part not in parts:
             remedy = f"known: {', '.join(parts)}" if parts else "write name=value without a dot"
             raise refuse("--set", assignment, f"there is no part {part!r}", remedy)
-        defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
-        chosen = result.get(part, typing.cast(Choice, defaults[part]).name)
+        chosen = result.get(part) or getattr(RunConfig(shots=(Shot("", 1.0),)), part).name
         result[part] = {**(chosen if isinstance(chosen, Mapping) else {"name": chosen}), name: value}
     return result
 
@@ -193,17 +202,6 @@ def read_json(path: Path) -> Any:
         raise refuse("file", str(path), "is not text", "give a JSON file") from error
     except (json.JSONDecodeError, RecursionError) as error:
         raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
-
-
-def _setting(name: str, value: Any, kind: Any) -> Any:
-    """Convert the plain value of one setting of a run to what `RunConfig` holds."""
-    if name in PARTS:
-        return _choice(name, value, PARTS[name])
-    if name == "shots":
-        return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
-    if name == "seeds":
-        return tuple(_typed(int, seed, name) for seed in _listed(name, value))
-    return _typed(kind, value, name)
 
 
 def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:

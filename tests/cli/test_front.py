@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 import pytest
 import torch
 import typer
+from rich.console import Console
 
 from recap.cli import console, main
 from recap.cli.examples import EXAMPLES
@@ -191,6 +193,21 @@ def test_a_log_gets_a_line_every_few_seconds(monkeypatch, capsys):
         lines[0] == "generating: 0 of 10 blocks"
         and lines[-1] == "generating: 10 of 10 blocks, 2.0 pictures/s"
     )
+
+
+def test_a_terminal_shows_that_the_model_is_loaded_and_then_a_bar(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "_console", Console(file=screen, force_terminal=True, width=100))
+    with (
+        console.progress_bar("generating", "blocks", "loading the model") as generating,
+        console.progress_bar("showing", "pictures") as showing,
+    ):
+        for report in (generating, showing):
+            for done in range(3):
+                report(done, 2, 4.0)
+    shown = screen.getvalue()
+    assert shown.index("loading the model") < shown.index("generating") < shown.index("showing")
+    assert "2/2" in shown and "4.0 pictures/s" in shown
 
 
 def test_the_rate_is_the_mean_of_the_run(tmp_path, monkeypatch):

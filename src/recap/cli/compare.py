@@ -85,7 +85,7 @@ def compare_command(
     config = full_config(values, shared)
     tables = _memory_tables(config, names, own)
     with (
-        progress_bar("generating", "blocks") as generating,
+        progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
         folder = out or new_folder(config, "compare")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -40,22 +40,34 @@ Report = Callable[[int, int | None, float], None]
 
 
 @contextmanager
-def progress_bar(what: str, unit: str) -> Iterator[Report]:
-    """Show a bar with counts, pictures per second and the time left; in a log, a line every few seconds."""
+def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Report]:
+    """Show a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
+
+    `before` is shown on a terminal until there is something to count.
+    """
     if not _console.is_terminal:
         yield _lines(what, unit)
         return
     rate_column = TextColumn("{task.fields[rate]:.1f} pictures/s")
     columns = (MofNCompleteColumn(), TextColumn(unit), rate_column, TimeRemainingColumn())
-    with _bar(what, *columns, rate=0.0) as update:
-        yield lambda done, total, rate: update(done, total, rate=rate)
+    with (
+        _console.status(before) if before else nullcontext() as status,
+        _bar(what, *columns, rate=0.0) as update,
+    ):
+
+        def report(done: int, total: int | None, rate: float) -> None:
+            if status:
+                status.stop()
+            update(done, total, rate=rate)
+
+        yield report
 
 
 @contextmanager
-def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of bytes with their rate and the time left; its report is called with (done, total)."""
+def byte_bar(what: str) -> Iterator[Callable[..., None]]:
+    """Show a bar of bytes with their rate and the time left."""
     with _bar(what, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as update:
-        yield update
+        yield lambda done, total, rate=0.0: update(done, total)
 
 
 @contextmanager

@@ -36,7 +36,10 @@ def demo() -> None:
     out = FOLDER / "comparison"
     _make_room(out)
     config = RunConfig(shots=SHOTS, seeds=(SEED,))
-    with progress_bar("generating", "blocks") as generating, progress_bar("showing", "pictures") as showing:
+    with (
+        progress_bar("generating", "blocks", "loading the model") as generating,
+        progress_bar("showing", "pictures") as showing,
+    ):
         summary = compare(config, MEMORIES, out, generating, show_notice, showing=showing)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
     labels = {second: f"{second:g}s {who.upper()}" for second, who in MOMENTS.items()}

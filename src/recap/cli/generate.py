@@ -83,7 +83,7 @@ def generate_command(
         "eager": eager or None,
         "backbone": backbone_choice(backbone, decoder, prompt_embeds, as_released=as_released),
     }
-    with progress_bar("generating", "blocks") as report:
+    with progress_bar("generating", "blocks", "loading the model") as report:
         if resume_folder is not None:
             others = {**{f"--{name}": value for name, value in chosen.items()}, "--set": settings}
             _refuse_with("--resume", {**script_options, **others, "--out": out, "--from": repeat})
