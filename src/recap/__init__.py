@@ -1,58 +1,38 @@
 """RECAP: appearance memory for long video generation.
 
-The public names, loaded when first used: `import recap.attention` on a machine without video libraries must not
-ask for them.
+`recap.generate("a fox on a beach by day")` makes a video; `recap.rollout` is the loop under it, block by block;
+`recap.attach` puts a memory into somebody else's pipeline.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-# At once, because their modules bear the same names and would take their place; they need nothing but torch.
 from recap.attach import attach
+from recap.config import RunConfig
+from recap.contracts import Admission, Backbone, MemoryPolicy
+from recap.errors import RecapError
+from recap.plan import Shot, make_plan
+from recap.registry import load_backbone
 from recap.rollout import rollout
+from recap.run import VERSION as __version__
+from recap.run import build_backbone, build_memory
+from recap.show.result import Run, generate, resume
+from recap.types import Role, Segment
 
-if TYPE_CHECKING:
-    from recap.config import RunConfig as RunConfig
-    from recap.contracts import Admission as Admission
-    from recap.contracts import Backbone as Backbone
-    from recap.contracts import MemoryPolicy as MemoryPolicy
-    from recap.plan import Shot as Shot
-    from recap.plan import make_plan as make_plan
-    from recap.registry import load_backbone as load_backbone
-    from recap.run import build_backbone as build_backbone
-    from recap.run import build_memory as build_memory
-    from recap.run import generate as generate
-    from recap.run import resume as resume
-    from recap.types import Role as Role
-    from recap.types import Segment as Segment
-
-__version__ = "0.1.0"
-__all__ = ["attach", "rollout"]
-
-_HOMES = {
-    "RunConfig": "config",
-    "Admission": "contracts",
-    "Backbone": "contracts",
-    "MemoryPolicy": "contracts",
-    "Shot": "plan",
-    "make_plan": "plan",
-    "load_backbone": "registry",
-    "build_backbone": "build",
-    "build_memory": "build",
-    "generate": "run",
-    "resume": "run",
-    "Role": "types",
-    "Segment": "types",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'recap' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"recap.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+__all__ = [
+    "Admission",
+    "Backbone",
+    "MemoryPolicy",
+    "RecapError",
+    "Role",
+    "Run",
+    "RunConfig",
+    "Segment",
+    "Shot",
+    "__version__",
+    "attach",
+    "build_backbone",
+    "build_memory",
+    "generate",
+    "load_backbone",
+    "make_plan",
+    "resume",
+    "rollout",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
+from recap.backbones.helios.family import HeliosConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
+from recap.backbones.wan.family import WanConfig
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot
@@ -25,16 +27,39 @@ PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def resolve_device(device: str) -> str:
+    """Name the device that `auto` means here: a GPU where torch can use one, else the CPU."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def resolve_dtype(dtype: str, device: str, backbone: type[Any]) -> str:
+    """Name the precision that `auto` means: bfloat16 for a public model on a GPU, else float32."""
+    if dtype != "auto":
+        return dtype
+    public = issubclass(backbone, WanConfig | HeliosConfig)
+    return "bfloat16" if public and device.startswith("cuda") else "float32"
+
+
 def check_place(device: str, dtype: str) -> None:
-    """Refuse where nothing can be computed, or not in this precision."""
+    """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
+        raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise refuse("device", device, "must be cpu or cuda", "cuda:1 names the second GPU")
+        raise refuse("device", device, "must be cpu, cuda or auto", "cuda:1 names the second GPU")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise refuse("device", device, "torch cannot use it here", "choose cpu") from error
+        raise refuse("device", device, _why_no_gpu(), "choose cpu or auto") from error
+
+
+def _why_no_gpu() -> str:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built for the CPU only"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no usable NVIDIA GPU or driver"
+    return f"torch finds {torch.cuda.device_count()} GPU(s), counted from cuda:0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +72,28 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
+    """Everything that decides what a run generates.
+
+    `device` and `dtype` may be given as "auto"; a config holds what that means on this machine.
+    """
+
     shots: tuple[Shot, ...]
     backbone: Choice = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
     memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
     admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"
-    opening: str = ""  # a clip or a picture that the video goes on from
-    seeds: tuple[int, ...] = (0,)  # one row of the batch each
-    device: str = "cpu"
-    dtype: str = "float32"
-    eager: bool = False  # the readable path; else the fast one where there is one, equal but for rounding
-    checkpoint_every: int = 1  # blocks between two states on disk
-    trace_offered: bool = False  # the trace also tells what the bank did not take: some 2 KB a block
+    # A clip or a picture that the video continues.
+    opening: str = ""
+    # One row of the batch each.
+    seeds: tuple[int, ...] = (0,)
+    device: str = "auto"
+    dtype: str = "auto"
+    # The readable path instead of the fast one; they are equal but for rounding.
+    eager: bool = False
+    # Blocks between two states on disk.
+    checkpoint_every: int = 1
+    # The trace also lists what the bank did not take: some 2 KB a block.
+    trace_offered: bool = False
 
     def __post_init__(self) -> None:
         if not self.shots:
@@ -69,41 +104,37 @@ class RunConfig:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
             )
-        check_place(self.device, self.dtype)
+        device = resolve_device(self.device)
+        dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
+        check_place(device, dtype)
+        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "dtype", dtype)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Read a config from plain data, such as the `config` of a run.json; missing settings are defaults."""
         if not isinstance(values, Mapping):
             raise refuse("config", values, "must be a table of settings", "see the run.json of any run")
-        known = {f.name for f in dataclasses.fields(cls)}
+        known = _hints(cls)
         for name in values:
             if name not in known:
                 raise unknown_name("setting", name, known)
-        ready = dict(values)
-        for part, table in PARTS.items():
-            if part in ready:
-                ready[part] = _choice(part, ready[part], table)
-        if "shots" in ready:
-            ready["shots"] = tuple(from_settings(Shot, s, "shots") for s in _listed("shots", ready["shots"]))
-        if "seeds" in ready:
-            ready["seeds"] = tuple(_typed(int, s, "seeds") for s in _listed("seeds", ready["seeds"]))
-        for name, kind in (
-            ("flow", str),
-            ("opening", str),
-            ("device", str),
-            ("dtype", str),
-            ("eager", bool),
-            ("checkpoint_every", int),
-            ("trace_offered", bool),
-        ):
-            if name in ready:
-                ready[name] = _typed(kind, ready[name], name)
-        if "shots" not in ready:
+        if "shots" not in values:
             raise refuse("shots", None, "at least 1 is needed", "give a prompt or a script")
-        return cls(**ready)
+
+        def ready(name: str, value: Any) -> Any:
+            if name in PARTS:
+                return _choice(name, value, PARTS[name])
+            if name == "shots":
+                return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
+            if name == "seeds":
+                return tuple(_typed(int, seed, name) for seed in _listed(name, value))
+            return _typed(known[name], value, name)
+
+        return cls(**{name: ready(name, value) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back to an equal config."""
+        """Write plain data that `from_dict` reads back to an equal config."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for part in PARTS:
             choice: Choice = plain[part]
@@ -133,10 +164,15 @@ def from_settings(kind: type[Any], values: Any, path: str) -> Any:
     return kind(**{name: _typed(hints[name], value, f"{path}.{name}") for name, value in values.items()})
 
 
-def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Apply `part.name=value` assignments, values written as JSON or plain text, to a config's dict."""
-    result = json.loads(json.dumps(values))
-    for assignment in assignments:
+def override(
+    values: Mapping[str, Any], assignments: Sequence[str], parts: Collection[str] = tuple(PARTS)
+) -> dict[str, Any]:
+    """Apply `name=value`, then `part.name=value` assignments to the plain data of a config.
+
+    Values are JSON or plain text. A part that the data does not name is set up from its default.
+    """
+    result = dict(values)
+    for assignment in sorted(assignments, key=lambda text: "." in text.partition("=")[0]):
         path, equals, text = assignment.partition("=")
         part, dot, name = path.partition(".")
         if not equals or not part:
@@ -145,20 +181,19 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
             value = json.loads(text)
         except (json.JSONDecodeError, RecursionError, ValueError):
             value = text
-        if dot and part in PARTS and isinstance(result.get(part), str):
-            result[part] = {"name": result[part]}  # chosen by an assignment before this one
-        if dot and not isinstance(result.get(part), dict):
-            tables = [k for k, v in result.items() if isinstance(v, dict)]
-            if not tables:
-                raise refuse(
-                    "--set", assignment, "has no parts to set here", "write name=value without a dot"
-                )
-            raise unknown_name("--set", part, tables)
-        (result[part] if dot else result)[name if dot else part] = value
-    return typing.cast(dict[str, Any], result)
+        if not dot:
+            result[part] = value
+            continue
+        if part not in parts:
+            remedy = f"known: {', '.join(parts)}" if parts else "write name=value without a dot"
+            raise refuse("--set", assignment, f"there is no part {part!r}", remedy)
+        chosen = result.get(part) or getattr(RunConfig(shots=(Shot("", 1.0),)), part).name
+        result[part] = {**(chosen if isinstance(chosen, Mapping) else {"name": chosen}), name: value}
+    return result
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file that a user named or may have edited."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,7 +201,7 @@ def read_json(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise refuse("file", str(path), "is not text", "give a JSON file") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise refuse("file", str(path), f"is not JSON ({error})", "mend it or write it anew") from error
+        raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
 
 
 def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:

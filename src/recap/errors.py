@@ -6,13 +6,18 @@ import difflib
 from collections.abc import Iterable
 
 
-def refuse(field: str, value: object, limit: str, remedy: str) -> ValueError:
-    """The error to raise when a user's value cannot be used."""
-    return ValueError(f"{field} is {value!r}: {limit}; {remedy}")
+class RecapError(ValueError):
+    """A value that cannot be used, in a sentence that says why and what to do instead."""
 
 
-def unknown_name(field: str, value: str, known: Iterable[str]) -> ValueError:
-    """An unknown name, with the nearest known one."""
+def refuse(field: str, value: object, limit: str, remedy: str) -> RecapError:
+    """Make the error to raise when a user's value cannot be used; the value None reads as missing."""
+    state = "is missing" if value is None else f"is {value!r}"
+    return RecapError(f"{field} {state}: {limit}; {remedy}")
+
+
+def unknown_name(field: str, value: str, known: Iterable[str]) -> RecapError:
+    """Make the error of an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? " if near else ""

@@ -1,8 +1,8 @@
-"""The only composition root: RunConfig -> parts -> rollout -> files.
+"""The only place where a config becomes parts, a rollout and files.
 
-A run is a folder. While it is under way `work/` holds one clip and one file of latents per block, and
-`state.safetensors` all that later blocks depend on; each is there whole or not at all, the state last. So a
-killed run continues from its last whole block and ends in the same latents, trace and state as an undisturbed one.
+A run is a folder. While a run is under way `work/` holds one clip and one file of latents per block, and
+`state.safetensors` all that later blocks depend on; each file is whole or absent, and the state is written last.
+So a killed run resumes from its last whole block and ends in the same latents, trace and state as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recap import __version__
-from recap.config import DTYPES, RunConfig, read_json
+from recap.config import DTYPES, RunConfig, from_settings, read_json
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -37,18 +37,23 @@ from recap.rollout import at_once, reach, rollout
 from recap.trace import append_line, block_record, read_lines
 from recap.types import BackboneSpec, GeneratedBlock
 
+VERSION = "0.1.0"
 Notice = Callable[[str], None]
-LONG_WRITE_S = 0.3  # a state of a public model is a gigabyte, and redrawing a few blocks is cheaper
+# The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
+LONG_WRITE_S = 0.3
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
-TOLD = "told.safetensors"
-"""Latents of the pictures a run goes on from: kept, so that it can be resumed when their file is gone."""
+OPENING = "opening.safetensors"
+"""Latents of the pictures that a run continues: kept, so that it can be resumed when their file is gone."""
+
+# Characters of the prompt in a folder's name.
+LONGEST_NAME = 48
 
 Progress = Callable[[int, int, float], None]
-"""Called with (blocks finished, blocks in all, pictures per second of the last one)."""
+"""Called with (blocks finished, blocks in all, mean pictures per second so far)."""
 
 
 def each_once(notice: Notice) -> Notice:
-    """A notice that gives every line once: parts that are built several times have the same to say."""
+    """Make a notice that shows every line once: parts that are built several times repeat themselves."""
     shown: set[str] = set()
 
     def give(line: str) -> None:
@@ -60,7 +65,7 @@ def each_once(notice: Notice) -> Notice:
 
 
 def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
-    """The run's backbone, ready to draw."""
+    """Load the run's backbone, ready to generate."""
     prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
@@ -69,12 +74,13 @@ def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
 
 
 def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
-    """The run's memory, fresh; its admission and flow are made only if it wants them."""
+    """Make the run's memory, empty; its admission and flow are made only if it asks for them."""
 
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
-        if getattr(rule, "needs_flow", True):  # else neither weights nor OpenCV need be there
+        # A rule without flow needs neither weights nor OpenCV.
+        if getattr(rule, "needs_flow", True):
             found = build_flow(config.flow, device=config.device, notice=notice)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
@@ -85,9 +91,9 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
 
 
 def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> RunConfig:
-    """The config with `auto` as what it means here, so that records, later runs and this one mean the same.
+    """Replace the flow `auto` by what it means here, so that records, later runs and this one agree.
 
-    A memory that never looks at flow keeps `auto`: nothing is fetched, and nothing said, for its sake.
+    A memory that never looks at flow keeps `auto`: nothing is fetched for it, and no notice is shown.
     """
 
     class Wanted(Exception):
@@ -110,7 +116,7 @@ def _no_flow(pictures: Tensor) -> Flow:
 
 
 def no_progress(done: int, total: int, rate: float) -> None:
-    """The progress that shows nothing."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,8 @@ class RunRecord:
     """A finished run on disk."""
 
     folder: Path
-    videos: tuple[Path, ...]  # one per row
+    # One per row of the batch.
+    videos: tuple[Path, ...]
     num_blocks: int
     num_pictures: int
 
@@ -130,25 +137,23 @@ def generate(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         limit = "already exists and is not empty"
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
-    run = _Run(config, folder, notice)  # everything that can be refused is refused before a file is made
+    # Everything that can be refused is refused before a file is made.
+    run = _Run(config, folder, notice)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, *BUSY):
-        if {path.name for path in folder.iterdir()} != {LOCK}:  # somebody was faster
+        if {path.name for path in folder.iterdir()} != {LOCK}:
             raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
-        if run.told is not None:
-            write_whole(folder / TOLD, save({"latents": run.told.cpu().contiguous()}))
-        about = {"config": run.config.to_dict(), "versions": versions()}
+        if run.opening_latents is not None:
+            write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
+        spec = asdict(run.backbone.spec)
+        about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
         return run.finish(progress)
 
 
 def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = print) -> RunRecord:
     """Continue a stopped run from its last whole block; a finished one is left as it is."""
-    if not (folder / "run.json").is_file():
-        raise refuse("--resume", str(folder), "holds no run.json", "name the folder of an earlier run")
-    about = read_json(folder / "run.json")
-    if not isinstance(about, dict) or "config" not in about:
-        raise refuse("--resume", str(folder), "its run.json holds no config", "start the run anew")
+    about = read_record(folder, "--resume")
     if about.get("versions") != versions():
         notice("resuming under other versions than the run began with: bits may differ from here on")
     run = _Run(RunConfig.from_dict(about["config"]), folder, notice)
@@ -156,12 +161,44 @@ def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = p
         return run.finish(progress)
 
 
+def read_record(folder: Path, field: str = "run") -> dict[str, Any]:
+    """Read the run.json of a run: its `config`, `versions` and, since there is one, the `spec` of its backbone."""
+    if not (folder / "run.json").is_file():
+        raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
+    about = read_json(folder / "run.json")
+    if not isinstance(about, dict) or "config" not in about:
+        raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
+    return about
+
+
+def read_spec(about: dict[str, Any]) -> BackboneSpec:
+    """Read the spec that a run recorded; the record of an older version has none, and its backbone is loaded."""
+    if "spec" not in about:
+        return build_backbone(RunConfig.from_dict(about["config"]), lambda _: None).spec
+    spec: BackboneSpec = from_settings(BackboneSpec, about["spec"], "spec")
+    return spec
+
+
+def new_folder(config: RunConfig, what: str = "") -> Path:
+    """Name a folder of `runs` after the time, the first prompt and the memory, or `what` else the run is."""
+    words = re.sub(r"\W+", "-", config.shots[0].prompt.lower()).strip("-")
+    if len(words) > LONGEST_NAME:
+        words = words[:LONGEST_NAME].rpartition("-")[0] or words[:LONGEST_NAME]
+    kind = what or re.sub(r"\W+", "-", config.memory.name.rpartition(":")[2])
+    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), words, kind) if part)
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
 def versions() -> dict[str, Any]:
-    """What else than the config a run's bits depend on."""
+    """List what else than the config a run's bits depend on."""
     packages = ("torch", "numpy", "safetensors", "av", "opencv-python-headless")
     installed = {d.name: d.version for d in metadata.distributions() if d.name in packages}
     return {
-        "recap": __version__,
+        "recap": VERSION,
         **{name: installed.get(name, "none") for name in packages},
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -170,14 +207,13 @@ def versions() -> dict[str, Any]:
 
 
 class _Run:
-    """One run's parts and its folder."""
+    """The parts and the folder of one run."""
 
     def __init__(self, config: RunConfig, folder: Path, notice: Notice):
-        self.config = config
         self.folder = folder
         self.backbone = build_backbone(config, notice)
-        self.told = self._read_told(notice) if config.opening else None
-        given = 0 if self.told is None else self.told.shape[1]
+        self.opening_latents = self._read_opening(config, notice) if config.opening else None
+        given = 0 if self.opening_latents is None else self.opening_latents.shape[1]
         self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
@@ -187,20 +223,20 @@ class _Run:
         self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, notice)
         self.decoder: Decoder = self.backbone.decoder()
 
-    def _read_told(self, notice: Notice) -> Tensor:
-        """The latents that are given, for every row."""
-        path = self.folder / TOLD
+    def _read_opening(self, config: RunConfig, notice: Notice) -> Tensor:
+        """Read the latents that the video continues, the same for every row."""
+        path = self.folder / OPENING
         if path.is_file():
-            return load_file(path, device=self.config.device)["latents"]
-        pixels = read_opening(self.config.opening, self.backbone.spec, notice).to(self.config.device)
-        return self.backbone.encode(pixels).repeat(len(self.config.seeds), 1, 1, 1, 1)
+            return load_file(path, device=config.device)["latents"]
+        pixels = read_opening(config.opening, self.backbone.spec, notice).to(config.device)
+        return self.backbone.encode(pixels).repeat(len(config.seeds), 1, 1, 1, 1)
 
     def finish(self, progress: Progress) -> RunRecord:
-        """Draw what is missing, then join the parts."""
+        """Generate what is missing, then join the parts."""
         if not (self.folder / "summary.json").exists():
             start = self._restore()
             progress(start, len(self.plan.blocks), 0.0)
-            self._draw(start, progress)
+            self._generate(start, progress)
             self._join()
         shutil.rmtree(self.folder / "work", ignore_errors=True)
         blocks = self.plan.blocks
@@ -208,7 +244,7 @@ class _Run:
         pictures = self.backbone.spec.num_pictures(blocks[-1].end_frame)
         return RunRecord(self.folder, videos, len(blocks), pictures)
 
-    def _draw(self, start: int, progress: Progress) -> None:
+    def _generate(self, start: int, progress: Progress) -> None:
         (self.folder / "work").mkdir(exist_ok=True)
         total = len(self.plan.blocks)
         blocks = rollout(
@@ -220,11 +256,12 @@ class _Run:
             start=start,
             recorder=self._record,
             aside=at_once if self.config.eager else choose_aside(self.config.device),
-            told=self.told,
+            told=self.opening_latents,
             recent=[self._load(block) for block in range(max(0, start - reach(self.backbone.spec)), start)],
             opening=self._load(0)[:, :1] if start else None,
         )
-        began = rested = time.perf_counter()
+        started = began = rested = time.perf_counter()
+        pictures = 0
         for made in blocks:
             done = made.block.index + 1
             seconds = time.perf_counter() - began
@@ -232,12 +269,12 @@ class _Run:
             due = done % self.config.checkpoint_every == 0 and time.perf_counter() >= rested
             if due or done == total:
                 rested = self._checkpoint(done)
-            ended = time.perf_counter()
-            progress(done, total, made.pixels.shape[1] / (ended - began))
-            began = ended
+            began = time.perf_counter()
+            pictures += made.pixels.shape[1]
+            progress(done, total, pictures / (began - started))
 
     def _record(self, made: GeneratedBlock) -> None:
-        """Write a finished block's pictures, latents and trace."""
+        """Write the pictures, latents and trace of a finished block."""
         index = made.block.index
         if not bool(torch.isfinite(made.latents).all()):
             remedy = "try --dtype float32 or other memory settings"
@@ -252,7 +289,10 @@ class _Run:
         append_line(self.folder / "trace.jsonl", line)
 
     def _checkpoint(self, done: int) -> float:
-        """Write the state; returns when the next one may be: large ones take a tenth of the time at most."""
+        """Write the state; returns the time from which the next may be written.
+
+        Large states take a tenth of the time at most.
+        """
         began = time.perf_counter()
         state: State = {"next_block": torch.tensor(done), "config": self._fingerprint()}
         state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
@@ -276,32 +316,34 @@ class _Run:
                     own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
                     part.load_state(own)
             except (SafetensorError, KeyError) as error:
-                raise refuse("state", str(path), f"cannot be read ({error})", "start the run anew") from error
+                raise refuse(
+                    "state", str(path), f"cannot be read ({error})", "start the run again"
+                ) from error
             if not same:
                 limit = "was written under other settings than run.json's"
-                raise refuse("state", str(path), limit, "put run.json back or start the run anew")
+                raise refuse("state", str(path), limit, "put run.json back or start the run again")
         self._check_parts(start)
         for name in ("trace.jsonl", "timing.jsonl"):
             lines = read_lines(self.folder / name)[:start]
             if [line.get("block") for line in lines] != list(range(start)):
-                limit = f"does not list the {start} blocks drawn so far"
-                raise refuse("file", str(self.folder / name), limit, "put it back or start the run anew")
+                limit = f"does not list the {start} blocks generated so far"
+                raise refuse("file", str(self.folder / name), limit, "put it back or start the run again")
             write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return start
 
     def _check_parts(self, start: int) -> None:
-        """Before hours of drawing: is everything there that the end will join?"""
+        """Check, before hours of work, that everything is there that the end will join."""
         for block in range(start):
             try:
                 load_file(self._latents(block))
             except (OSError, SafetensorError) as error:
-                remedy = "put it back or start the run anew"
+                remedy = "put it back or start the run again"
                 raise refuse("file", str(self._latents(block)), "is missing or damaged", remedy) from error
             for row in range(len(self.config.seeds)):
                 open_clip(self._part(row, block))
 
     def _fingerprint(self) -> Tensor:
-        """A digest of the config, by which a state knows the run it belongs to."""
+        """Compute a digest of the config, by which a state knows the run it belongs to."""
         digest = hashlib.sha256(json.dumps(self.config.to_dict(), sort_keys=True).encode()).digest()
         return torch.tensor(list(digest), dtype=torch.uint8)
 

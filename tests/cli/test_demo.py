@@ -43,11 +43,11 @@ def test_the_demo_goes_on_where_it_was_stopped_and_begins_anew_where_it_was_fini
     page.unlink()
     shutil.rmtree("demo/comparison/sink")  # as if killed between the two
     demo.demo()
-    assert "it goes on" in capsys.readouterr().err
+    assert "it is resumed" in capsys.readouterr().err
     assert times("none") == first[0] and times("sink") != first[1] and page.is_file()
 
     demo.demo()
-    assert "drawn anew" in capsys.readouterr().err
+    assert "generated again" in capsys.readouterr().err
     assert times("none") != first[0]
 
     page.unlink()

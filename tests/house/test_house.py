@@ -66,9 +66,10 @@ OPTIONS = {
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
-        "--help",
+        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--help",
     },
-    "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--help"},
+    "show": {"--open", "--help"},
+    "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
     "bench": {

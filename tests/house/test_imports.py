@@ -29,9 +29,9 @@ MAY_IMPORT = {
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,
-    "fast": COMPOSED
-    | {"show.svg"},  # the fast twins of models, and `recap bench`, which times whole runs of them
-    "__init__": COMPOSED | {"attach"},
+    # The fast twins of models, and `recap bench`, which times whole runs of them.
+    "fast": COMPOSED | {"show.svg"},
+    "__init__": COMPOSED | {"attach", "show.result"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words
     "show": COMPOSED,

@@ -94,6 +94,6 @@ def test_large_clips_are_halved_or_linked(tmp_path: Path) -> None:
     assert source.startswith("data:") and "half size" in remark and len(source) < size
     assert embed(video, limit=10) == (
         "overlay.mp4",
-        "The video is too large for the page and is read from overlay.mp4 beside it.",
+        "The video is too large for the page and is read from overlay.mp4 next to it.",
     )
     assert [entry.name for entry in tmp_path.iterdir()] == ["overlay.mp4"] and open_clip(video).height == 64

@@ -1,4 +1,4 @@
-"""`recap bench`: how fast this machine draws with a memory on."""
+"""`recap bench`: how fast this machine generates with a memory on."""
 
 from __future__ import annotations
 
@@ -6,58 +6,56 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from recap.cli.options import DecoderName, Eager
+from recap.cli.options import DecoderName, Device, Dtype, Eager
+from recap.config import resolve_device, resolve_dtype
 from recap.fast.parts import SpeedSettings
 from recap.fast.speed import run, table
+from recap.registry import BACKBONES, look_up
 
 
 def bench_command(
     backbone: Annotated[
-        str | None, typer.Option(help="Which model draws [default: self-forcing, on a CPU embedded].")
+        str | None, typer.Option(help="Which model generates [default: self-forcing, on a CPU embedded].")
     ] = None,
-    memory: Annotated[str, typer.Option(help="Which memory is on; `sink` is measured beside it.")] = "recap",
+    memory: Annotated[str, typer.Option(help="Which memory is on; `sink` is measured next to it.")] = "recap",
     decoder: DecoderName = None,
     blocks: Annotated[
-        int | None, typer.Option(help="Blocks drawn; 400 show growth [default: 30, on a CPU 12].")
+        int | None, typer.Option(help="Blocks generated; 400 show growth [default: 30, on a CPU 12].")
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also draw the same inputs by the readable path: largest error.")
+        bool,
+        typer.Option("--compare", help="Also generate the same inputs by the readable path: largest error."),
     ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also name the kernels that take longest.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write time and memory per block here, as SVG.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16 [default: bfloat16, on a CPU float32].")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     eager: Eager = False,
 ) -> None:
-    """Measure every stage of a block, cold and steady; the last line is JSON.
+    """Measure the speed of every stage of a block.
 
-    Public models are measured at their real size with random weights: speed does not depend on values.
+    The first block is cold, the others are steady; the last line printed is JSON. Public models are measured at
+    their real size with random weights: speed does not depend on values.
     """
-    where = _chosen(device, "cuda" if torch.cuda.is_available() else "cpu")
-    cuda = where.startswith("cuda")
+    # Only None means the default: an empty word is refused by name.
+    chosen = resolve_device("auto" if device is None else device)
+    cuda = chosen.startswith("cuda")
+    name = ("self-forcing" if cuda else "embedded") if backbone is None else backbone
     settings = SpeedSettings(
-        backbone=_chosen(backbone, "self-forcing" if cuda else "embedded"),
+        backbone=name,
         memory=memory,
-        decoder=_chosen(decoder, "full"),
-        device=where,
-        dtype=_chosen(dtype, "bfloat16" if cuda else "float32"),
+        decoder="full" if decoder is None else decoder,
+        device=chosen,
+        dtype=resolve_dtype("auto" if dtype is None else dtype, chosen, look_up("backbone", name, BACKBONES)),
         blocks=blocks if blocks is not None else (30 if cuda else 12),
         eager=eager,
     )
     result = run(settings, compare=compare, plot=plot, profile=profile)
     typer.echo(table(result))
+    if not cuda and not eager:
+        typer.echo("The fast path was measured; on a CPU, where it gains little, runs use the readable one.")
     typer.echo(json.dumps(result))
-
-
-def _chosen(given: str | None, default: str) -> str:
-    """An empty word is a slip, not a default."""
-    return default if given is None else given

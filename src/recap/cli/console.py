@@ -1,9 +1,11 @@
-"""What the commands print: notices, errors and a progress bar, all on standard error."""
+"""What the commands print: notices, errors and progress, all on standard error."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -11,6 +13,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -18,60 +21,86 @@ from rich.progress import (
 from rich.text import Text
 
 _console = Console(stderr=True, soft_wrap=True, highlight=False)
+# Seconds between two lines of progress where standard error is no terminal.
+LINE_EVERY_S = 5.0
 
 
 def show_notice(text: str) -> None:
+    """Print a line for the user's information."""
     _console.print(Text(text, style="dim"))
 
 
 def show_error(text: str) -> None:
+    """Print the one line that a command fails with."""
     _console.print(Text("error: ", style="bold red") + Text(" ".join(text.split()), style=""))
 
 
 Report = Callable[[int, int | None, float], None]
-"""Called with (done, total, pictures per second)."""
+"""Called with (done, total, mean pictures per second)."""
 
 
 @contextmanager
-def progress_bar(what: str, unit: str) -> Iterator[Report]:
-    """A bar with counts, pictures per second and the time left; plain lines stay readable in a log."""
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TextColumn("{task.fields[rate]:.1f} pictures/s"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=_console)
-    task = bar.add_task(what, total=None, rate=0.0)
+def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Report]:
+    """Show a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
 
-    def report(done: int, total: int | None, rate: float) -> None:
-        bar.start()  # not before there is something to report: a refusal then stands alone
-        bar.update(task, completed=done, total=total, rate=rate)
+    `before` is shown on a terminal until there is something to count.
+    """
+    if not _console.is_terminal:
+        yield _lines(what, unit)
+        return
+    rate_column = TextColumn("{task.fields[rate]:.1f} pictures/s")
+    columns = (MofNCompleteColumn(), TextColumn(unit), rate_column, TimeRemainingColumn())
+    with (
+        _console.status(before) if before else nullcontext() as status,
+        _bar(what, *columns, rate=0.0) as update,
+    ):
+
+        def report(done: int, total: int | None, rate: float) -> None:
+            if status:
+                status.stop()
+            update(done, total, rate=rate)
+
+        yield report
+
+
+@contextmanager
+def byte_bar(what: str) -> Iterator[Callable[..., None]]:
+    """Show a bar of bytes with their rate and the time left."""
+    with _bar(what, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as update:
+        yield lambda done, total, rate=0.0: update(done, total)
+
+
+@contextmanager
+def _bar(what: str, *columns: ProgressColumn, **fields: Any) -> Iterator[Callable[..., None]]:
+    bar = Progress(TextColumn(what), BarColumn(), *columns, console=_console)
+    task = bar.add_task(what, total=None, **fields)
+
+    def update(done: int, total: int | None, **fields: Any) -> None:
+        # The bar starts when there is something to report: a refusal then stands alone.
+        bar.start()
+        bar.update(task, completed=done, total=total, **fields)
         if done == total:
-            bar.stop()  # one bar is live at a time: what follows may have its own
+            # One bar is live at a time: what follows may have its own.
+            bar.stop()
 
     try:
-        yield report
+        yield update
     finally:
         if bar.live.is_started:
             bar.stop()
 
 
-@contextmanager
-def byte_bar(what: str) -> Iterator[Report]:
-    """A bar of bytes with their rate and the time left."""
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=_console)
-    task = bar.add_task(what, total=None)
+def _lines(what: str, unit: str) -> Report:
+    """Report by plain lines: the first, the last, and one every few seconds between them."""
+    last, shown = -LINE_EVERY_S, -1
 
     def report(done: int, total: int | None, rate: float) -> None:
-        bar.start()  # not before there is something to report: a refusal then stands alone
-        bar.update(task, completed=done, total=total)
+        nonlocal last, shown
+        now = time.monotonic()
+        if done == shown or (done != total and now - last < LINE_EVERY_S):
+            return
+        last, shown = now, done
+        count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
+        show_notice(f"{what}: {count}" + (f", {rate:.1f} pictures/s" if rate else ""))
 
-    try:
-        yield report
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+    return report

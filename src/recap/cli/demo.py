@@ -1,4 +1,4 @@
-"""`make demo`: one minute drawn with three memories, in which somebody joins, somebody leaves and comes back."""
+"""`make demo`: one minute with three memories, in which one actor joins another, leaves and comes back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from recap.show.moments import moments_sheet
 from recap.show.png import write_png
 
 FIRST, SECOND = "a fox", "a bus"
-PLACE = "on a beach by day"
+SCENE = "on a beach by day"
 BOTH = f"{FIRST} and {SECOND}"
 # No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
 SHOTS = (
-    Shot(f"{FIRST} {PLACE}", 15.0, cut=False),
-    Shot(f"{BOTH} {PLACE}", 15.0, cut=False),
-    Shot(f"{SECOND} {PLACE}", 12.0, cut=False),
-    Shot(f"{BOTH} {PLACE}", 18.0, cut=False),
+    Shot(f"{FIRST} {SCENE}", 15.0, cut=False),
+    Shot(f"{BOTH} {SCENE}", 15.0, cut=False),
+    Shot(f"{SECOND} {SCENE}", 12.0, cut=False),
+    Shot(f"{BOTH} {SCENE}", 18.0, cut=False),
 )
 MOMENTS = {1.0: FIRST, 20.0: BOTH, 35.0: SECOND, 45.0: BOTH, 58.0: BOTH}
 MEMORIES = ("none", "sink", "recap")
@@ -32,12 +32,15 @@ FOLDER = Path("demo")
 
 
 def demo() -> None:
-    """Leave demo/comparison/ with its page, and demo/figure.png."""
+    """Write demo/comparison/ with its page, and demo/figure.png."""
     out = FOLDER / "comparison"
     _make_room(out)
     config = RunConfig(shots=SHOTS, seeds=(SEED,))
-    with progress_bar("drawing", "blocks") as drawing, progress_bar("showing", "pictures") as showing:
-        summary = compare(config, MEMORIES, out, drawing, show_notice, showing=showing)
+    with (
+        progress_bar("generating", "blocks", "loading the model") as generating,
+        progress_bar("showing", "pictures") as showing,
+    ):
+        summary = compare(config, MEMORIES, out, generating, show_notice, showing=showing)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
     labels = {second: f"{second:g}s {who.upper()}" for second, who in MOMENTS.items()}
     write_png(FOLDER / "figure.png", moments_sheet(clips, labels))
@@ -45,15 +48,15 @@ def demo() -> None:
 
 
 def _make_room(out: Path) -> None:
-    """A finished demo gives way to a new one, and so does one of another script; a stopped one goes on."""
+    """Delete a finished demo, or one of another script; a stopped one is kept, to be resumed."""
     if not (out / RECORD).is_file():
         return
     if (out / "index.html").is_file():
-        show_notice(f"{out} holds a finished demo: it is drawn anew")
+        show_notice(f"{out} holds a finished demo: it is generated again")
     elif read_json(out / RECORD).get("shots") != [dataclasses.asdict(shot) for shot in SHOTS]:
-        show_notice(f"{out} holds a stopped demo of another script: it is drawn anew")
+        show_notice(f"{out} holds a stopped demo of another script: it is generated again")
     else:
-        show_notice(f"{out} holds a stopped demo: it goes on")
+        show_notice(f"{out} holds a stopped demo: it is resumed")
         return
     shutil.rmtree(out)
 
@@ -62,5 +65,5 @@ if __name__ == "__main__":
     try:
         run_safely(demo)
     except KeyboardInterrupt:
-        show_notice("stopped; the same command goes on from here")
+        show_notice("stopped; the same command resumes it")
         sys.exit(130)

@@ -1,8 +1,7 @@
-"""`recap generate`: draw a video with any memory, or continue a stopped run."""
+"""`recap generate`: generate a video with any memory, or resume a stopped run."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,24 +11,34 @@ from recap.cli.console import progress_bar, show_notice
 from recap.cli.options import (
     AsReleased,
     Backbone,
+    Continued,
     DecoderName,
     Device,
     Dtype,
     Eager,
     Flow,
-    GoOn,
     Image,
+    Memory,
     Prompt,
     PromptEmbeds,
     Script,
     Seconds,
+    Setting,
 )
-from recap.cli.settings import backbone_choice, full_config, opening_of, script_shots
-from recap.config import RunConfig, read_json
+from recap.cli.settings import backbone_choice, full_config, memory_choice, opening_path, script_shots
+from recap.config import read_json
 from recap.errors import refuse
-from recap.run import generate, resume
+from recap.show.result import generate_run, resume
 
 MOST_ROWS = 256
+Rows = Annotated[
+    int | None,
+    typer.Option(help="Videos generated as one batch, seeds counting up from --seed [default: 1]."),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/<time>-<prompt>-<memory>].")]
+ResumeFolder = Annotated[
+    Path | None, typer.Option("--resume", help="Resume the run in this folder, with its own settings.")
+]
 
 
 def generate_command(
@@ -37,63 +46,62 @@ def generate_command(
     seconds: Seconds = None,
     script: Script = None,
     backbone: Backbone = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Which memory it has; see `recap list` [default: recap].")
-    ] = None,
+    memory: Memory = None,
     flow: Flow = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Videos drawn as one batch, seeds counting up from --seed [default: 1]."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
-    ] = None,
+    rows: Rows = None,
+    settings: Setting = None,
     as_released: AsReleased = False,
     decoder: DecoderName = None,
     prompt_embeds: PromptEmbeds = None,
-    go_on: GoOn = None,
+    continued: Continued = None,
     image: Image = None,
     device: Device = None,
     dtype: Dtype = None,
     eager: Eager = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/<time>-<memory>.")] = None,
+    out: Out = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
-    resume_folder: Annotated[
-        Path | None, typer.Option("--resume", help="Continue the run in this folder, with its own settings.")
-    ] = None,
+    resume_folder: ResumeFolder = None,
 ) -> None:
-    """Draw a video block by block and write it, its trace and its state to a folder."""
-    drawn = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
-    opening = opening_of(go_on, image)
+    """Generate a video with a memory.
+
+    The video, its page, its trace and its state are written to a folder, block by block.
+    """
+    script_options = {
+        "prompt": prompt,
+        "--seconds": seconds,
+        "--script": script,
+        "--seed": seed,
+        "--rows": rows,
+    }
     chosen: dict[str, Any] = {
-        "memory": memory,
+        "memory": memory_choice(memory, backbone, as_released=as_released),
         "flow": flow,
         "device": device,
         "dtype": dtype,
-        "opening": opening,
+        "opening": opening_path(continued, image),
+        "eager": eager or None,
+        "backbone": backbone_choice(backbone, decoder, prompt_embeds, as_released=as_released),
     }
-    chosen |= {"eager": eager or None}
-    chosen |= backbone_choice(backbone, memory, decoder, prompt_embeds, as_released=as_released)
-    given = {name: value for name, value in chosen.items() if value is not None}
-    with progress_bar("drawing", "blocks") as report:
+    with progress_bar("generating", "blocks", "loading the model") as report:
         if resume_folder is not None:
-            more = {"--out": out, "--from": repeat, "--set": settings}
-            _refuse_beside("--resume", {**drawn, **{f"--{n}": v for n, v in chosen.items()}, **more})
-            record = resume(resume_folder, progress=report, notice=show_notice)
+            others = {**{f"--{name}": value for name, value in chosen.items()}, "--set": settings}
+            _refuse_with("--resume", {**script_options, **others, "--out": out, "--from": repeat})
+            run = resume(resume_folder, progress=report, notice=show_notice)
         else:
             if repeat is not None:
-                _refuse_beside("--from", drawn)
-                values = _repeated(repeat)
+                _refuse_with("--from", script_options)
+                values = _recorded(repeat)
             else:
                 values = {"shots": script_shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
-            config = full_config({**values, **given}, settings or [])
-            record = generate(config, out or _default_folder(config), progress=report, notice=show_notice)
-    for video in record.videos:
+            given = {name: value for name, value in chosen.items() if value is not None}
+            run = generate_run(full_config({**values, **given}, settings or []), out, report, show_notice)
+    show_notice(f"page: {run.show(browser=False)}")
+    for video in run.videos:
         typer.echo(video)
 
 
-def _refuse_beside(option: str, others: dict[str, Any]) -> None:
+def _refuse_with(option: str, others: dict[str, Any]) -> None:
     for name, value in others.items():
         if value is not None and value != []:
             limit = f"{option} takes the settings of an earlier run"
@@ -103,17 +111,12 @@ def _refuse_beside(option: str, others: dict[str, Any]) -> None:
 def _seeds(seed: int | None, rows: int | None) -> list[int]:
     first, count = seed or 0, 1 if rows is None else rows
     if not 1 <= count <= MOST_ROWS:
-        raise refuse("rows", count, f"must be 1 to {MOST_ROWS}", "1 draws one video")
+        raise refuse("rows", count, f"must be 1 to {MOST_ROWS}", "1 generates one video")
     return list(range(first, first + count))
 
 
-def _repeated(path: Path) -> Any:
+def _recorded(path: Path) -> Any:
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
         raise refuse("--from", str(path), "holds no config", "name the run.json of an earlier run")
     return about["config"]
-
-
-def _default_folder(config: RunConfig) -> Path:
-    name = config.memory.name.rpartition(":")[2]
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{config.seeds[0]}"

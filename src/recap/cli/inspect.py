@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.cli.console import progress_bar, show_notice
-from recap.config import from_settings, override
+from recap.cli.options import Device
+from recap.config import check_place, from_settings, override, resolve_device
 from recap.errors import refuse
 from recap.flow import build_flow
 from recap.io.video import open_clip
@@ -19,37 +20,53 @@ from recap.show.inspection import inspect_clip
 def inspect_command(
     clip: Annotated[Path, typer.Argument(help="Any video file.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the result; default inspections/<clip>.")
+        Path | None,
+        typer.Option(
+            help="Folder of the result [default: inspections/<clip>, of a run inspections/<run>-video]."
+        ),
     ] = None,
-    flow: Annotated[str, typer.Option(help="Optical flow; see `recap list`.")] = "auto",
+    flow: Annotated[str, typer.Option(help="Optical flow; see `recap list flows`.")] = "auto",
     capacity_frames: Annotated[float, typer.Option(help="Bank capacity in frames' worth of tokens.")] = 1.0,
     size: Annotated[str | None, typer.Option(help="Rescale every picture, e.g. 832x480.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A novelty setting, e.g. cycle_threshold_px=1; repeatable."),
     ] = None,
+    device: Device = None,
 ) -> None:
-    """Write an overlay video, scores, the bank's patches and one page to look at them."""
-    defaults: dict[str, Any] = {}
-    config = from_settings(FlowNoveltyConfig, override(defaults, settings or []), "novelty")
+    """See what a memory would keep of any clip.
+
+    An overlay video, scores, the bank's patches and one page to look at them are written to a folder.
+    """
+    config = from_settings(FlowNoveltyConfig, override({}, settings or [], parts=()), "novelty")
     pixels = _size(size)
-    open_clip(clip)  # what is no video is refused before weights are looked for
+    chosen = resolve_device("auto" if device is None else device)
+    check_place(chosen, "float32")
+    # What is not a video is refused before weights are looked for.
+    open_clip(clip)
     with progress_bar("noticing", "pictures") as report:
         summary = inspect_clip(
             clip,
-            out or Path("inspections") / clip.stem,
-            flow=build_flow(flow, device="cpu", notice=show_notice),
+            out or Path("inspections") / _result_name(clip),
+            flow=build_flow(flow, device=chosen, notice=show_notice),
             config=config,
             capacity_frames=capacity_frames,
             size=pixels,
+            device=chosen,
             progress=report,
             notice=show_notice,
         )
     typer.echo(summary.page)
 
 
+def _result_name(clip: Path) -> str:
+    """Name the result after the clip; the video of a run, which is called the same in every run, after the run."""
+    folder = clip.resolve().parent
+    return f"{folder.name}-{clip.stem}" if (folder / "run.json").is_file() else clip.stem
+
+
 def _size(text: str | None) -> tuple[int, int] | None:
-    """WxH as rows, columns."""
+    """Read WIDTHxHEIGHT as (rows, columns)."""
     if text is None:
         return None
     width, cross, height = text.partition("x")

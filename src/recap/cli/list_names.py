@@ -17,24 +17,25 @@ from recap.flow import FLOWS
 from recap.plan import Shot
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
-
-def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
-
-
-SIZED_BY = "self-forcing"  # whose frames the tokens of a memory are counted in
+KINDS = {"backbones": "backbone", "memories": "memory", "admissions": "admission", "flows": "flow"}
+# The model whose frames the tokens of a memory are counted in.
+SIZED_BY = "self-forcing"
 
 
 def list_command(
     what: Annotated[
-        str, typer.Argument(help="`memories` tells more of each memory, `admissions` lists these alone.")
+        str, typer.Argument(help=f"everything, or one of: {', '.join(KINDS)}; `memories` tells more of each.")
     ] = "everything",
 ) -> None:
-    """List backbones, memories, admission rules and flow estimators."""
+    """List everything that can be chosen by name.
+
+    These are the backbones, memories, admission rules and flow estimators.
+    """
+    if what not in ("everything", *KINDS):
+        raise unknown_name("list", what, ("everything", *KINDS))
     if what == "memories":
-        return _list_memories()
-    if what not in ("everything", "admissions"):
-        raise unknown_name("list", what, ("everything", "memories", "admissions"))
+        _list_memories()
+        return
     default = RunConfig(shots=(Shot("", 1.0),))
     chosen = {default.backbone.name, default.memory.name, default.admission.name, default.flow}
     table = Table("kind", "name", "what it is")
@@ -45,19 +46,19 @@ def list_command(
         "flow": FLOWS,
     }
     for kind, names in groups.items():
-        if what == "admissions" and kind != "admission":
+        if what != "everything" and kind != KINDS[what]:
             continue
         for name, about in names.items():
             table.add_row(kind, f"{name} (default)" if name in chosen else name, about)
         table.add_section()
     Console().print(table)
-    if what == "everything":
+    if what in ("everything", "backbones"):
         typer.echo(f"Prompts of embedded: {known_words()}. The other backbones take any prompt.")
     typer.echo('Wherever a name goes, "package.module:Name" does too.')
 
 
 def _list_memories() -> None:
-    """A card per memory, with its default settings."""
+    """Print a card per memory, with its default settings."""
     spec = WAN[SIZED_BY].backbone_spec()
     for name, kind in MEMORIES.items():
         card, frames = kind.card, kind().attended_frames(spec)
@@ -78,6 +79,10 @@ def _list_memories() -> None:
         console.print(table)
 
 
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
 def _about_backbone(name: str) -> str:
     spec = HELIOS[name].backbone_spec() if name in HELIOS else WAN[name].backbone_spec()
     rows, columns = spec.picture_size
@@ -88,5 +93,5 @@ def _about_backbone(name: str) -> str:
 
 
 def _about_admission(kind: object) -> str:
-    said = {word: getattr(kind, word, "") for word in ("keeps", "needs")}
-    return "\n".join([_first_line(kind), *(f"{word}: {text}" for word, text in said.items() if text)])
+    texts = {word: getattr(kind, word, "") for word in ("keeps", "needs")}
+    return "\n".join([_first_line(kind), *(f"{word}: {text}" for word, text in texts.items() if text)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -20,49 +20,66 @@ from recap.cli import (
     inspect,
     list_names,
     reproduce,
+    show,
     sweep,
     vbench,
 )
 from recap.cli.console import show_error
+from recap.cli.examples import EXAMPLES
+from recap.errors import RecapError, unknown_name
 from recap.fast.threads import use_fair_threads
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Appearance memory for long video generation.",
+    epilog=EXAMPLES[""],
 )
-app.command("generate")(generate.generate_command)
-app.command("compare")(compare.compare_command)
-app.command("inspect")(inspect.inspect_command)
-app.command("list")(list_names.list_command)
-app.command("weights")(fetch_weights.weights_command)
-app.command("convert")(convert.convert_command)
-app.command("bench")(bench.bench_command)
-app.command("reproduce")(reproduce.reproduce_command)
-app.command("report")(reproduce.report_command)
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(vbench.app, name="vbench")
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate.generate_command,
+    "compare": compare.compare_command,
+    "show": show.show_command,
+    "inspect": inspect.inspect_command,
+    "list": list_names.list_command,
+    "weights": fetch_weights.weights_command,
+    "convert": convert.convert_command,
+    "bench": bench.bench_command,
+    "reproduce": reproduce.reproduce_command,
+    "report": reproduce.report_command,
+}
+GROUPS = {"sweep": sweep.app, "vbench": vbench.app}
+# What the parser raises for a wrong option or argument; typer has no public name for it.
+UsageError: Any = typer.BadParameter.__base__
+for name, command in COMMANDS.items():
+    # The first line of the docstring, whole: by itself the help would cut it to the width of a terminal.
+    summary = (command.__doc__ or "").partition("\n")[0]
+    app.command(name, short_help=summary, epilog=EXAMPLES.get(name))(command)
+for name, group in GROUPS.items():
+    for info in group.registered_commands:
+        info.epilog = EXAMPLES.get(f"{name} {info.name}")
+    app.add_typer(group, name=name)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        typer.echo(f"recap {__version__}, torch {torch.__version__}, {device}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and device."),
     ] = False,
 ) -> None:
-    """Options of `recap` itself."""
+    """Hold the options of `recap` itself."""
 
 
 def run_safely(command: Callable[[], object]) -> None:
-    """Run; what a user can mend becomes one line that says how, and exit code 2."""
+    """Run a command; what a user can correct becomes one line that says how, and exit code 2."""
     use_fair_threads()
     try:
         command()
@@ -88,6 +105,27 @@ def _explained(error: OSError) -> str:
     return f"{error.strerror or error}{where}; {remedy}"
 
 
+def _run_app() -> None:
+    """Run the command line; wrong options and commands are refused in the same form as wrong values."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except typer.Abort:
+        show_error("stopped")
+        sys.exit(130)
+    except UsageError as error:
+        message = error.format_message()
+        if message.startswith("Usage:"):
+            # A command without any words asks for its help.
+            typer.echo(message, err=True)
+            sys.exit(2)
+        words = sys.argv[1:2]
+        if message.startswith("No such command") and error.ctx.parent is None:
+            raise unknown_name("command", words[0], [*COMMANDS, *GROUPS]) from error
+        # Some versions write their own guess on a second line.
+        problem = message.partition("\n")[0].rstrip(".")
+        raise RecapError(f"{problem}; see `{error.ctx.command_path} --help`") from error
+
+
 def main() -> None:
-    """The console script."""
-    run_safely(app)
+    """Run the console script."""
+    run_safely(_run_app)

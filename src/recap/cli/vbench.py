@@ -1,4 +1,4 @@
-"""`recap vbench setup`, `draw` and `run`: generate a suite's videos and score them with VBench-Long."""
+"""`recap vbench setup`, `draw` and `run`: the videos of a suite, judged by VBench-Long in its own environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import Backbone, Device, Dtype, Flow
+from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
@@ -27,9 +27,9 @@ app = typer.Typer(
 Folder = Annotated[
     Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
 ]
-SuiteName = Annotated[str, typer.Option("--suite", help=f"Prompt suite: {', '.join(SUITES)}.")]
+SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts: {', '.join(SUITES)}.")]
 Prompts = Annotated[
-    Path | None, typer.Option(help="File of the prompts, one per line, if VBench does not have them.")
+    Path | None, typer.Option(help="File of the prompts, a line each, if VBench does not have them.")
 ]
 PAPERS_SECONDS = 60.0
 
@@ -41,7 +41,10 @@ def setup_command(
         bool, typer.Option("--dry-run", help="Print packages, size and licences, and install nothing.")
     ] = False,
 ) -> None:
-    """Install VBench into an environment of its own; a finished one is left as it is."""
+    """Install VBench into an environment of its own.
+
+    A finished one is left as it is.
+    """
     goal = vbench_folder(folder)
     for line in describe(goal):
         show_notice(line)
@@ -53,28 +56,30 @@ def setup_command(
 def draw_command(
     suite: SuiteName,
     out: Annotated[
-        Path, typer.Option(help="Folder of the videos; everything else goes to VIDEOS-work next to it.")
+        Path,
+        typer.Option(help="Folder of the videos; all other files of the work go to VIDEOS-work next to it."),
     ],
     prompts: Prompts = None,
     backbone: Backbone = None,
-    memory: Annotated[str | None, typer.Option(help="Memory; see `recap list` [default: recap].")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
-    ] = None,
+    memory: Memory = None,
+    settings: Setting = None,
     flow: Flow = None,
     seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
     seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
     num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Parallel processes [default: one per core, or per GPU].")
+        int | None,
+        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
     folder: Folder = None,
 ) -> None:
-    """Generate a suite's videos under the names that `run` expects; the same command resumes a stopped one."""
-    options = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
-    chosen = {name: value for name, value in options.items() if value is not None}
+    """Generate the videos of a suite.
+
+    They have the names that `run` looks for. The same command resumes a stopped one.
+    """
+    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
     _check_settings(settings or [])
     template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
@@ -125,7 +130,10 @@ def run_command(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Score a folder of videos; the same command resumes a stopped run."""
+    """Judge a folder of videos.
+
+    The same command resumes a stopped one.
+    """
     question = Question(videos, suite, tuple(dimension or ()), prompts, static_filter, partial, device)
     goal = out or videos.resolve().with_name(f"{videos.resolve().name}-vbench")
     scores = judge(question, vbench_folder(folder), goal, show_notice)

@@ -9,7 +9,7 @@ import torch
 
 from recap.contracts import FlowEstimator
 from recap.errors import refuse, unknown_name
-from recap.flow.classical import ClassicalFlow
+from recap.flow.classical import ClassicalFlow, has_opencv
 from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.io.fetch import PackedFile, WheelMember, ZipMember
@@ -60,6 +60,11 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
             except ValueError:
                 _out_of_reach.add(home)
         if RAFT_SMALL.find() is None:
+            if not has_opencv():
+                limit = (
+                    f"the weights of RAFT-small {why}, and OpenCV for the classical flow is not there either"
+                )
+                raise refuse("flow", name, limit, "or pip install opencv-python-headless")
             notice(f"flow: classical, as the weights of RAFT-small {why}")
             return "classical"
     return "raft-small"

@@ -27,6 +27,15 @@ def load_opencv() -> Any:
     return cv2
 
 
+def has_opencv() -> bool:
+    """Say whether OpenCV can be imported."""
+    try:
+        load_opencv()
+    except ValueError:
+        return False
+    return True
+
+
 class ClassicalFlow:
     """A flow estimator that searches each pair of gray pictures both ways, on as many threads as torch has.
 

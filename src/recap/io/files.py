@@ -154,9 +154,16 @@ def alone_in(folder: Path, field: str, limit: str, remedy: str) -> Iterator[None
         # Windows has no such locks.
         yield
         return
-    with (folder / LOCK).open("w") as file:
+    path = folder / LOCK
+    with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise refuse(field, str(folder), limit, remedy) from error
-        yield
+        # The file is removed with the lock: one that was opened just before that has no name, and locks nothing.
+        if os.fstat(file.fileno()).st_nlink == 0:
+            raise refuse(field, str(folder), limit, remedy)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One page on which the same script, drawn with several memories, can be watched and weighed side by side."""
+"""The page of one run, or of runs of one script with several memories, played and measured next to each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recap.contracts import Curve, Judge
-from recap.show.page import bank_data, fill_template, script_data
+from recap.show.page import bank_data, fill_template, script_data, table_rows
 from recap.show.palette import colours_of
 from recap.show.sheet import Patches
 from recap.types import Role
@@ -18,28 +18,37 @@ _ROLES = [role.value for role in Role]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One memory's run, as the page shows it."""
+    """The run of one memory, as the page shows it."""
 
     name: str
     about: str
-    video: str  # source of the player: a data URI or a file name
-    curves: Sequence[Curve]  # of the judge, one value per sample
-    contrast: Sequence[float]  # one value per sample
-    shares: Sequence[Mapping[str, float]]  # per block: role -> share of attention
-    tokens: Mapping[str, int]  # role -> tokens attended to in the last block
-    block_s: float  # median time to draw a block
-    fired: Sequence[int] | None = None  # per block, of memories that notice
-    bank: Patches | None = None  # at the end, of memories that have one
-    bank_about: str = ""  # what it is made of, in a sentence
+    # Source of the player: a data URI or a file name.
+    video: str
+    # Of the judge, one value per sample.
+    curves: Sequence[Curve]
+    contrast: Sequence[float]
+    # Per block: role -> share of attention.
+    shares: Sequence[Mapping[str, float]]
+    # Role -> tokens attended to in the last block.
+    tokens: Mapping[str, int]
+    # Median time to generate a block.
+    block_s: float
+    # Per block, of memories that detect what is new.
+    fired: Sequence[int] | None = None
+    # At the end, of memories that have one.
+    bank: Patches | None = None
+    # What the bank is made of, in a sentence.
+    bank_about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stretch of the script under one prompt."""
+    """A part of the script under one prompt."""
 
     start_s: float
     prompt: str
-    cut: bool  # the prior was dropped here
+    # Whether the prior was dropped here.
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,8 @@ class Comparison:
     duration_s: float
     scenes: Sequence[Scene]
     block_starts_s: Sequence[float]
-    sample_s: float  # time between two samples of a curve; the first is picture 0
+    # Time between two samples of a curve; the first is picture 0.
+    sample_s: float
     judge: Judge
     grid: tuple[int, int]
     methods: Sequence[Method]
@@ -60,7 +70,7 @@ class Comparison:
 
 
 def build_compare_page(comparison: Comparison) -> str:
-    """The page as HTML."""
+    """Build the page as HTML."""
     escape = html.escape
     names = [method.name for method in comparison.methods]
     holes = {
@@ -73,10 +83,7 @@ def build_compare_page(comparison: Comparison) -> str:
         "remarks": "".join(f"<p>{escape(remark)}</p>" for remark in comparison.remarks if remark),
         "table": _table(comparison.methods),
         "walls": "".join(_wall(i, m) for i, m in enumerate(comparison.methods) if m.bank is not None),
-        "settings": "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-            for name, value in comparison.settings.items()
-        ),
+        "settings": table_rows(comparison.settings),
         "data": script_data(_data(comparison)),
     }
     return fill_template("compare.html", holes)

@@ -225,7 +225,7 @@ class _Scan:
             notices += (f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored",)
         return InspectionSummary(
             out=out,
-            clip=os.fsencode(self.clip.path.name).decode(errors="replace"),
+            clip=os.fsencode(_title(self.clip.path)).decode(errors="replace"),
             fps=self.clip.fps,
             size=self.lens.size,
             grid=self.lens.grid,
@@ -278,6 +278,12 @@ class _Scan:
             "column": column.ravel(),
             "block": (frame // FRAMES_PER_BLOCK).ravel(),
         }
+
+
+def _title(clip: Path) -> str:
+    """Name a clip by its file; the video of a run, which is called the same in every run, also by its folder."""
+    folder = clip.resolve().parent
+    return f"{folder.name}/{clip.name}" if (folder / "run.json").is_file() else clip.name
 
 
 def _last_picture(frame: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A few moments of several clips as one picture: a row per clip, a column per moment."""
+"""A few moments of several clips as one picture: a line per clip, a column per moment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BAR_PX, _GAP_PX, _DOT_PX = 22, 6, 2
 
 
 def moments_sheet(clips: Mapping[str, Path], moments: Mapping[float, str]) -> Picture:
-    """Clips of equal size by name; moments are seconds and what to write above."""
+    """Show clips of equal size, by name; `moments` maps seconds to the text above their pictures."""
     shown = {name: _pictures(clip, list(moments)) for name, clip in clips.items()}
     return pictures_sheet(shown, list(moments.values()))
 
 
 def pictures_sheet(shown: Mapping[str, Sequence[Picture]], labels: Sequence[str]) -> Picture:
-    """Pictures of equal size, a row of them per name, each row under a bar in its colour."""
+    """Lay out pictures of equal size, a line of them per name under a bar in its colour."""
     height, width = next(iter(shown.values()))[0].shape[:2]
     row_px, column_px = _BAR_PX + height + _GAP_PX, width + _GAP_PX
     size = _BAR_PX + len(shown) * row_px, len(labels) * column_px - _GAP_PX

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 GREEN = (38, 222, 96)
-_TINT = 0.30  # enough to see at a glance, little enough to recognise what lies under it
+# Enough to see at a glance, little enough to recognise what is under it.
+_TINT = 0.30
 _BORDER_PX = 2
 
 
 def tint(pictures: Tensor, marked: Tensor) -> Tensor:
-    """Pictures T 3 Y X, uint8, with the marked tokens, T rows columns, bool, tinted and outlined in green.
+    """Tint and outline in green the marked tokens, T rows columns, bool, of pictures T 3 Y X, uint8.
 
     Neighbouring tokens share one outline, so that what came in together reads as one thing.
     """
@@ -25,7 +26,7 @@ def tint(pictures: Tensor, marked: Tensor) -> Tensor:
 
 
 def _shrunk(area: Tensor, depth: int) -> Tensor:
-    """An area, T Y X, without its outermost pixels; the edge of the picture is no outline."""
+    """Remove the outermost pixels of an area, T Y X; the edge of the picture is not an outline."""
     inner = area.clone()
     for _ in range(depth):
         layer = inner.clone()

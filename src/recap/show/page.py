@@ -1,4 +1,4 @@
-"""One page that tells the story of a clip: no server, no request, only the file itself."""
+"""The page of an inspected clip, and what all pages share: no server, no request, only the file itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _SPRITE_COLUMNS = 32
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that the page shows."""
+    """All that the page of a clip shows."""
 
     title: str
     subtitle: str
-    video: str  # source of the player: a data URI or a file name
+    # Source of the player: a data URI or a file name.
+    video: str
     remarks: Sequence[str]
-    numbers: Sequence[tuple[str, str]]  # (value, what it is)
+    # Pairs of a value and what it is.
+    numbers: Sequence[tuple[str, str]]
     settings: Mapping[str, object]
     timeline: Timeline
     grid: tuple[int, int]
@@ -32,7 +34,7 @@ class Story:
 
 
 def build_page(story: Story) -> str:
-    """The page as HTML."""
+    """Build the page as HTML."""
     holes = {
         "title": html.escape(story.title),
         "subtitle": html.escape(story.subtitle),
@@ -44,10 +46,7 @@ def build_page(story: Story) -> str:
             f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
             for value, name in story.numbers
         ),
-        "settings": "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-            for name, value in story.settings.items()
-        ),
+        "settings": table_rows(story.settings),
         "timeline": draw_timeline(story.timeline),
         "data": script_data(
             {
@@ -60,8 +59,20 @@ def build_page(story: Story) -> str:
     return fill_template("page.html", holes)
 
 
+def table_rows(values: Mapping[str, object]) -> str:
+    """Write names and values as rows of a table; a table in a value becomes rows with dotted names."""
+    rows: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows.append(table_rows({f"{name}.{key}": inner for key, inner in value.items()}))
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>")
+    return "".join(rows)
+
+
 def fill_template(name: str, holes: Mapping[str, str]) -> str:
-    """A template of this folder with its {{holes}} filled; a hole named like a file takes that file."""
+    """Fill the {{holes}} of a template of this folder; a hole named like a file is filled with that file."""
     folder = resources.files("recap.show")
     # One pass over the template: a hole's content is never searched for holes.
     pieces = folder.joinpath(name).read_text(encoding="utf-8").split("{{")
@@ -73,7 +84,7 @@ def fill_template(name: str, holes: Mapping[str, str]) -> str:
 
 
 def bank_data(patches: Patches) -> dict[str, object]:
-    """A bank as wall.js wants it."""
+    """Describe a bank as wall.js reads it."""
     picture = base64.b64encode(png_bytes(sprite(patches, _SPRITE_COLUMNS))).decode() if len(patches) else ""
     return {
         "columns": _SPRITE_COLUMNS,
@@ -93,5 +104,5 @@ def bank_data(patches: Patches) -> dict[str, object]:
 
 
 def script_data(data: object) -> str:
-    """JSON for a script element, in which no text can look like a tag."""
+    """Write JSON for a script element, in which no text can look like a tag."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""A clip small enough to live inside a page."""
+"""Clips inside pages: embedded as they are, at half size, or linked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EMBED_LIMIT = 18_000_000
 
 
 def embed(video: Path, limit: int = EMBED_LIMIT, link: str = "") -> tuple[str, str]:
-    """The source for a page's player, and a remark for its reader (empty if the clip is embedded as it is).
+    """Return the source for a page's player, and a remark for its reader (empty if the clip is embedded as it is).
 
-    Beyond the limit it is embedded at half size; if that is too large as well, the page links the file.
-    `link` is the way from the page to the clip, where they do not lie in one folder.
+    Beyond the limit a clip is embedded at half size; if that is too large as well, the page links the file.
+    `link` is the path from the page to the clip, where they are not in one folder.
     """
     link = link or video.name
     if video.stat().st_size <= limit:
@@ -27,10 +27,10 @@ def embed(video: Path, limit: int = EMBED_LIMIT, link: str = "") -> tuple[str, s
     try:
         _halve(video, small)
         if small.stat().st_size <= limit:
-            return _data_uri(small), f"Shown at half size; the full one is {link} beside this page."
+            return _data_uri(small), f"Shown at half size; the full one is {link} next to this page."
     finally:
         small.unlink(missing_ok=True)
-    return link, f"The video is too large for the page and is read from {link} beside it."
+    return link, f"The video is too large for the page and is read from {link} next to it."
 
 
 def _halve(video: Path, small: Path) -> None:

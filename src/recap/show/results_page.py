@@ -1,4 +1,4 @@
-"""Results on one page: tables beside the paper's numbers, drawings, and a look at the videos themselves."""
+"""Results on one page: tables next to the paper's numbers, charts, and a look at the videos themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recap.show.page import fill_template
+from recap.show.page import fill_template, table_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Measured:
     judge: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    ours: str  # the row to stand out
+    # First cell of the row to stand out.
+    ours: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Results:
 
 
 def build_results_page(results: Results) -> str:
-    """The page as HTML, complete in itself."""
+    """Build the page as HTML, complete in itself."""
     escape = html.escape
     return fill_template(
         "results.html",
@@ -52,10 +53,7 @@ def build_results_page(results: Results) -> str:
             "title": escape(results.title),
             "subtitle": escape(results.subtitle),
             "sections": "".join(_section(section) for section in results.sections),
-            "about": "".join(
-                f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-                for name, value in results.about.items()
-            ),
+            "about": table_rows(results.about),
         },
     )
 
@@ -71,7 +69,9 @@ def _section(section: Section) -> str:
         parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
     if section.video:
         parts.append(f'<p class="quiet">{escape(section.video_said)}</p><div class="screen">')
-        parts.append(f'<video src="{escape(section.video)}" controls muted loop playsinline></video></div>')
+        parts.append(
+            f'<video src="{escape(section.video)}" controls autoplay muted loop playsinline></video></div>'
+        )
     parts += [_table(measured) for measured in section.measured]
     return "".join([*parts, "</section>"])
 

@@ -31,9 +31,9 @@ _PAPER, _INK = 18, (176, 184, 192)
 
 
 def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
-    """All patches enlarged, each with its second below, in order of first appearance, row by row."""
+    """Lay out all patches enlarged, each with its second below, in order of first appearance."""
     count, side = len(patches), patches.pixels.shape[1]
-    # Thousands of patches at triple size would make a picture that few programs open gladly.
+    # Thousands of patches at triple size would make a picture that few programs can open.
     scale = scale or (3 if count <= 2500 else 2)
     cell, gap, dot = side * scale, 4, 1 if scale < 3 else 2
     text = 5 * dot + 5
@@ -51,7 +51,7 @@ def contact_sheet(patches: Patches, scale: int | None = None) -> Picture:
 
 
 def sprite(patches: Patches, columns: int = 32) -> Picture:
-    """All patches edge to edge, `columns` to a row, for the page to show pieces of."""
+    """Lay out all patches edge to edge, `columns` to a line, for the page to show pieces of."""
     count, side = len(patches), patches.pixels.shape[1]
     rows = max(1, math.ceil(count / columns))
     tiles = np.zeros((rows * columns, side, side, 3), np.uint8)

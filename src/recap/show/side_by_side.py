@@ -14,13 +14,14 @@ from recap.show.lettering import write_text
 from recap.show.palette import colours_of
 
 _MOST_COLUMNS = 4
-_SMALL_PX = 480  # clips narrower than this are shown at double size
+# Clips narrower than this are shown at double size.
+_SMALL_PX = 480
 _BAR_PX, _GAP_PX, _DOT_PX = 32, 8, 4
 _PAPER = 16
 
 
 def write_side_by_side(out: Path, clips: Mapping[str, Path], shown: Callable[[], None]) -> None:
-    """Clips of equal size and length, by name, in rows of up to four; `shown` is called after every picture."""
+    """Join clips of equal size and length, by name, up to four in a line; `shown` is called after every picture."""
     opened = [open_clip(path) for path in clips.values()]
     first, columns = opened[0], min(len(clips), _MOST_COLUMNS)
     scale = 2 if first.width < _SMALL_PX else 1

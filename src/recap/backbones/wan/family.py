@@ -72,6 +72,7 @@ class WanConfig:
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
     ) -> WanBackbone:
         spec = self.spec
+        self.check_files()
         for line in memory_plan(spec, dtype, text=not self.prompt_embeds):
             notice(line)
         encode = self._text(spec, device, prompts, notice)

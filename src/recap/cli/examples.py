@@ -1,0 +1,39 @@
+"""An example or two for the help of every command; a test reads each of them as a command line."""
+
+from __future__ import annotations
+
+_LINES = {
+    "": (
+        'recap generate "a fox on a beach by day" --seconds 10',
+        'recap compare "a fox on a beach by day" --memories none,sink,recap',
+    ),
+    "generate": (
+        'recap generate "a fox on a beach by day" --seconds 10 --memory recap',
+        "recap generate --script shots.json --set memory.reinforcement=2",
+        "recap generate --resume runs/20261116-082017-a-fox-on-a-beach-recap",
+    ),
+    "compare": (
+        'recap compare "a fox on a beach by day" --memories none,sink,recap --seconds 15',
+        "recap compare --script shots.json --set memory.reinforcement=1 --out comparison",
+    ),
+    "show": ("recap show runs/20261116-082017-a-fox-on-a-beach-recap --open",),
+    "inspect": (
+        "recap inspect holiday.mp4",
+        "recap inspect holiday.mp4 --size 832x480 --set cycle_threshold_px=1",
+    ),
+    "list": ("recap list", "recap list memories"),
+    "weights": ("recap weights raft-small", "recap weights longlive --dry-run"),
+    "convert": ("recap convert self_forcing_dmd.pt converted",),
+    "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
+    "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
+    "report": ("recap report results",),
+    "sweep status": ("recap sweep status results",),
+    "vbench setup": ("recap vbench setup --dry-run",),
+    "vbench draw": ("recap vbench draw --suite vbench946 --out videos --num 2",),
+    "vbench run": ("recap vbench run videos --suite vbench946 --partial",),
+}
+
+# The mark \b tells the formatter of the help to leave the lines as they are.
+EXAMPLES = {
+    name: "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)]) for name, lines in _LINES.items()
+}

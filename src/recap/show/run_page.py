@@ -1,0 +1,48 @@
+"""The page of one run: its video, what its bank kept and when, shares of attention, settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import safe_open
+
+from recap.config import RunConfig
+from recap.errors import refuse
+from recap.io.files import write_whole
+from recap.plan import make_plan
+from recap.registry import JUDGES
+from recap.run import OPENING, read_record, read_spec
+from recap.show.comparison import runs_page
+from recap.show.measures import ColourJudge
+
+PAGE = "index.html"
+
+
+def write_run_page(folder: Path) -> Path:
+    """Write `index.html` into the folder of a finished run; of a batch it shows the first row."""
+    about = read_record(folder)
+    if not (folder / "summary.json").is_file():
+        limit = "the run is not finished"
+        raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
+    config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
+    plan = make_plan([config.shots] * len(config.seeds), spec, _opening_frames(folder))
+    video = folder / json.loads((folder / "summary.json").read_text())["videos"][0]
+    rows = f"; row 0 of {len(config.seeds)}" if len(config.seeds) > 1 else ""
+    seconds = spec.num_pictures(plan.blocks[-1].end_frame) / spec.pictures_per_second
+    subtitle = (
+        f"{seconds:.1f} s by {spec.name} with the memory {config.memory.name}, seed {config.seeds[0]}{rows}"
+    )
+    judge = JUDGES.get(config.backbone.name, ColourJudge)()
+    name = config.memory.name.rpartition(":")[2]
+    page = runs_page(folder, {name: config}, {name: video}, plan, spec, judge, lambda: None, subtitle)
+    write_whole(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def _opening_frames(folder: Path) -> int:
+    """Count the latent frames of the pictures that the run continues."""
+    if not (folder / OPENING).is_file():
+        return 0
+    with safe_open(folder / OPENING, "pt") as file:
+        return int(file.get_slice("latents").get_shape()[1])
