@@ -19,7 +19,6 @@ from recap.cli import (
     inspect,
     list_names,
     reproduce,
-    sweep,
     vbench,
     weights,
 )
@@ -42,7 +41,6 @@ app.command("convert")(convert.convert_command)
 app.command("bench")(bench.bench_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("report")(reproduce.report_command)
-app.add_typer(sweep.app, name="sweep")
 app.add_typer(vbench.app, name="vbench")
 
 

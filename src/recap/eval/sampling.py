@@ -16,6 +16,9 @@ from recap.io.video import Picture
 Pictures = NDArray[np.uint8]
 """N Y X 3, RGB."""
 
+PER_SECOND = 2.0
+"""Pictures a second at which the protocols of identity and reappearance look at a video."""
+
 ForwardFlow = Callable[[Tensor], Tensor]
 """Pictures B T 3 Y X, 0..1, to their flow B T-1 2 Y X, from each to the next."""
 

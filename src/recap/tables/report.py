@@ -13,7 +13,7 @@ from recap.io.files import write_whole
 from recap.show.results_page import Results, Section, build_results_page
 from recap.tables.folder import SHEET
 from recap.tables.page import measured_of
-from recap.tables.recipes import TABLES
+from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.table import Cell, remarks
 
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
@@ -93,7 +93,7 @@ def _in_common(abouts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _section(table: dict[str, Any], folder: Path, shared: dict[str, Any]) -> Section:
-    recipe = TABLES[table["table"]]()
+    recipe = find_recipe(table["table"])
     cells = [_cell(values) for values in table["cells"]]
     sheet = folder / SHEET
     own = {name: value for name, value in table["about"].items() if name not in shared}
