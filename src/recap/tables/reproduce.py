@@ -123,8 +123,9 @@ class _Plan:
         return job.key
 
     def missing(self, store: Store) -> list[Job]:
-        """The jobs to do, for those entries alone that are not there."""
-        return [replace(job, wants=store.lacks(job)) for job in self.jobs.values() if not store.has(job)]
+        """The jobs to do, for those entries alone that are not there; a page can do without a look."""
+        lacks = {key: store.lacks(job) for key, job in self.jobs.items()}
+        return [replace(job, wants=lacks[key]) for key, job in self.jobs.items() if lacks[key] - {LOOK}]
 
     def is_complete(self, recipe: Recipe, store: Store) -> bool:
         measures = set(recipe.measures)
@@ -266,7 +267,7 @@ def _check_versions(plan: _Plan, store: Store, here: Mapping[str, str]) -> None:
     for table, lines in plan.lines.items():
         keys = [line.key for line in lines]
         makers = makers_of(store, keys)
-        made_here = [here] if any(not store.has(plan.jobs[key]) for key in keys) else []
+        made_here = [here] if any(store.lacks(plan.jobs[key]) - {LOOK} for key in keys) else []
         found = {tuple(str(maker.get(name)) for name in VERSIONS) for maker in [*makers, *made_here]}
         if len(found) > 1:
             versions = " and ".join(
