@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from recap.cli.main import app
 from recap.tables.recipes import Ask, find_recipe
-from recap.tables.reproduce import _Plan
+from recap.tables.runs import TableRuns
 from recap.tables.store import Store
 
 ASK = Ask(
@@ -30,7 +30,7 @@ def finished(tmp_path):
     """A folder with one finished table, of runs as if generated."""
     score = {"name": "retention_frame_mid", "value": 0.5, "backend": "hsv", "n": 3, "details": {}}
     store = Store(tmp_path / "results", {"recap": "1", "torch": "2", "hardware": "x", "commit": "y"})
-    for key in _Plan([find_recipe(TABLE)], ASK, {TABLE: {}}).jobs:
+    for key in TableRuns([find_recipe(TABLE)], ASK, {TABLE: {}}).jobs:
         store.add(key, {TABLE: {score["name"]: score}})
     asked = reproduce(tmp_path / "results")
     assert asked.exit_code == 0, asked.output

@@ -76,7 +76,8 @@ OPTIONS = {
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
-        "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out", "--help",
+        "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",
+        "--help",
     },
     "report": {"--markdown", "--help"},
     "vbench": {"--help"},

@@ -6,15 +6,15 @@ from recap.run import build_backbone
 from recap.tables.generating import config_of, generate_batch
 from recap.tables.jobs import Job
 from recap.tables.recipes import Ask, Recipe, find_recipe
-from recap.tables.reproduce import _Plan
+from recap.tables.runs import TableRuns
 
 
 def jobs_of(recipe: str | Recipe, row: str = "", **asked) -> list[Job]:
     """The jobs of a recipe, or of one of its rows; one prompt and one seed, unless more are asked for."""
     found = find_recipe(recipe) if isinstance(recipe, str) else recipe
     values = {"prompts": 1, "seeds": 1, "embedder": "hsv", "device": "cpu", "flow": "classical", **asked}
-    plan = _Plan([found], Ask(**values), {found.name: {}})
-    keys = [key for planned, key in plan.lines[found.name] if row in ("", planned.row.name)]
+    plan = TableRuns([found], Ask(**values), {found.name: {}})
+    keys = [key for planned, key in plan.tables[found.name] if row in ("", planned.row.name)]
     return [plan.jobs[key] for key in keys]
 
 

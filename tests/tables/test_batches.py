@@ -1,4 +1,4 @@
-"""Runs generated in batches: each once, with the scores that it has alone; what goes wrong costs those it concerns."""
+"""Runs generated in batches: each once, with the scores that it has alone; a failure costs those it concerns."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from recap.tables.batches import Batches, kind_of
 from recap.tables.generating import config_of, generate_and_score, generate_batch, score_generated
 from recap.tables.looks import pack_look, unpack_look
 from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
-from recap.tables.reproduce import _Plan
 from recap.tables.runner import Rules, run_jobs
+from recap.tables.runs import TableRuns
 from recap.tables.store import Store
 from recap.trace import read_lines
 
@@ -34,10 +34,10 @@ def test_what_several_tables_want_is_generated_once():
     # The scripts of `entering` differ in their timing, too.
     tables = [name for name in TABLES if name not in ("entering", "time", "retention-5min")]
     ask = Ask(prompts=2, seeds=1, device="cpu", embedder="hsv", flow="classical")
-    plan = _Plan([find_recipe(name) for name in tables], ask, {name: {} for name in tables})
+    plan = TableRuns([find_recipe(name) for name in tables], ask, {name: {} for name in tables})
     jobs = list(plan.jobs.values())
     asked = sum(len(list(plan_runs(find_recipe(name), ask))) for name in tables)
-    assert sum(map(len, plan.lines.values())) == asked > 1.7 * len(jobs)
+    assert sum(map(len, plan.tables.values())) == asked > 1.7 * len(jobs)
     ours = next(job for job in jobs if "bank" in job.wants and job.options["trace_offered"])
     assert {"dynamics", "retention", "identity", "attention", "content", "look"} <= ours.wants
     assert len(jobs) == 2 * len({canonical_kind(job) for job in jobs})

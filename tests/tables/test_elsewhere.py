@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from recap.io.files import alone_in
 from recap.tables import reproduce as module
 from recap.tables.recipes import Ask, find_recipe
-from recap.tables.reproduce import How, _Plan, main, read_arguments, reproduce
+from recap.tables.reproduce import How, main, read_arguments, reproduce
+from recap.tables.runs import TableRuns
 from recap.tables.store import FILE, Store
 
 TABLE = "retention"
@@ -26,7 +27,7 @@ def made(out, table=TABLE, ask=ASK, *, rows=(), value=0.5, **other):
     """Results of all runs, as if they had come from a machine with a GPU."""
     recipe = find_recipe(table)
     store = Store(out, {**HERE, **other})
-    for planned, key in _Plan([recipe], ask, {table: {}}).lines[table]:
+    for planned, key in TableRuns([recipe], ask, {table: {}}).tables[table]:
         if not rows or planned.row.name in rows:
             score = {"name": "retention_frame_mid", "value": value, "backend": "hsv", "n": 3, "details": {}}
             store.add(key, {measure: {"retention_frame_mid": score} for measure in recipe.measures})
@@ -76,14 +77,14 @@ def test_fewer_seeds_than_were_made_may_be_asked_for(tmp_path):
 def test_rows_left_out_where_the_others_were_made_stay_left_out(tmp_path):
     made(tmp_path, rows=("none", "recap", "sink, lambda 5"))
     (tmp_path / TABLE).mkdir()
-    record = {**module._record(find_recipe(TABLE), ASK, {"sink": "why"})}
+    record = {"table": TABLE, **asdict(ASK), "left_out": ["sink"]}
     (tmp_path / TABLE / "record.json").write_text(json.dumps(record))
     assert quietly(tmp_path).left_out == {TABLE: ("sink",)}
     assert table_of(tmp_path)["left_out"] == ["sink"]
     made(tmp_path, rows=("sink",))
     assert quietly(tmp_path).left_out == {TABLE: ()}  # once it is there it is shown
     before = (tmp_path / TABLE / "table.json").read_bytes()
-    lines = [line for line in (tmp_path / FILE).read_text().splitlines()[:6]]
+    lines = (tmp_path / FILE).read_text().splitlines()[:6]
     (tmp_path / FILE).write_text("".join(line + "\n" for line in lines))
     with pytest.raises(ValueError, match=r"2 of 8 runs are missing"):
         quietly(tmp_path)
@@ -142,7 +143,8 @@ def test_the_plain_command_takes_what_the_other_takes(tmp_path, capsys):
 
 def test_the_exit_status_tells_that_runs_are_left(tmp_path):
     words = [TABLE, "--backbone", "untrained", "--prompts", "1", "--seeds", "1", "--seconds", "1.5", "--embedder",
-             "hsv", "--device", "cpu", "--flow", "classical", "--minutes", "1e-9", "--out", str(tmp_path)]  # fmt: skip
+             "hsv", "--device", "cpu", "--flow", "classical",
+             "--minutes", "1e-9", "--out", str(tmp_path)]  # fmt: skip
     program = [sys.executable, "-m", "recap.tables.reproduce", *words]
     done = subprocess.run(program, check=False, capture_output=True, text=True)
     assert done.returncode == 3 and "4 of 4 runs are left; the same command resumes" in done.stdout

@@ -1,4 +1,4 @@
-"""Weights that are missing are found before anything is generated, and cost no more rows than those that need them."""
+"""Weights that are missing are found before anything is generated, and cost only the rows that need them."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from recap.config import RunConfig
 from recap.contracts import Admission, Flow
 from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
+from recap.eval.judged import EMBEDDED
 from recap.eval.metrics import find_measures
 from recap.eval.motion_judge import build_motion_judge
 from recap.eval.qwen import find_qwen
@@ -79,6 +80,11 @@ def check_judges(ask: Ask, recipes: Sequence[Recipe], notice: Notice) -> None:
         find_qwen(folder)
     if _judges_motion(recipes):
         build_motion_judge(ask.judge_flow, notice=notice)
+    of_subject = any(each.of_subject for recipe in recipes for each in find_measures(recipe.measures))
+    if not ask.detector and ask.backbone_name != EMBEDDED and of_subject:
+        notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
+    if ask.detector and ask.backbone_name == EMBEDDED:
+        notice("--detector is not used: the embedded world has its own probe")
 
 
 def find_missing_weights(configs: Mapping[str, RunConfig], notice: Notice) -> dict[str, str]:

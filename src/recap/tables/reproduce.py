@@ -13,14 +13,12 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recap.config import check_place
 from recap.errors import refuse
-from recap.eval.judged import EMBEDDED
-from recap.eval.metrics import find_measures
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in, write_whole
 from recap.run import Notice
@@ -34,8 +32,9 @@ from recap.tables.on_ray import OnRay
 from recap.tables.page import Video, side_by_side
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.processes import Processes
-from recap.tables.recipes import Ask, Planned, Recipe, find_recipe, plan_runs
+from recap.tables.recipes import Ask, Recipe, find_recipe, plan_runs
 from recap.tables.runner import Executor, Progress, Report, run_jobs, silent
+from recap.tables.runs import TableRuns, same_prompt
 from recap.tables.store import Store, makers_of
 from recap.tables.table import Line
 
@@ -85,57 +84,6 @@ class Reproduction:
         return [folder / "index.html" for folder in self.tables.values()]
 
 
-class _Line(NamedTuple):
-    """A run as a table asks for it."""
-
-    planned: Planned
-    key: str
-
-
-class _Plan:
-    """The runs of all tables, each once, and who asks for them."""
-
-    def __init__(self, recipes: Sequence[Recipe], ask: Ask, left_out: Mapping[str, Mapping[str, str]]):
-        self.jobs: dict[str, Job] = {}
-        self.lines: dict[str, list[_Line]] = {}
-        for recipe in recipes:
-            planned = [each for each in plan_runs(recipe, ask) if each.row.name not in left_out[recipe.name]]
-            self.lines[recipe.name] = [
-                _Line(each, self._add(each, recipe, ask, shown=_same_run(each, planned[0])))
-                for each in planned
-            ]
-
-    def _add(self, planned: Planned, recipe: Recipe, ask: Ask, *, shown: bool) -> str:
-        config = planned.config.to_dict() | {"device": ask.device}
-        # These change no picture: how much is traced, by which path, and how often a state is kept.
-        offered = config.pop("trace_offered")
-        del config["eager"], config["checkpoint_every"]
-        data = {
-            "config": config, "subject": planned.script.subject, "late_subject": planned.script.late_subject,
-            "embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow,
-        }  # fmt: skip
-        name = f"{planned.row.name} of {recipe.name}, {planned.script.name}, seed {planned.seed}"
-        size = sum(shot.seconds for shot in planned.config.shots)
-        job = Job(name, data, frozenset([*recipe.measures, *([LOOK] if shown else [])]), {}, size)
-        known = self.jobs.get(job.key, job)
-        options = {"trace_offered": offered or known.options.get("trace_offered", False)}
-        self.jobs[job.key] = replace(known, wants=known.wants | job.wants, options=options)
-        return job.key
-
-    def missing(self, store: Store) -> list[Job]:
-        """The jobs to do, for those entries alone that are not there; a page can do without a look."""
-        lacks = {key: store.lacks(job) for key, job in self.jobs.items()}
-        return [replace(job, wants=lacks[key]) for key, job in self.jobs.items() if lacks[key] - {LOOK}]
-
-    def is_complete(self, recipe: Recipe, store: Store) -> bool:
-        measures = set(recipe.measures)
-        return all(measures <= store.results.get(line.key, {}).keys() for line in self.lines[recipe.name])
-
-
-def _same_run(one: Planned, other: Planned) -> bool:
-    return (one.script.name, one.seed) == (other.script.name, other.seed)
-
-
 def reproduce(
     tables: Sequence[str],
     ask: Ask,
@@ -146,200 +94,172 @@ def reproduce(
     notice: Notice = print,
 ) -> Reproduction:
     """Generate and judge what is missing, and write the tables whose runs are all there."""
-    how = how or How()
-    recipes = [find_recipe(name) for name in dict.fromkeys(tables)]
-    for recipe in recipes:
-        # What cannot be asked is refused before anything is fetched.
-        next(plan_runs(recipe, ask), None)
-    if out.exists() and not out.is_dir():
-        raise refuse("--out", str(out), "is a file", "name a folder")
-    begun = {recipe.name: begun_with(out / recipe.name) for recipe in recipes}
-    ask = settle(ask, recipes, next((found for found in begun.values() if found), {}), notice)
-    _check_how(how, ask, recipes)
-    left_out = {
-        r.name: {row.name: "this version has no such memory or admission rule" for row in r.rows if not row.available}
-        for r in recipes
-    }  # fmt: skip
-    store = Store(out)
-    plan = _Plan(recipes, ask, left_out)
-    missing = plan.missing(store)
-    if missing:
-        lacking = _find_lacking(recipes, ask, how, plan, missing, begun, notice)
-        left_out = {name: {**rows, **lacking[name]} for name, rows in left_out.items()}
-    for name, rows in left_out.items():
-        for row, why in rows.items():
-            notice(f"{name}: the row {row!r} is left out: {why}")
-        if len(rows) == len(find_recipe(name).rows):
-            raise refuse("table", name, "none of its rows can be generated here", next(iter(rows.values())))
-    plan = _Plan(recipes, ask, left_out)
-    here = made_here(ask.device, how.commit)
-    _check_versions(plan, store, here)
-    wanted = {r.name: _record(r, ask, left_out[r.name]) for r in recipes}
-    for recipe in recipes:
-        kept = {line.planned.row.name for line in plan.lines[recipe.name]}
-        check_folder(out / recipe.name, wanted[recipe.name], kept)
+    call = _Call(tables, ask, out, how or How(), notice)
     out.mkdir(parents=True, exist_ok=True)
     with alone_in(out, "--out", "another process is writing to it", "wait for it, or choose another --out"):
-        for recipe in recipes:
-            begin_folder(out / recipe.name, wanted[recipe.name])
-        store = Store(out, here)
-        progress = _run(plan.missing(store), store, how, ask, recipes, report, notice)
-        finished = [recipe for recipe in recipes if plan.is_complete(recipe, store)]
-        for recipe in finished:
-            _write(out, recipe, ask, plan, store, tuple(left_out[recipe.name]), notice)
-    left = len(plan.missing(store))
-    folders = {recipe.name: out / recipe.name for recipe in finished}
-    rows_left_out = {name: tuple(rows) for name, rows in left_out.items()}
-    return Reproduction(folders, len(plan.jobs), left, progress.errors, rows_left_out)
+        return call.finish(report)
 
 
-def _record(recipe: Recipe, ask: Ask, left_out: Mapping[str, str]) -> dict[str, Any]:
-    """What a table's folder is begun with."""
-    seeds = ask.seeds or recipe.seeds
-    asked = {**asdict(ask), "backbone": ask.backbone_name, "seeds": seeds}
-    return {"table": recipe.name, **asked, LEFT_OUT: list(left_out)}
+class _Call:
+    """One call: everything that can be refused is refused before a file is made."""
 
+    def __init__(self, tables: Sequence[str], ask: Ask, out: Path, how: How, notice: Notice):
+        self._out, self._how, self._notice = out, how, notice
+        self._recipes = [find_recipe(name) for name in dict.fromkeys(tables)]
+        for recipe in self._recipes:
+            # What cannot be asked is refused before anything is fetched.
+            next(plan_runs(recipe, ask), None)
+        if out.exists() and not out.is_dir():
+            raise refuse("--out", str(out), "is a file", "name a folder")
+        self._begun = {recipe.name: begun_with(out / recipe.name) for recipe in self._recipes}
+        begun = next((found for found in self._begun.values() if found), {})
+        self._ask = settle(ask, self._recipes, begun, notice)
+        self._alone = any(recipe.alone for recipe in self._recipes)
+        self._check_how()
+        store = Store(out)
+        self._left_out = self._find_left_out(store)
+        self._runs = TableRuns(self._recipes, self._ask, self._left_out)
+        self._made_by = made_here(self._ask.device, how.commit)
+        self._check_versions(store)
+        for recipe in self._recipes:
+            rows = {run.row for run in self._runs.tables[recipe.name]}
+            check_folder(out / recipe.name, self._record(recipe), rows)
 
-def _check_how(how: How, ask: Ask, recipes: Sequence[Recipe]) -> None:
-    """Refuse what does not go together."""
-    if any(recipe.alone for recipe in recipes):
-        limit = "times of runs next to each other, or on other machines, mean nothing"
-        for name in ("workers", "rows", "ray"):
-            if (value := getattr(how, name)) not in (None, 1, ""):
-                raise refuse(f"--{name}", value, limit, "leave it out: one run at a time, here")
-    if how.workers is not None and not how.ray and (ask.device != "cpu" or (how.rows or 1) > 1):
-        limit = "one process generates in batches, on a GPU or with --rows"
-        raise refuse("--workers", how.workers, limit, "leave it out, or choose --rows and --scorers")
-    if how.ray and how.rows not in (None, 1):
-        raise refuse("--rows", how.rows, "on Ray every task generates one run", "leave it out")
+    def _check_how(self) -> None:
+        """Refuse what does not go together."""
+        how = self._how
+        if self._alone:
+            limit = "times of runs next to each other, or on other machines, mean nothing"
+            for name in ("workers", "rows", "ray"):
+                if (value := getattr(how, name)) not in (None, 1, ""):
+                    raise refuse(f"--{name}", value, limit, "leave it out: one run at a time, here")
+        if how.workers is not None and not how.ray and (self._ask.device != "cpu" or (how.rows or 1) > 1):
+            limit = "one process generates in batches, on a GPU or with --rows"
+            raise refuse("--workers", how.workers, limit, "leave it out, or choose --rows and --scorers")
+        if how.ray and how.rows not in (None, 1):
+            raise refuse("--rows", how.rows, "on Ray every task generates one run", "leave it out")
 
+    def _find_left_out(self, store: Store) -> dict[str, dict[str, str]]:
+        """By table, the rows that cannot be generated here, and why."""
+        why = "this version has no such memory or admission rule"
+        left_out = {r.name: {row.name: why for row in r.rows if not row.available} for r in self._recipes}
+        runs = TableRuns(self._recipes, self._ask, left_out)
+        if missing := runs.missing(store):
+            for table, rows in self._find_lacking(runs, missing).items():
+                left_out[table] |= rows
+        for recipe in self._recipes:
+            for row, why in left_out[recipe.name].items():
+                self._notice(f"{recipe.name}: the row {row!r} is left out: {why}")
+            if len(left_out[recipe.name]) == len(recipe.rows):
+                raise refuse("table", recipe.name, "none of its rows can be generated here", why)
+        return left_out
 
-def _find_lacking(
-    recipes: Sequence[Recipe],
-    ask: Ask,
-    how: How,
-    plan: _Plan,
-    missing: Sequence[Job],
-    begun: Mapping[str, Mapping[str, Any]],
-    notice: Notice,
-) -> dict[str, dict[str, str]]:
-    """By table, the rows that cannot be generated here and why; refuses what no missing run can do without.
+    def _find_lacking(self, runs: TableRuns, missing: Sequence[Job]) -> dict[str, dict[str, str]]:
+        """Rows that lack weights of their own; refuses what no missing run can do without.
 
-    Weights on the machines of a cluster are not known here.
-    """
-    keys = {job.key for job in missing}
-    lines = {name: [line for line in own if line.key in keys] for name, own in plan.lines.items()}
-    lacking: dict[str, dict[str, str]] = {recipe.name: {} for recipe in recipes}
-    # Rows that were left out where the others were made stay left out where none can be made.
-    former = {
-        name: dict.fromkeys(begun[name].get(LEFT_OUT, ()), "it was left out before") for name in lacking
-    }
-    if all(line.planned.row.name in former[name] for name, own in lines.items() for line in own):
+        Weights on the machines of a cluster are not known here.
+        """
+        ask, keys = self._ask, {job.key for job in missing}
+        if self._how.ray:
+            return {}
+        lacking = {name: [run for run in own if run.key in keys] for name, own in runs.tables.items()}
         try:
             check_place(ask.device, ask.dtype)
-        except ValueError:
-            return former
-    if how.ray:
-        return lacking
-    try:
-        check_place(ask.device, ask.dtype)
-    except ValueError as error:
-        limit = (
-            f"{len(missing)} of {len(plan.jobs)} runs are missing, the first is {missing[0].name}; {error}"
-        )
-        remedy = "generate them where it can be used, or ask for fewer --prompts or --seeds"
-        raise refuse("--device", ask.device, limit, remedy) from error
-    check_judges(ask, recipes, notice)
-    for recipe in recipes:
-        configs = {line.planned.row.name: line.planned.config for line in lines[recipe.name]}
-        if configs:
-            lacking[recipe.name] = find_missing_weights(configs, notice)
-    of_subject = any(each.of_subject for recipe in recipes for each in find_measures(recipe.measures))
-    if not ask.detector and ask.backbone_name != EMBEDDED and of_subject:
-        notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
-    if ask.detector and ask.backbone_name == EMBEDDED:
-        notice("--detector is not used: the embedded world has its own probe")
-    return lacking
+        except ValueError as error:
+            # Rows that were left out where the others were made stay left out where none can be made.
+            former = {name: found.get(LEFT_OUT, ()) for name, found in self._begun.items()}
+            if all(run.row in former[name] for name, own in lacking.items() for run in own):
+                return {name: dict.fromkeys(rows, "it was left out before") for name, rows in former.items()}
+            limit = f"{len(missing)} of {len(runs.jobs)} runs are missing, the first is {missing[0].name}; {error}"
+            remedy = "generate them where it can be used, or ask for fewer --prompts or --seeds"
+            raise refuse("--device", ask.device, limit, remedy) from error
+        check_judges(ask, self._recipes, self._notice)
+        return {
+            name: find_missing_weights({run.row: run.planned.config for run in own}, self._notice)
+            for name, own in lacking.items()
+            if own
+        }
 
+    def _check_versions(self, store: Store) -> None:
+        """Refuse a table of runs by two versions of the code."""
+        for recipe in self._recipes:
+            keys = self._runs.keys(recipe.name)
+            makers = makers_of(store, keys) + ([self._made_by] if self._runs.missing(store, keys) else [])
+            found = sorted({", ".join(f"{name} {maker.get(name)}" for name in VERSIONS) for maker in makers})
+            if len(found) > 1:
+                limit = f"the runs of {recipe.name} would be made by {' and '.join(found)}"
+                raise refuse("--out", str(self._out), limit, "choose another --out, or use one version")
 
-def _check_versions(plan: _Plan, store: Store, here: Mapping[str, str]) -> None:
-    """Refuse a table of runs by two versions of the code."""
-    for table, lines in plan.lines.items():
-        keys = [line.key for line in lines]
-        makers = makers_of(store, keys)
-        made_here = [here] if any(store.lacks(plan.jobs[key]) - {LOOK} for key in keys) else []
-        found = {tuple(str(maker.get(name)) for name in VERSIONS) for maker in [*makers, *made_here]}
-        if len(found) > 1:
-            versions = " and ".join(
-                ", ".join(map(" ".join, zip(VERSIONS, each, strict=True))) for each in sorted(found)
-            )
-            limit = f"the runs of {table} would be made by {versions}"
-            raise refuse("--out", str(store.folder), limit, "choose another --out, or use one version")
+    def _record(self, recipe: Recipe) -> dict[str, Any]:
+        """What the folder of a table is begun with."""
+        asked = {
+            **asdict(self._ask),
+            "backbone": self._ask.backbone_name,
+            "seeds": self._ask.seeds or recipe.seeds,
+        }
+        return {"table": recipe.name, **asked, LEFT_OUT: list(self._left_out[recipe.name])}
 
+    def finish(self, report: Report) -> Reproduction:
+        """Do what is missing and write what is complete, alone in the folder."""
+        for recipe in self._recipes:
+            begin_folder(self._out / recipe.name, self._record(recipe))
+        store = Store(self._out, self._made_by)
+        jobs = self._runs.missing(store)
+        errors = self._run(jobs, store, report).errors if jobs else {}
+        done = [r for r in self._recipes if not self._runs.missing(store, self._runs.keys(r.name))]
+        for recipe in done:
+            self._write(recipe, store)
+        left_out = {name: tuple(rows) for name, rows in self._left_out.items()}
+        folders = {recipe.name: self._out / recipe.name for recipe in done}
+        return Reproduction(folders, len(self._runs.jobs), len(self._runs.missing(store)), errors, left_out)
 
-def _run(
-    jobs: Sequence[Job],
-    store: Store,
-    how: How,
-    ask: Ask,
-    recipes: Sequence[Recipe],
-    report: Report,
-    notice: Notice,
-) -> Progress:
-    if not jobs:
-        return Progress(0)
-    alone = any(recipe.alone for recipe in recipes)
-    shown = store.folder / SHOWN
-    executor: Executor
-    if how.ray:
-        executor = OnRay(WORK, shown, address=how.ray, gpus=float(ask.device != "cpu"))
-    elif ask.device != "cpu" or (how.rows or 1) > 1:
-        scorers = how.scorers or max(1, cores() * 3 // 4)
-        executor = Batches(shown, 1 if alone else how.rows or ROWS, scorers, alone=alone, notice=notice)
-    else:
-        executor = Processes(WORK, shown, 1 if alone else how.workers or cores())
+    def _run(self, jobs: Sequence[Job], store: Store, report: Report) -> Progress:
+        how, device, shown = self._how, self._ask.device, self._out / SHOWN
+        executor: Executor
+        if how.ray:
+            executor = OnRay(WORK, shown, address=how.ray, gpus=float(device != "cpu"))
+        elif device != "cpu" or (how.rows or 1) > 1:
+            rows, scorers = 1 if self._alone else how.rows or ROWS, how.scorers or max(1, cores() * 3 // 4)
+            executor = Batches(shown, rows, scorers, alone=self._alone, notice=self._notice)
+        else:
+            executor = Processes(WORK, shown, 1 if self._alone else how.workers or cores())
 
-    def tell(progress: Progress) -> None:
-        errors = "".join(f"{name}: {error}\n" for name, error in progress.errors.items())
-        write_whole(store.folder / "progress.txt", f"{progress.line()}\n{errors}".encode())
-        report(progress)
+        def tell(progress: Progress) -> None:
+            errors = "".join(f"{name}: {error}\n" for name, error in progress.errors.items())
+            write_whole(self._out / "progress.txt", f"{progress.line()}\n{errors}".encode())
+            report(progress)
 
-    return run_jobs(jobs, store, executor, minutes=how.minutes, report=tell)
+        return run_jobs(jobs, store, executor, minutes=how.minutes, report=tell)
 
+    def _write(self, recipe: Recipe, store: Store) -> None:
+        """The files of one finished table."""
+        runs, results, folder = self._runs.tables[recipe.name], store.results, self._out / recipe.name
+        lines = [
+            Line(run.row, run.planned.script.name, run.planned.seed,
+                 {name: score for measure in recipe.measures for name, score in results[run.key][measure].items()})
+            for run in runs
+        ]  # fmt: skip
+        first = runs[0].planned
+        shown = {run.row: run.key for run in runs if same_prompt(run.planned, first)}
+        looks = {row: unpack_look(results[key][LOOK]) for row, key in shown.items() if LOOK in results[key]}
+        # Pages compare runs of one length.
+        alike = {
+            row: look for row, look in looks.items() if look.moments == next(iter(looks.values())).moments
+        }
+        video = self._video(folder, {row: self._out / SHOWN / shown[row] / CLIP for row in alike})
+        keys, left_out = [run.key for run in runs], tuple(self._left_out[recipe.name])
+        about = about_table(recipe, self._ask, len(runs), makers_of(store, keys))
+        write_table(folder, Finished(recipe, lines, keys, about, first, alike, left_out, video))
 
-def _write(
-    out: Path, recipe: Recipe, ask: Ask, plan: _Plan, store: Store, left_out: Sequence[str], notice: Notice
-) -> None:
-    """The files of one finished table."""
-    own = plan.lines[recipe.name]
-    lines = []
-    for planned, key in own:
-        result = store.results[key]
-        scores = {name: score for measure in recipe.measures for name, score in result[measure].items()}
-        lines.append(Line(planned.row.name, planned.script.name, planned.seed, scores))
-    first = own[0].planned
-    shown = {line.planned.row.name: line.key for line in own if _same_run(line.planned, first)}
-    looks = {
-        row: unpack_look(store.results[key][LOOK]) for row, key in shown.items() if LOOK in store.results[key]
-    }
-    # Pages compare runs of one length.
-    alike = {row: look for row, look in looks.items() if look.moments == next(iter(looks.values())).moments}
-    clips = {row: out / SHOWN / shown[row] / CLIP for row in alike}
-    keys = [line.key for line in own]
-    about = about_table(recipe, ask, len(own), makers_of(store, keys))
-    video = _video(out / recipe.name, clips, notice)
-    write_table(out / recipe.name, Finished(recipe, lines, keys, about, first, alike, left_out, video))
-
-
-def _video(folder: Path, clips: Mapping[str, Path], notice: Notice) -> Video:
-    """The first runs in motion; where they were generated without PyAV, or are lost, the page does without."""
-    if not clips or not all(clip.is_file() for clip in clips.values()):
-        return Video()
-    try:
-        return side_by_side(folder, clips)
-    except ValueError as error:
-        notice(f"the page shows no video: {error}")
-        return Video()
+    def _video(self, folder: Path, clips: Mapping[str, Path]) -> Video:
+        """The first runs in motion; where they were generated without PyAV, or are lost, the page does without."""
+        if not clips or not all(clip.is_file() for clip in clips.values()):
+            return Video()
+        try:
+            return side_by_side(folder, clips)
+        except ValueError as error:
+            self._notice(f"the page shows no video: {error}")
+            return Video()
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

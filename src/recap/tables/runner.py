@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -102,11 +103,11 @@ def run_jobs(
     on_result: Callable[[Job], None] = lambda job: None,
 ) -> Progress:
     """Do every job that the store lacks; returns how that ended. `on_result` is called when a result is stored."""
-    if len({job.key for job in jobs}) != len(jobs):
-        different = len({job.key for job in jobs})
+    if (different := len({job.key for job in jobs})) != len(jobs):
         raise refuse("jobs", len(jobs), f"only {different} of them differ", "name each job once")
     try:
-        return _Loop(store, executor, rules or Rules(), minutes, report, on_result).run(jobs)
+        end = time.monotonic() + 60 * minutes
+        return _Loop(store, executor, rules or Rules(), end, report, on_result).run(jobs)
     finally:
         executor.close()
 
@@ -117,35 +118,31 @@ class _Batch(NamedTuple):
     left: set[str]  # keys
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self,
-        store: Store,
-        executor: Executor,
-        rules: Rules,
-        minutes: float,
-        report: Report,
-        on_result: Callable[[Job], None],
-    ):
-        self._store, self._executor, self._rules = store, executor, rules
-        self._report, self._on_result = report, on_result
-        self._end = time.monotonic() + 60 * minutes
-        self._waiting: list[list[Job]] = []
-        self._delayed: list[tuple[float, Job]] = []
-        self._under_way: dict[str, _Batch] = {}
-        self._failures: dict[str, int] = {}
-        self._crashes: dict[str, int] = {}
-        self._rates: list[float] = []  # seconds per unit of size
+    store: Store
+    executor: Executor
+    rules: Rules
+    end: float  # on the monotonic clock
+    report: Report
+    on_result: Callable[[Job], None]
+    waiting: list[list[Job]] = field(default_factory=list)
+    delayed: list[tuple[float, Job]] = field(default_factory=list)
+    under_way: dict[str, _Batch] = field(default_factory=dict)
+    tries: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """By key, and whether the worker died."""
+    rates: list[float] = field(default_factory=list)
+    """Seconds per unit of size, of every batch."""
 
     def run(self, jobs: Sequence[Job]) -> Progress:
-        missing = [job for job in jobs if not self._store.has(job)]
+        missing = [job for job in jobs if not self.store.has(job)]
         self._progress = Progress(len(jobs), len(jobs) - len(missing))
-        self._waiting = self._executor.batches(missing)
+        self.waiting = self.executor.batches(missing)
         reported = 0.0
-        while self._waiting or self._delayed or self._under_way:
+        while self.waiting or self.delayed or self.under_way:
             self._submit_one()
-            ready = self._waiting and self._executor.has_room()
-            for done in self._executor.wait(0 if ready else POLL_S):
+            ready = self.waiting and self.executor.has_room()
+            for done in self.executor.wait(0 if ready else POLL_S):
                 self._take(done)
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
@@ -155,56 +152,53 @@ class _Loop:
 
     def _submit_one(self) -> None:
         now = time.monotonic()
-        self._waiting += [[job] for due, job in self._delayed if due <= now]
-        self._delayed = [(due, job) for due, job in self._delayed if due > now]
-        while self._waiting and self._executor.has_room():
-            batch = self._waiting.pop(0)
+        self.waiting += [[job] for due, job in self.delayed if due <= now]
+        self.delayed = [(due, job) for due, job in self.delayed if due > now]
+        while self.waiting and self.executor.has_room():
+            batch = self.waiting.pop(0)
             if not self._has_time_for(batch):
                 # Shorter ones may still fit.
                 self._progress.late += len(batch)
                 continue
             begun = _Batch(now, _size(batch), {job.key for job in batch})
-            self._under_way |= dict.fromkeys(begun.left, begun)
-            self._executor.submit(batch)
+            self.under_way |= dict.fromkeys(begun.left, begun)
+            self.executor.submit(batch)
             return
 
     def _has_time_for(self, batch: Sequence[Job]) -> bool:
-        needed = max(self._rates[-6:], default=0.0) * _size(batch) * CAUTION
-        return time.monotonic() + needed <= self._end
+        needed = max(self.rates[-6:], default=0.0) * _size(batch) * CAUTION
+        return time.monotonic() + needed <= self.end
 
     def _take(self, done: Done) -> None:
         key = done.job.key
-        batch = self._under_way.pop(key)
+        batch = self.under_way.pop(key)
         batch.left.discard(key)
         if not batch.left:
-            self._rates.append((time.monotonic() - batch.began) / batch.size)
+            self.rates.append((time.monotonic() - batch.began) / batch.size)
         if done.result is not None:
-            self._store.add(key, done.result)
+            self.store.add(key, done.result)
             self._progress.done += 1
-            self._on_result(done.job)
+            self.on_result(done.job)
             return
-        counts, most = (
-            (self._crashes, self._rules.most_crashes)
-            if done.crashed
-            else (self._failures, self._rules.most_failures)
-        )
-        counts[key] = counts.get(key, 0) + 1
-        if done.final or counts[key] >= most:
+        self.tries[key, done.crashed] += 1
+        most = self.rules.most_crashes if done.crashed else self.rules.most_failures
+        if done.final or self.tries[key, done.crashed] >= most:
             self._progress.errors[done.job.name] = done.error
             return
         self._progress.retries += 1
-        tries = self._failures.get(key, 0) + self._crashes.get(key, 0)
-        self._delayed.append((time.monotonic() + self._rules.delay(tries), done.job))
+        delay = self.rules.delay(self.tries[key, True] + self.tries[key, False])
+        self.delayed.append((time.monotonic() + delay, done.job))
 
     def _tell(self) -> None:
-        self._progress.under_way = len(self._under_way)
-        if self._rates:
+        self._progress.under_way = len(self.under_way)
+        if self.rates:
+            begun = {id(batch): batch.size for batch in self.under_way.values()}
+            to_do = (
+                sum(begun.values()) + sum(map(_size, self.waiting)) + sum(job.size for _, job in self.delayed)
+            )
             # Batches that are under way at the same time share the rate.
-            at_once = max(1, len({id(batch) for batch in self._under_way.values()}))
-            sizes = [_size(batch) for batch in self._waiting] + [job.size for _, job in self._delayed]
-            sizes += [b.size for b in {id(b): b for b in self._under_way.values()}.values()]
-            self._progress.left_s = statistics.median(self._rates[-50:]) * sum(sizes) / at_once
-        self._report(self._progress)
+            self._progress.left_s = statistics.median(self.rates[-50:]) * to_do / max(1, len(begun))
+        self.report(self._progress)
 
 
 def collect(jobs: Sequence[Job], store: Store, progress: Progress) -> list[Result]:

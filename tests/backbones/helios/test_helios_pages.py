@@ -32,8 +32,9 @@ from recap.tables.generating import generate_and_score, generate_batch, score_ge
 from recap.tables.looks import look_at, unpack_look
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.report import write_report
-from recap.tables.reproduce import _Plan, reproduce
+from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
+from recap.tables.runs import TableRuns
 from recap.tables.scripts import reappearance_scripts
 from recap.trace import block_record, read_lines
 
@@ -121,8 +122,8 @@ def two_rows(**changes):
 
 
 def jobs_of(row, recipe, ask=ASK):
-    plan = _Plan([recipe], ask, {"reappearance": {}})
-    return [plan.jobs[key] for planned, key in plan.lines["reappearance"] if planned.row.name == row]
+    plan = TableRuns([recipe], ask, {"reappearance": {}})
+    return [plan.jobs[key] for planned, key in plan.tables["reappearance"] if planned.row.name == row]
 
 
 @pytest.fixture(scope="module")
