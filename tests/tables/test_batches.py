@@ -62,9 +62,17 @@ def test_batches_hold_one_kind_and_are_even():
     assert [len(batch) for batch in found] == [20] * 5 * len(find_recipe("entering").rows)
 
 
-def test_attention_is_measured_by_the_readable_path():
-    assert all(config_of(job.payload).eager for job in jobs_of("lambda", **SMALL))
-    assert not any(config_of(job.payload).eager for job in jobs_of("identity", **SMALL))
+def test_attention_is_measured_by_the_readable_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "accelerate", lambda plain: f"fast {plain}")
+    monkeypatch.setattr(batches, "build_backbone", lambda config, notice: "plain")
+    made = Batches(tmp_path, 4, 1)
+    try:
+        jobs = {table: jobs_of(table, **SMALL) for table in ("lambda", "identity")}
+        made.batches([job for some in jobs.values() for job in some])
+        paths = {table: {made._take_path(job) for job in some} for table, some in jobs.items()}
+    finally:
+        made.close()
+    assert paths == {"lambda": {"plain"}, "identity": {"fast plain"}}
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +228,6 @@ def test_large_pictures_make_small_batches(tmp_path, monkeypatch):
         return generate_batch(payloads, *rest)
 
     monkeypatch.setattr(batches, "generate_batch", note)
-    monkeypatch.setattr(batches, "MOST_BYTES", 1)
+    monkeypatch.setattr(batches, "SHARE_OF_DISK", 1 << 60)
     run_batches(tmp_path, jobs_of("bank", **FOUR)[:2])
     assert sizes == [1, 1]

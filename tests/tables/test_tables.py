@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
 from recap.config import RunConfig
-from recap.eval.metrics import all_measures
+from recap.eval.metrics import all_measures, find_measure
 from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
+from recap.tables.reproduce import How, reproduce
 from recap.tables.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
 
 REAL = "self-forcing"
@@ -136,3 +139,37 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(ValueError, match="--seeds is 0"):
         Ask(seeds=0)
     assert Ask(backbone="tiny").backbone_name == "embedded"
+
+
+TOY = """
+from recap.eval.judged import Measure
+from recap.eval.scores import Score
+from recap.tables.recipes import RECAP, Recipe, Row
+
+def brightness(run):
+    return [Score("brightness", float("nan") if run.late_subject else float(run.sampled.pictures.mean()), "native")]
+
+BRIGHTNESS = Measure("brightness", brightness, headlines=("brightness",))
+
+def table():
+    rows = (Row("none", {"name": "none"}), RECAP)
+    return Recipe("toy", "A toy", rows, ("toy_table:BRIGHTNESS",), seconds=1.5)
+"""
+
+
+def test_a_table_and_a_metric_outside_the_package(tmp_path, monkeypatch):
+    (tmp_path / "toy_table.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    ask = Ask(backbone="untrained", prompts=1, seeds=1, embedder="hsv", device="cpu", flow="classical")
+    done = reproduce(["toy_table:table"], ask, tmp_path / "out", How(workers=1), notice=lambda _: None)
+    assert done.left == 0 and done.tables == {"toy": tmp_path / "out" / "toy"}
+    rows = list(csv.DictReader((tmp_path / "out" / "toy" / "table.csv").open()))
+    assert [(row["row"], row["measure"]) for row in rows] == [("none", "brightness"), ("recap", "brightness")]
+    assert all(0 < float(row["mean"]) < 255 for row in rows)
+    for name, why in (("toy_table:nothing", "cannot be imported"), ("toy_table:TOY", "cannot be imported")):
+        with pytest.raises(ValueError, match=why):
+            find_recipe(name)
+    with pytest.raises(ValueError, match="is not a Measure"):
+        find_measure("toy_table:brightness")
+    with pytest.raises(ValueError, match="did you mean 'identity'"):
+        find_measure("identty")

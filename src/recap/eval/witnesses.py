@@ -95,19 +95,6 @@ class CropWitness:
         return cosines(one, other)
 
 
-class KnownBoxes:
-    """The detector for made clips, whose boxes are known: a box or None per picture that it will be shown."""
-
-    backend = "known boxes"
-
-    def __init__(self, boxes: Sequence[Box | None]):
-        self._boxes = list(boxes)
-
-    def find(self, pictures: Pictures, subject: str) -> list[Box | None]:
-        assert len(pictures) == len(self._boxes), "show the pictures whose boxes were given"
-        return self._boxes
-
-
 def cosines(one: Vectors, other: Vectors) -> NDArray[np.float64]:
     """N M, of unit vectors."""
     product: NDArray[np.float64] = one.astype(np.float64) @ other.astype(np.float64).T

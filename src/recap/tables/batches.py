@@ -13,29 +13,29 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recap.config import RunConfig
 from recap.contracts import Backbone
 from recap.eval.embedders import build_embedder
 from recap.fast.accelerate import accelerate
 from recap.plan import Shot
-from recap.run import build_backbone
+from recap.run import Notice, build_backbone
 from recap.tables.generating import Generated, config_of, generate_batch, needs_readable_path
 from recap.tables.jobs import Job, canonical
 from recap.tables.processes import Processes, describe
 from recap.tables.runner import Done
+from recap.types import BackboneSpec
 
 ROWS = 50
 """Rows that fill a large GPU with the embedded model; more than its memory holds are halved."""
-MOST_BYTES = 16 << 30
-"""Of the pictures of one batch."""
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY, ROOMY_BYTES = Path("/dev/shm"), 8 << 30
+SHARE_OF_DISK = 4
+"""The pictures of one batch take no more than one of so many parts of the free space."""
 
 
 class Batches:
@@ -44,9 +44,7 @@ class Batches:
     `alone` waits for the scores of a run before the next one begins, so that times mean something.
     """
 
-    def __init__(
-        self, folder: Path, rows: int, scorers: int, *, alone: bool = False, notice: Callable[[str], None] = print
-    ):  # fmt: skip
+    def __init__(self, folder: Path, rows: int, scorers: int, *, alone: bool = False, notice: Notice = print):
         self._rows, self._alone, self._notice = rows, alone, notice
         self._scorers = Processes("recap.tables.generating:score_generated", folder, scorers, background=True)
         self._pending: dict[str, tuple[Job, Generated]] = {}
@@ -54,7 +52,11 @@ class Batches:
         self._kind = ""
         self._fits: dict[str, int] = {}  # rows that memory holds, by kind
         self._plain: Backbone | None = None
-        self._scratch = tempfile.TemporaryDirectory(dir=_scratch_folder(), ignore_cleanup_errors=True)
+        # Shared memory where there is enough of it, else the usual place of temporary files.
+        roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOMY_BYTES
+        place = SHARED_MEMORY if roomy else None
+        self._scratch = tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True)
+        self._most_bytes = shutil.disk_usage(self._scratch.name).free // SHARE_OF_DISK
         self._former = None
         if threading.current_thread() is threading.main_thread():
             # On SIGTERM the process exits normally, so that the pictures, which are gigabytes, are deleted.
@@ -85,8 +87,8 @@ class Batches:
         """Generate a batch, by halves where memory does not hold it; what fails is given up."""
         kind = kind_of(batch[0])
         try:
-            self._take_path(kind, config_of(batch[0].payload))
-            most = min(self._fits.get(kind, len(batch)), self._most_rows(batch[0]))
+            backbone = self._take_path(batch[0])
+            most = min(self._fits.get(kind, len(batch)), self._most_rows(batch[0], backbone.spec))
         except Exception as error:
             self._failed += [Done(job, None, describe(error), final=True) for job in batch]
             return
@@ -94,22 +96,21 @@ class Batches:
             for start in range(0, len(batch), most):
                 self.submit(batch[start : start + most])
             return
-        if self._generate(batch):
+        if self._generate(batch, backbone):
             return
+        del backbone
         # Only here are the tensors released that the error referred to.
         self._kind = ""
         self._fits[kind] = (len(batch) + 1) // 2
         self._notice(f"{len(batch)} rows are too many for the memory: again by {self._fits[kind]}")
         self.submit(batch)
 
-    def _generate(self, batch: Sequence[Job]) -> bool:
+    def _generate(self, batch: Sequence[Job], backbone: Backbone) -> bool:
         """False if memory does not hold so many rows."""
-        assert self._backbone is not None
         place = Path(self._scratch.name)
         try:
-            made = generate_batch(
-                [job.payload for job in batch], self._backbone, place, self._embedder(batch[0])
-            )
+            embedder = self._embedder(batch[0])
+            made = generate_batch([job.payload for job in batch], backbone, place, embedder)
         except Exception as error:
             for job in batch:
                 for file in place.glob(f"{job.key}.*"):
@@ -124,18 +125,19 @@ class Batches:
             self._scorers.submit([replace(job, options=options)])
         return True
 
-    def _take_path(self, kind: str, config: RunConfig) -> None:
+    def _take_path(self, job: Job) -> Backbone:
         """A fresh fast path per kind, where it has one: what was captured for the last is of no use, and large."""
-        if kind == self._kind:
-            return
         if self._plain is None:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
-            self._plain = build_backbone(replace(config, eager=True, shots=shots), self._notice)
-        self._kind, self._backbone = kind, self._plain
-        gc.collect()
-        torch.cuda.empty_cache()
-        if not config.eager:
-            self._backbone = accelerate(self._plain)
+            config = replace(config_of(job.payload), eager=True, shots=shots)
+            self._plain = self._backbone = build_backbone(config, self._notice)
+        if kind_of(job) != self._kind:
+            self._kind, self._backbone = kind_of(job), self._plain
+            gc.collect()
+            torch.cuda.empty_cache()
+            if not needs_readable_path(job.wants):
+                self._backbone = accelerate(self._plain)
+        return self._backbone
 
     def _embedder(self, job: Job) -> Any:
         """A network is run where the pictures are; colours are counted by the scorers."""
@@ -146,13 +148,11 @@ class Batches:
             self._own_embedder = build_embedder(name, device=device)
         return self._own_embedder
 
-    def _most_rows(self, job: Job) -> int:
-        assert self._plain is not None
-        spec = self._plain.spec
+    def _most_rows(self, job: Job, spec: BackboneSpec) -> int:
+        """Rows whose pictures fit into the temporary folder."""
         seconds = sum(shot["seconds"] for shot in job.data["config"]["shots"])
-        return max(
-            1, int(MOST_BYTES / (seconds * spec.pictures_per_second * math.prod(spec.picture_size) * 3))
-        )
+        run_bytes = seconds * spec.pictures_per_second * math.prod(spec.picture_size) * 3
+        return max(1, int(self._most_bytes / run_bytes))
 
     def wait(self, seconds: float) -> list[Done]:
         ended, self._failed = self._failed, []
@@ -168,9 +168,3 @@ def kind_of(job: Job) -> str:
     config = job.data["config"]
     plain = {**config, "seeds": [], "shots": [{**shot, "prompt": ""} for shot in config["shots"]]}
     return canonical([plain, needs_readable_path(job.wants)])
-
-
-def _scratch_folder() -> Path | None:
-    """Shared memory where two batches fit into it easily, else the usual place of temporary files."""
-    roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * MOST_BYTES
-    return SHARED_MEMORY if roomy else None

@@ -6,9 +6,11 @@ many runs were generated together (but for roundings; and a time is only taken o
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +59,7 @@ class Generated(NamedTuple):
 
 def generate_and_score(payload: Mapping[str, Any], folder: str) -> Result:
     """The work of one process: a run by itself."""
-    backbone = _backbone(config_of(payload))
+    backbone = _backbone(replace(config_of(payload), eager=needs_readable_path(payload["wants"])))
     with tempfile.TemporaryDirectory() as scratch:
         (made,) = generate_batch([payload], backbone, Path(scratch))
         return score_generated({**payload, "options": {**payload["options"], "generated": made}}, folder)
@@ -78,7 +80,7 @@ def _backbone(config: RunConfig) -> Backbone:
 
 def config_of(payload: Mapping[str, Any]) -> RunConfig:
     """The config of the run of a job."""
-    return RunConfig.from_dict({**payload["data"]["config"], "eager": needs_readable_path(payload["wants"])})
+    return RunConfig.from_dict(payload["data"]["config"])
 
 
 def needs_readable_path(wants: Iterable[str]) -> bool:
@@ -164,7 +166,9 @@ def score_generated(payload: Mapping[str, Any], folder: str) -> Result:
         result[LOOK] = pack_look(look_at(clip, len(pictures), made.trace, shots_s))
         if video.can_encode():
             _write_clip(Path(folder) / CLIP, clip)
-    return result
+    # JSON has no nan: a share of no pictures is None.
+    plain: Result = json.loads(json.dumps(result), parse_constant=lambda _: None)
+    return plain
 
 
 def _write_clip(path: Path, clip: Drawn) -> None:

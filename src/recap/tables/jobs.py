@@ -7,7 +7,6 @@ in any order; its result must depend on its data alone.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from recap.errors import refuse
+from recap.registry import look_up
 
 Result = dict[str, Any]
 Work = Callable[[dict[str, Any], str], Result]
@@ -54,13 +54,5 @@ def canonical(value: Any) -> str:
 
 def find_work(name: str) -> Work:
     """The function that "package.module:name" points at; workers find it by that name in their own process."""
-    module, colon, attribute = name.partition(":")
-    try:
-        work = getattr(importlib.import_module(module), attribute) if colon else None
-    except (ImportError, AttributeError) as error:
-        limit = f"cannot be imported ({error})"
-        raise refuse("work", name, limit, "write it as package.module:name") from error
-    if not callable(work):
-        raise refuse("work", name, "is not a function", "write it as package.module:name")
-    found: Work = work
-    return found
+    work: Work = look_up("work", name, {})
+    return work

@@ -20,7 +20,7 @@ from recap.show.results_page import Measured, Section
 from recap.show.side_by_side import write_side_by_side
 from recap.tables.looks import Look
 from recap.tables.recipes import Planned, Recipe
-from recap.tables.table import Cell, Line, markdown_row, remarks
+from recap.tables.table import Cell, Line, markdown_row, remarks, short_name
 
 MOST_FIGURES = 4
 
@@ -121,8 +121,8 @@ def section_of(
     shown = {name: list(look.pictures) for name, look in looks.items()}
     return Section(
         title=recipe.title,
-        said=remarks(recipe, left_out),
-        measured=measured_of(recipe, cells),
+        said=remarks(recipe.note, left_out),
+        measured=measured_of(recipe.ours, cells),
         figures=[*figures, *_timelines(recipe, looks)],
         video=video.source,
         video_said=f"The same runs in motion. {video.remark}",
@@ -138,19 +138,15 @@ def _timelines(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
     return [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank is not None]
 
 
-def measured_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Measured]:
-    ours = recipe.ours_shown
-    head = ["", "here", "n", f"{ours} − row", f"{ours} higher", "p", "paper"]
-    return [
-        Measured(
-            measure,
-            next(cell.backend for cell in cells if cell.measure == measure),
-            head,
-            [markdown_row(cell) for cell in cells if cell.measure == measure],
-            recipe.ours,
-        )
-        for measure in dict.fromkeys(cell.measure for cell in cells)
-    ]
+def measured_of(ours: str, cells: Sequence[Cell]) -> list[Measured]:
+    """A table per measure, with the row `ours` to stand out."""
+    name = short_name(ours)
+    head = ["", "here", "n", f"{name} − row", f"{name} higher", "p", "paper"]
+    found = []
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        own = [cell for cell in cells if cell.measure == measure]
+        found.append(Measured(measure, own[0].backend, head, [markdown_row(cell) for cell in own], ours))
+    return found
 
 
 def side_by_side(folder: Path, clips: Mapping[str, Path]) -> Video:

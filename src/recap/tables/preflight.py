@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -125,6 +126,7 @@ def admits(config: RunConfig) -> bool:
     return False
 
 
+@cache
 def _any_spec() -> BackboneSpec:
     """What is asked is whether weights are there, and for that any spec will do."""
     untrained = UntrainedConfig().build(device="cpu", dtype=torch.float32, prompts=[], notice=lambda _: None)

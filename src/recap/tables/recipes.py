@@ -6,7 +6,6 @@ To add a table, write such a function and list it in `TABLES`; a table outside t
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from recap.config import RunConfig
 from recap.errors import refuse, unknown_name
 from recap.eval.metrics import find_measures
 from recap.eval.motion_judge import USUAL
-from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
 from recap.tables.paper_numbers import paper_value
 from recap.tables.scripts import Script, scripts
 
@@ -40,7 +39,9 @@ class Row:
 
     @property
     def available(self) -> bool:
-        return self.memory["name"] in MEMORIES and self.admission in ADMISSIONS
+        """Whether this version knows its parts; those outside the package are named as `module:Name`."""
+        parts = ((self.memory["name"], MEMORIES), (self.admission, ADMISSIONS))
+        return all(name in known or ":" in name for name, known in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,6 @@ class Recipe:
         """The row that this one is compared with: ours, and of the same length where lengths differ."""
         alike = (each.name for each in self.rows if each.seconds == row.seconds and each.paper == RECAP.paper)
         return self.ours if row.seconds is None else next(alike, self.ours)
-
-    @property
-    def ours_shown(self) -> str:
-        """The name of our row without a length."""
-        return self.ours.partition(",")[0]
 
 
 class Planned(NamedTuple):
@@ -328,15 +324,7 @@ TABLES: dict[str, Callable[[], Recipe]] = {
 
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or what the function that `module:function` points at returns."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        if name not in TABLES:
-            raise unknown_name("table", name, TABLES)
-        return TABLES[name]()
-    try:
-        made = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise refuse("table", name, f"cannot be imported ({error})", "write module:function") from error
+    made = look_up("table", name, TABLES)()
     if not isinstance(made, Recipe):
         raise refuse("table", name, "does not return a Recipe", "return recap.tables.recipes.Recipe(...)")
     return made

@@ -174,10 +174,10 @@ def as_csv(cells: Sequence[Cell]) -> str:
     return out.getvalue()
 
 
-def remarks(recipe: Recipe, left_out: Sequence[str]) -> list[str]:
+def remarks(note: str, left_out: Sequence[str]) -> list[str]:
     """What is to be known of a table before its numbers are read."""
     missing = [f"Left out, as they could not be generated: {', '.join(left_out)}."] if left_out else []
-    return [text for text in (recipe.note, REMARK, *missing) if text]
+    return [text for text in (note, REMARK, *missing) if text]
 
 
 def as_markdown(
@@ -186,16 +186,21 @@ def as_markdown(
     """A table per measure."""
     made = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {made}.", ""]
-    for remark in remarks(recipe, left_out):
+    for remark in remarks(recipe.note, left_out):
         lines += [remark, ""]
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         lines += [f"**{measure}** (judged by: {own[0].backend})", ""]
-        ours = recipe.ours_shown
+        ours = short_name(recipe.ours)
         lines += [f"| row | here | n | {ours} - row | {ours} higher | p | paper |", "|" + "---|" * 7]
         lines += [f"| {' | '.join(markdown_row(cell))} |" for cell in own]
         lines.append("")
     return "\n".join(lines)
+
+
+def short_name(row: str) -> str:
+    """The name of a row without a length."""
+    return row.partition(",")[0]
 
 
 def markdown_row(cell: Cell) -> list[str]:
