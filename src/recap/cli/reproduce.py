@@ -13,7 +13,7 @@ from recap.cli.options import Dtype, Flow
 from recap.tables.recipes import Ask
 from recap.tables.report import write_report
 from recap.tables.reproduce import SOME_LEFT, How, reproduce, summary_of
-from recap.tables.runner import Progress
+from recap.tables.runner import each_change
 
 FrameJudge = Annotated[
     str,
@@ -81,15 +81,7 @@ def reproduce_command(
         detector,
     )  # fmt: skip
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
-    shown = [""]
-
-    def report(progress: Progress) -> None:
-        counts = f"{progress.done} {progress.late} {progress.errors}"
-        if counts != shown[0]:
-            shown[0] = counts
-            show_notice(progress.line())
-
-    done = reproduce(tables, ask, out, how, report=report, notice=show_notice)
+    done = reproduce(tables, ask, out, how, report=each_change(show_notice), notice=show_notice)
     for line in summary_of(done):
         show_notice(line)
     for page in done.pages:

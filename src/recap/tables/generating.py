@@ -84,7 +84,7 @@ def config_of(payload: Mapping[str, Any]) -> RunConfig:
 
 
 def needs_readable_path(wants: Iterable[str]) -> bool:
-    """Whether a measure needs what the fast path of a GPU does not tell."""
+    """Whether a measure needs what the fast path of a GPU does not report."""
     return any(find_measure(name).reads_shares for name in wants if name != LOOK)
 
 

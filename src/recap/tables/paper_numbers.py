@@ -1,4 +1,4 @@
-"""The paper's own numbers, as printed, to stand beside ours. Percentages unless a file's columns say otherwise."""
+"""The paper's own numbers, as printed, to compare with ours; percentages unless a column says otherwise."""
 
 from __future__ import annotations
 

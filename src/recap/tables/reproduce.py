@@ -33,7 +33,7 @@ from recap.tables.page import Video, side_by_side
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.processes import Processes
 from recap.tables.recipes import Ask, Recipe, find_recipe, plan_runs
-from recap.tables.runner import Executor, Progress, Report, run_jobs, silent
+from recap.tables.runner import Executor, Progress, Report, each_change, run_jobs, silent
 from recap.tables.runs import TableRuns, same_prompt
 from recap.tables.store import Store, makers_of
 from recap.tables.table import Line
@@ -224,12 +224,12 @@ class _Call:
         else:
             executor = Processes(WORK, shown, 1 if self._alone else how.workers or cores())
 
-        def tell(progress: Progress) -> None:
+        def write_progress(progress: Progress) -> None:
             errors = "".join(f"{name}: {error}\n" for name, error in progress.errors.items())
             write_whole(self._out / "progress.txt", f"{progress.line()}\n{errors}".encode())
             report(progress)
 
-        return run_jobs(jobs, store, executor, minutes=how.minutes, report=tell)
+        return run_jobs(jobs, store, executor, minutes=how.minutes, report=write_progress)
 
     def _write(self, recipe: Recipe, store: Store) -> None:
         """The files of one finished table."""
@@ -279,22 +279,17 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """The command for machines without typer; returns the exit status."""
     use_fair_threads()
-    given = vars(read_arguments(words))
-    tables, out = given.pop("tables"), given.pop("out")
-    how = How(**{name: given.pop(name) for name in asdict(How())})
-    said = [""]
-
-    def report(progress: Progress) -> None:
-        if (line := progress.line()) != said[0]:
-            said[0] = line
-            print(line, flush=True)
-
-    done = reproduce(
-        tables, Ask(**given), out, how, report=report, notice=lambda line: print(line, flush=True)
-    )
-    for line in summary_of(done):
-        print(line, flush=True)
+    values = vars(read_arguments(words))
+    tables, out = values.pop("tables"), values.pop("out")
+    how = How(**{name: values.pop(name) for name in asdict(How())})
+    done = reproduce(tables, Ask(**values), out, how, report=each_change(_print), notice=_print)
+    for line in [*summary_of(done), *map(str, done.pages)]:
+        _print(line)
     return SOME_LEFT if done.left else 0
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def summary_of(done: Reproduction) -> list[str]:
@@ -302,7 +297,7 @@ def summary_of(done: Reproduction) -> list[str]:
     lines = [f"given up: {name}: {error}" for name, error in done.errors.items()]
     if done.left:
         lines.append(f"{done.left} of {done.num_runs} runs are left; the same command resumes")
-    return [*lines, *map(str, done.pages)]
+    return lines
 
 
 if __name__ == "__main__":

@@ -92,6 +92,19 @@ def silent(progress: Progress) -> None:
     """Reports nothing."""
 
 
+def each_change(show: Callable[[str], None]) -> Report:
+    """A report that shows a line whenever a job has ended."""
+    shown: list[tuple[int, int, int]] = []
+
+    def report(progress: Progress) -> None:
+        ended = progress.done, progress.late, len(progress.errors)
+        if shown[-1:] != [ended]:
+            shown.append(ended)
+            show(progress.line())
+
+    return report
+
+
 def run_jobs(
     jobs: Sequence[Job],
     store: Store,
