@@ -151,6 +151,17 @@ def test_looks_travel_unharmed(ours, tmp_path):
     assert open_clip(tmp_path / "video.mp4").num_pictures == len(np.load(runs[0].pictures))
 
 
+@pytest.mark.parametrize(("alone", "room"), [(False, [True, True, False]), (True, [True, False, False])])
+def test_generating_waits_for_judges_that_lag_behind_and_a_timed_run_for_all(tmp_path, alone, room):
+    made = Batches(tmp_path, 1, 1, alone=alone)
+    try:
+        for pending, free in enumerate(room):
+            made._pending = dict.fromkeys(range(pending))
+            assert made.has_room() == free
+    finally:
+        made.close()
+
+
 # What goes wrong
 
 

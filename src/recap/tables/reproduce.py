@@ -133,9 +133,13 @@ class _Call:
             for name in ("workers", "rows", "ray"):
                 if (value := getattr(how, name)) not in (None, 1, ""):
                     raise refuse(f"--{name}", value, limit, "leave it out: one run at a time, here")
-        if how.workers is not None and not how.ray and (self._ask.device != "cpu" or (how.rows or 1) > 1):
+        in_batches = self._ask.device != "cpu" or (how.rows or 1) > 1
+        if how.workers is not None and in_batches and not how.ray:
             limit = "one process generates in batches, on a GPU or with --rows"
             raise refuse("--workers", how.workers, limit, "leave it out, or choose --rows and --scorers")
+        if how.scorers is not None and (how.ray or not in_batches):
+            limit = "whoever generates one run at a time judges it, too"
+            raise refuse("--scorers", how.scorers, limit, "leave it out, or choose --rows")
         if how.ray and how.rows not in (None, 1):
             raise refuse("--rows", how.rows, "on Ray every task generates one run", "leave it out")
 
