@@ -78,10 +78,9 @@ OPTIONS = {
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
-        "--workers", "--ray", "--device", "--dtype", "--out", "--import", "--help",
+        "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",
+        "--help",
     },
-    "sweep": {"--help"},
-    "sweep status": {"--help"},
     "report": {"--markdown", "--help"},
     "vbench": {"--help"},
     "vbench setup": {"--folder", "--dry-run", "--help"},

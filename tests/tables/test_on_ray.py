@@ -1,4 +1,4 @@
-"""The same sweep on a real local Ray cluster, one of its workers killed at work."""
+"""The same jobs on a real local Ray cluster, one of its workers killed at work."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_work import RULES, jobs
+from runner_work import RULES, jobs, run
 
 from recap.tables.jobs import canonical
-from recap.tables.on_ray import run_on_ray
-from recap.tables.pool import run_sweep
-from recap.tables.status import sweep_status
+from recap.tables.on_ray import OnRay
+from recap.tables.runner import collect, run_jobs
+from recap.tables.store import Store
 
-WORK = "sweep_work:linger"
+WORK = "runner_work:linger"
 
 
 def test_without_ray_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install recap-forcing\[ray\]"):
-        run_on_ray(jobs(1), WORK, tmp_path)
+        OnRay(WORK, tmp_path)
 
 
 def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
@@ -42,9 +42,10 @@ def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=kill_one_at_work, daemon=True)
     thread.start()
-    on_ray = run_on_ray(jobs(8), WORK, folder, rules=RULES)
+    store = Store(folder)
+    progress = run_jobs(jobs(8), store, OnRay(WORK, folder / "jobs"), rules=RULES)
     thread.join(1)
-    assert killed and sweep_status(folder).counts.retries == 1
+    assert killed and progress.retries == 1
     monkeypatch.setenv("LINGER_S", "0")
-    local = run_sweep(jobs(8), WORK, tmp_path / "local")
-    assert canonical(on_ray) == canonical(local) and len(on_ray) == 8
+    local = run(jobs(8), WORK, tmp_path / "local")
+    assert canonical(collect(jobs(8), store, progress)) == canonical(local) and len(local) == 8

@@ -1,4 +1,4 @@
-"""A table from recipe to page on the untrained backbone, which draws in milliseconds; its numbers mean nothing."""
+"""A table from recipe to page on the untrained backbone, which is quick; its numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+from tables_help import jobs_of
 
 from recap.eval.judges.witness import build_probe_witness
+from recap.eval.metrics import all_measures
 from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
 from recap.registry import ADMISSIONS
-from recap.tables.job import draw_and_score, job_of
+from recap.tables.generating import generate_and_score
 from recap.tables.page import figures_of
 from recap.tables.paper_numbers import paper_table
-from recap.tables.recipes import Ask, find_recipe, plan_runs
+from recap.tables.recipes import Ask, find_recipe
 from recap.tables.report import MARK, write_report
-from recap.tables.reproduce import reproduce
-from recap.tables.scoring import MEASURES
+from recap.tables.reproduce import How, reproduce
 from recap.tables.table import Line, as_markdown, build_cells
 
-SMALL = Ask(backbone="untrained", prompts=2, seeds=1, seconds=4.5)
+SMALL = Ask(backbone="untrained", prompts=2, seeds=1, seconds=4.5, embedder="hsv")
 FILES = {
-    "record.json",
-    "results.jsonl",
-    "table.csv",
-    "table.md",
-    "sheet.png",
-    "table.json",
-    "figure.svg",
-    "index.html",
-    "work",
-}
+    "record.json", "results.jsonl", "table.csv", "table.md", "sheet.png", "table.json", "figure.svg", "index.html",
+    "side-by-side.mp4",
+}  # fmt: skip
+
+
+def quietly(tables, ask, out, **how):
+    return reproduce(tables, ask, out, How(**how), notice=lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    for table in ("reappearance", "retention"):
-        reproduce(table, SMALL, folder / table, embedder="hsv", workers=2, notice=lambda _: None)
+    done = quietly(["reappearance", "retention"], SMALL, folder, workers=2)
+    assert done.left == 0 and done.num_runs == 16 and not done.errors
+    assert done.pages == [folder / name / "index.html" for name in ("reappearance", "retention")]
     return folder
 
 
@@ -58,11 +58,11 @@ def test_the_folder_is_complete_and_the_page_needs_nothing_else(results):
     page = (folder / "index.html").read_text()
     assert "{{" not in page and page.count("<svg") >= 3 and "data:video/mp4" in page
     assert page.count("bank of recap") == 1 and page.count("stroke-dasharray") == 3  # three cuts
-    for told in ("suite", "prompts", "hardware", "commit", "judged"):
-        assert f"<th>{told}</th>" in page
+    for about in ("suite", "prompts", "hardware", "commit", "judged"):
+        assert f"<th>{about}</th>" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<svg" in (folder / "figure.svg").read_text()
-    assert not list(folder.glob("work/jobs/*/state.safetensors"))
+    assert (results / "progress.txt").read_text() == "16 of 16 done\n"
 
 
 def test_bank_slots_are_counted_for_the_row_that_has_a_bank(results):
@@ -72,18 +72,20 @@ def test_bank_slots_are_counted_for_the_row_that_has_a_bank(results):
 
 def test_asking_again_changes_nothing_and_asking_for_less_is_refused(results):
     folder = results / "retention"
-    before = (folder / "results.jsonl").read_bytes()
-    reproduce("retention", SMALL, folder, embedder="hsv", notice=lambda _: None)
-    assert (folder / "results.jsonl").read_bytes() == before
-    fewer = Ask(backbone="untrained", prompts=1, seeds=1, seconds=4.5)
-    with pytest.raises(ValueError, match="holds a larger result, of 2 prompts"):
-        reproduce("retention", fewer, folder, embedder="hsv")
-    other = Ask(backbone="untrained", prompts=2, seeds=1, seconds=9)
-    with pytest.raises(ValueError, match=r"begun with seconds 4.5.* not 9"):
-        reproduce("retention", other, folder, embedder="hsv")
+    before = (folder / "results.jsonl").read_bytes(), (results / "runs.jsonl").read_bytes()
+    quietly(["retention"], SMALL, results)
+    for ask, why in (
+        (dataclasses.replace(SMALL, prompts=1), "holds a larger result, of 2 prompts"),
+        (dataclasses.replace(SMALL, seconds=9), r"begun with seconds 4.5.* not 9"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            quietly(["retention"], ask, results)
+    (results / "identity").mkdir()
+    (results / "identity" / "record.json").write_text((folder / "record.json").read_text())
     with pytest.raises(ValueError, match="begun with table 'retention'"):
-        reproduce("identity", SMALL, folder, embedder="hsv")
-    assert (folder / "results.jsonl").read_bytes() == before
+        quietly(["identity"], SMALL, results)
+    shutil.rmtree(results / "identity")
+    assert before == ((folder / "results.jsonl").read_bytes(), (results / "runs.jsonl").read_bytes())
 
 
 class WholePicture:
@@ -96,67 +98,87 @@ class WholePicture:
 
 
 def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
-    monkeypatch.setattr("recap.tables.scoring._qwen", lambda source, device: WholePicture())
-    recipe = find_recipe("reappearance")
-    planned = next(plan_runs(recipe, Ask(backbone="untrained", prompts=1, seeds=1, seconds=9)))
-    job = job_of(planned, recipe, "hsv", "qwen2.5-vl")
-    scores = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]
+    monkeypatch.setattr("recap.eval.judged._qwen", lambda source, device: WholePicture())
+    job = jobs_of("reappearance", backbone="untrained", seconds=9, detector="qwen2.5-vl")[0]
+    scores = generate_and_score(job.payload, str(tmp_path / "run"))["reappearance"]
     assert scores["reappearance_subject"]["backend"] == "standin:hsv-8x4x4 in whole picture"
     assert scores["found_in_B"]["value"] == 1 and scores["verified"]["value"] == 0  # it is there in C, too
     assert scores["reappearance_subject_verified"]["value"] is None
-    with pytest.raises(ValueError, match="--detector is 'yolo'"):
-        reproduce("reappearance", SMALL, tmp_path / "b", embedder="hsv", detector="yolo")
 
 
 def test_foreign_folders_and_parallel_clocks_are_refused(tmp_path):
-    (tmp_path / "mine.txt").touch()
-    with pytest.raises(ValueError, match="no reproduction"):
-        reproduce("identity", SMALL, tmp_path, embedder="hsv")
-    with pytest.raises(ValueError, match=r"--workers is 2.*mean nothing"):
-        reproduce("time", SMALL, tmp_path / "t", embedder="hsv", workers=2)
-    with pytest.raises(ValueError, match=r"--ray is 'local'.*mean nothing"):
-        reproduce("time", SMALL, tmp_path / "t", embedder="hsv", ray="local")
+    (tmp_path / "identity").mkdir()
+    (tmp_path / "identity" / "mine.txt").touch()
+    with pytest.raises(ValueError, match="something that is not a table"):
+        quietly(["identity"], SMALL, tmp_path)
+    for how in ({"workers": 2}, {"rows": 2}, {"ray": "local"}):
+        with pytest.raises(ValueError, match=rf"--{next(iter(how))} is .*mean nothing"):
+            quietly(["time"], SMALL, tmp_path, **how)
     for broken in ([], {"table": "identity"}):
-        (tmp_path / "r").mkdir(exist_ok=True)
-        (tmp_path / "r" / "record.json").write_text(json.dumps(broken))
-        with pytest.raises(ValueError, match="is no record of a reproduction"):
-            reproduce("identity", SMALL, tmp_path / "r", embedder="hsv")
+        (tmp_path / "bank").mkdir(exist_ok=True)
+        (tmp_path / "bank" / "record.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match="is not the record of a table"):
+            quietly(["bank"], SMALL, tmp_path)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"--out .* is a file"):
+        quietly(["bank"], SMALL, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [({"rows": 0}, "--rows"), ({"scorers": 0}, "--scorers"), ({"minutes": 0}, "--minutes"),
+     ({"minutes": float("nan")}, "--minutes"), ({"workers": 0}, "--workers")],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(how, field):
+    with pytest.raises(ValueError, match=f"{field} is"):
+        How(**how)
+
+
+def test_workers_do_not_generate_in_batches(tmp_path):
+    for how in ({"workers": 2, "rows": 4},):
+        with pytest.raises(ValueError, match="--workers is 2"):
+            quietly(["bank"], SMALL, tmp_path / "new", **how)
+    with pytest.raises(ValueError, match="--scorers is 3: whoever generates"):
+        quietly(["bank"], SMALL, tmp_path / "new", scorers=3)
+    with pytest.raises(ValueError, match="--rows is 4: on Ray"):
+        quietly(["bank"], SMALL, tmp_path / "new", rows=4, ray="local")
+    assert not (tmp_path / "new").exists()
 
 
 def test_every_measure_has_something_to_say_of_one_run(tmp_path):
-    ask = Ask(backbone="untrained", prompts=1, seeds=1, seconds=6)
-    planned = list(plan_runs(find_recipe("identity"), ask))[-1]
-    recipe = dataclasses.replace(
-        find_recipe("identity"), measures=tuple(m for m in MEASURES if m != "reappearance")
-    )
-    job = job_of(planned, recipe, "hsv")
-    scores = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]
+    every = tuple(name for name in all_measures() if name != "reappearance")
+    recipe = dataclasses.replace(find_recipe("identity"), measures=every)
+    job = jobs_of(recipe, "recap", backbone="untrained", seconds=6)[0]
+    assert job.options["trace_offered"]
+    result = generate_and_score(job.payload, str(tmp_path / "run"))
+    assert result.keys() == {*every, "look"}
+    scores = {name: score for measure in every for name, score in result[measure].items()}
     assert {score["backend"] for score in scores.values()} == {"native", "dis", "standin:hsv-8x4x4"}
     for name in ("identity_frame", "retention_frame_end", "dynamic_degree", "temporal_flickering", "camera_flow",
-                 "subject_consistency", "dynamic_degree_5s", "bank_mean_age", "attention_sink"):  # fmt: skip
+                 "subject_consistency", "dynamic_degree_5s", "bank_mean_age", "attention_sink",
+                 "block_s"):  # fmt: skip
         assert scores[name]["value"] is not None or name == "identity_frame", name
     assert scores["bank_overlap_lowest"]["value"] == 1.0
     assert sum(s["value"] for n, s in scores.items() if n.startswith("attention_")) == pytest.approx(
         1, abs=1e-3
     )
-    again = draw_and_score(json.loads(job.payload), str(tmp_path / "run"))["scores"]  # a finished run is read
-    assert again == scores
 
 
 def test_rows_that_do_not_exist_here_are_left_out_and_said(tmp_path, monkeypatch):
-    """Told before anything is drawn."""
+    """Before anything is generated."""
     monkeypatch.delitem(ADMISSIONS, "random", raising=False)
     rows = {row.name: row.available for row in find_recipe("admission").rows}
     assert not rows["random"] and rows["recap"]
-    said = []
+    notices = []
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recap.tables.reproduce.run_sweep", stop)
+    monkeypatch.setattr("recap.tables.reproduce.run_jobs", stop)
     with pytest.raises(KeyboardInterrupt):
-        reproduce("admission", SMALL, tmp_path / "a", embedder="hsv", notice=said.append)
-    assert any("'random' is left out" in line for line in said)
+        reproduce(["admission"], SMALL, tmp_path / "a", notice=notices.append)
+    assert any("'random' is left out" in line for line in notices)
 
 
 def test_the_report_holds_all_tables(results):
@@ -201,20 +223,20 @@ def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
 
 
 def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results, tmp_path):
-    told = json.loads((results / "retention" / "table.json").read_text())
+    whole = json.loads((results / "retention" / "table.json").read_text())
     mine = tmp_path / "retention"
     mine.mkdir()
     (mine / "table.md").write_text("# Identity")
-    (mine / "table.json").write_text(json.dumps(told | {"left_out": ["sink"]}))
-    assert "Left out, as they could not be drawn: sink." in write_report(tmp_path).read_text()
+    (mine / "table.json").write_text(json.dumps(whole | {"left_out": ["sink"]}))
+    assert "Left out, as they could not be generated: sink." in write_report(tmp_path).read_text()
     before = (tmp_path / "report.html").read_bytes()
-    cell = told["cells"][0]
-    for broken in ({"table": "retention"}, told | {"table": "nothing"}, told | {"table": ["x"]}, [],
-                   told | {"cells": [cell | {"value": None}]}, told | {"cells": [{"row": "none"}]}):  # fmt: skip
+    cell = whole["cells"][0]
+    for broken in ({"table": "retention"}, whole | {"table": ["x"]}, [],
+                   whole | {"cells": [cell | {"value": None}]}, whole | {"cells": [{"row": "none"}]}):  # fmt: skip
         (mine / "table.json").write_text(json.dumps(broken))
         with pytest.raises(ValueError, match="is no whole table as this version writes it"):
             write_report(tmp_path)
-    (mine / "table.json").write_text(json.dumps(told))
+    (mine / "table.json").write_text(json.dumps(whole))
     (mine / "table.md").unlink()
     with pytest.raises(ValueError, match="is no whole table"):
         write_report(tmp_path)
@@ -279,12 +301,12 @@ def test_each_backbone_stands_beside_its_own_line_of_the_paper():
 def test_times_are_compared_at_one_length_and_beside_the_papers():
     recipe = find_recipe("time")
     lines = [
-        Line(row.name, "p", 0, {"seconds": {"name": "seconds", "value": row.value * (1 + (row.paper == "ours")),
+        Line(row.name, "p", 0, {"seconds": {"name": "seconds", "value": row.seconds * (1 + (row.paper == "ours")),
                                             "backend": "native", "n": 1, "details": {}}})
         for row in recipe.rows
     ]  # fmt: skip
     cells = {cell.row: cell for cell in build_cells(recipe, lines)}
-    assert [cells[f"none, {m} min"].against.mean for m in (1, 2, 5)] == [1, 2, 5]
+    assert [cells[f"none, {m} min"].against.mean for m in (1, 2, 5)] == [60, 120, 300]
     assert cells["recap, 5 min"].against is None
     assert (cells["none, 5 min"].paper, cells["recap, 5 min"].paper) == (1435, 2239)
     written = as_markdown(recipe, list(cells.values()), {})

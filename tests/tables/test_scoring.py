@@ -1,4 +1,4 @@
-"""What is told of a run that was never drawn, by its pictures alone."""
+"""What measures say of a run that was never generated, by its pictures alone."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from tables_help import data_of
 
+from recap.eval.judged import JudgedRun
 from recap.eval.judges.witness import ProbeWitness
+from recap.eval.metrics import find_measure
+from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.sampling import InMemoryClip
-from recap.tables.job import job_of
-from recap.tables.recipes import Ask, find_recipe, plan_runs
-from recap.tables.scoring import LENGTHS_S, Seen, score
 
 FPS = 16
 SIZE = (48, 64)
 
 
-def run_of(num_pictures: int) -> Seen:
+def run_of(num_pictures: int) -> JudgedRun:
     """Still for the first half, then another picture every time."""
-    recipe = find_recipe("length")
-    planned = next(plan_runs(recipe, Ask(backbone="untrained", prompts=1, seeds=1)))
     dice = np.random.default_rng(0)
     pictures = np.zeros((num_pictures, *SIZE, 3), np.uint8)
     pictures[num_pictures // 2 :] = dice.integers(0, 256, pictures[num_pictures // 2 :].shape)
-    return Seen(job_of(planned, recipe, "hsv").data, InMemoryClip(pictures, FPS), [])
+    return JudgedRun(data_of("length", backbone="untrained"), InMemoryClip(pictures, FPS), [])
 
 
 def pictures_of(blocks: int) -> int:
@@ -38,14 +37,14 @@ def pictures_of(blocks: int) -> int:
 )
 def test_only_lengths_that_a_video_has_are_told(blocks, lengths):
     """As asked for by --seconds 2, 5, 8, 10 and 20; whole blocks leave a video up to 0.6 s short."""
-    told = score(run_of(pictures_of(blocks)), ["length"])["length"]
+    told = find_measure("length").score(run_of(pictures_of(blocks)))
     assert [each.name for each in told] == [f"dynamic_degree_{s}s" for s in lengths]
 
 
 def test_a_minute_is_told_at_every_length():
-    seen = run_of(pictures_of(80))
-    told = score(seen, ["length"])["length"]
-    clips = seen.dynamic_degree.details["clips"]
+    run = run_of(pictures_of(80))
+    told = find_measure("length").score(run)
+    clips = find_measure("dynamics").score(run)[1].details["clips"]
     assert len(clips) == 30 and not any(clips[:14]) and all(clips[16:])
     assert [each.name for each in told] == [f"dynamic_degree_{s}s" for s in LENGTHS_S]
     assert [each.n for each in told] == [2, 5, 10, 15, 22, 30]
@@ -83,10 +82,8 @@ def test_what_a_bank_is_made_of_at_the_last_cut_or_at_the_end(monkeypatch, cut, 
         trace_line(1, [(4, 1, 0, 2.0)], edge=0.5),
         trace_line(2, [(7, 2, 0, 1.0)], evicted=[(1, 0, 3, 0.0)], edge=0.75, cut=cut),
     ]
-    recipe = find_recipe("rules")
-    data = job_of(next(plan_runs(recipe, Ask(prompts=1, seeds=1))), recipe, "hsv").data
-    monkeypatch.setattr("recap.tables.scoring._probe", LeftColumn)
-    told = score(Seen(data, InMemoryClip(pictures, FPS), trace), ["content"])["content"]
+    monkeypatch.setattr("recap.eval.judged._probe", LeftColumn)
+    told = find_measure("content").score(JudgedRun(data_of("rules"), InMemoryClip(pictures, FPS), trace))
     assert {each.name: each.value for each in told} == {
         "bank_edge_share": edge, "bank_actor_share": pytest.approx(share)
     }  # fmt: skip
@@ -127,12 +124,9 @@ def judged(monkeypatch, table, shots, show, measure, *, admit=None):
     for index, picture in enumerate(pictures):
         for actor, row, column in show(index / FPS):
             picture[16 * row : 16 * row + 32, 16 * column : 16 * column + 32] = Squares.COLOURS[actor]
-    recipe = find_recipe(table)
-    data = job_of(next(plan_runs(recipe, Ask(prompts=1, seeds=1))), recipe, "hsv").data
-    monkeypatch.setattr("recap.tables.scoring._probe", Squares)
-    return {
-        each.name: each for each in score(Seen(data, InMemoryClip(pictures, FPS), trace), [measure])[measure]
-    }
+    monkeypatch.setattr("recap.eval.judged._probe", Squares)
+    run = JudgedRun(data_of(table), InMemoryClip(pictures, FPS), trace)
+    return {each.name: each for each in find_measure(measure).score(run)}
 
 
 def without_a_bank(line, text):

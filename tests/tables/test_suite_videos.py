@@ -19,7 +19,7 @@ from recap.config import RunConfig
 from recap.eval.vbench.suites import SUITES, check_names, find_videos, load_entries
 from recap.io.video import open_clip
 from recap.tables import suite_videos
-from recap.tables.suite_videos import Order, draw_suite, work_folder
+from recap.tables.suite_videos import Order, generate_suite, work_folder
 
 MOVIE = SUITES["moviegen128"]
 TEXTS = ["A red boat sails past a house", "half a/b", "word " * 60, *(f"a prompt {n}" for n in range(125))]
@@ -41,7 +41,7 @@ def order(lines, *, num=2, seeds=2, seconds=2.0, **values):
 
 
 def draw(asked, out, **how):
-    return draw_suite(asked, NO_ENVIRONMENT, out, **{"workers": 1, "notice": lambda _: None, **how})
+    return generate_suite(asked, NO_ENVIRONMENT, out, **{"workers": 1, "notice": lambda _: None, **how})
 
 
 def names_in(folder):
@@ -56,10 +56,9 @@ def bytes_in(folder):
 def drawn(tmp_path_factory, lines):
     """Two prompts, two seeds: the folder of the videos."""
     out = tmp_path_factory.mktemp("drawn") / "videos"
-    told = []
-    done = draw(order(lines), out, tell=told.append)
-    assert done.num_videos == 4 and not done.complete
-    assert told[-1].counts.done == 4 and len({status.counts.done for status in told}) == len(told)
+    reported = []
+    done = draw(order(lines), out, report=lambda progress: reported.append(progress.line()))
+    assert done.num_videos == 4 and not done.complete and reported[-1] == "4 of 4 done"
     return out
 
 
@@ -128,7 +127,7 @@ def test_a_trial_grows(lines, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [f"{TEXTS[0]}-1.mp4", "somebody else's.mp4"])
 def test_files_of_others_are_refused_before_anything_is_drawn(lines, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(suite_videos, "run_sweep", lambda *_, **__: pytest.fail("the sweep was begun"))
+    monkeypatch.setattr(suite_videos, "run_jobs", lambda *_, **__: pytest.fail("something was generated"))
     out = tmp_path / "videos"
     out.mkdir()
     (out / name).write_bytes(b"mine")
@@ -140,12 +139,12 @@ def test_files_of_others_are_refused_before_anything_is_drawn(lines, tmp_path, n
 def test_a_file_that_comes_meanwhile_is_not_overwritten(lines, tmp_path):
     out = tmp_path / "videos"
 
-    def put(status):
+    def put(progress):
         out.mkdir(exist_ok=True)
         (out / f"{TEXTS[0]}-0.mp4").write_bytes(b"mine")
 
-    with pytest.raises(ValueError, match="was not drawn by this command"):
-        draw(order(lines, num=1, seeds=1), out, tell=put)
+    with pytest.raises(ValueError, match="was not made by this command"):
+        draw(order(lines, num=1, seeds=1), out, report=put)
     assert bytes_in(out) == {f"{TEXTS[0]}-0.mp4": b"mine"}
     (out / f"{TEXTS[0]}-0.mp4").unlink()
     draw(order(lines, num=1, seeds=1), out)
@@ -167,7 +166,7 @@ def test_what_cannot_be_drawn_is_refused_before_a_folder_is_made(lines, tmp_path
         with pytest.raises(ValueError, match=told):
             draw(order(lines, **asked), tmp_path / "videos")
     with pytest.raises(ValueError, match="--workers is 0"):
-        draw_suite(order(lines), tmp_path, tmp_path / "videos", workers=0)
+        generate_suite(order(lines), tmp_path, tmp_path / "videos", workers=0)
     assert not list(tmp_path.glob("videos*"))
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="it is a file"):

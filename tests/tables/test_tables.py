@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
 from recap.config import RunConfig
-from recap.tables.job import job_of
+from recap.eval.metrics import all_measures, find_measure
 from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
-from recap.tables.scoring import MEASURES
+from recap.tables.reproduce import How, reproduce
 from recap.tables.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
 
 REAL = "self-forcing"
@@ -17,7 +19,7 @@ REAL = "self-forcing"
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_gives_configs_that_survive_a_file(name):
     recipe = find_recipe(name)
-    assert recipe.name == name and set(recipe.measures) <= set(MEASURES)
+    assert recipe.name == name and set(recipe.measures) <= set(all_measures())
     assert recipe.ours in {row.name for row in recipe.rows}
     runs = list(plan_runs(recipe, Ask(prompts=2, seeds=2)))
     rows = [row for row in recipe.rows if row.available]
@@ -96,14 +98,6 @@ def test_who_enters_late_is_named_with_the_first_and_in_many_scenes():
     assert {scene for scene, _ in worlds} == set(SCENES) and {time for _, time in worlds} == set(TIMES)
 
 
-def test_only_jobs_with_a_late_subject_name_one():
-    """What was done before there were any stays done: its key is a digest of its data."""
-    for name, late in (("retention", None), ("entering", "balloon")):
-        recipe = find_recipe(name)
-        planned = next(plan_runs(recipe, Ask(prompts=1, seeds=1)))
-        assert job_of(planned, recipe, "hsv").data.get("late_subject") == late
-
-
 def test_every_memory_and_rule_is_asked_who_entered():
     rows = {row.name for row in find_recipe("entering").rows}
     assert rows == {row.name for table in ("identity", "reappearance-all") for row in find_recipe(table).rows}
@@ -145,3 +139,37 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(ValueError, match="--seeds is 0"):
         Ask(seeds=0)
     assert Ask(backbone="tiny").backbone_name == "embedded"
+
+
+TOY = """
+from recap.eval.judged import Measure
+from recap.eval.scores import Score
+from recap.tables.recipes import RECAP, Recipe, Row
+
+def brightness(run):
+    return [Score("brightness", float("nan") if run.late_subject else float(run.sampled.pictures.mean()), "native")]
+
+BRIGHTNESS = Measure("brightness", brightness, headlines=("brightness",))
+
+def table():
+    rows = (Row("none", {"name": "none"}), RECAP)
+    return Recipe("toy", "A toy", rows, ("toy_table:BRIGHTNESS",), seconds=1.5)
+"""
+
+
+def test_a_table_and_a_metric_outside_the_package(tmp_path, monkeypatch):
+    (tmp_path / "toy_table.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    ask = Ask(backbone="untrained", prompts=1, seeds=1, embedder="hsv", device="cpu", flow="classical")
+    done = reproduce(["toy_table:table"], ask, tmp_path / "out", How(workers=1), notice=lambda _: None)
+    assert done.left == 0 and done.tables == {"toy": tmp_path / "out" / "toy"}
+    rows = list(csv.DictReader((tmp_path / "out" / "toy" / "table.csv").open()))
+    assert [(row["row"], row["measure"]) for row in rows] == [("none", "brightness"), ("recap", "brightness")]
+    assert all(0 < float(row["mean"]) < 255 for row in rows)
+    for name, why in (("toy_table:nothing", "cannot be imported"), ("toy_table:TOY", "cannot be imported")):
+        with pytest.raises(ValueError, match=why):
+            find_recipe(name)
+    with pytest.raises(ValueError, match="is not a Measure"):
+        find_measure("toy_table:brightness")
+    with pytest.raises(ValueError, match="did you mean 'identity'"):
+        find_measure("identty")

@@ -27,7 +27,6 @@ _LINES = {
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
     "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
     "report": ("recap report results",),
-    "sweep status": ("recap sweep status results",),
     "vbench setup": ("recap vbench setup --dry-run",),
     "vbench draw": ("recap vbench draw --suite vbench946 --out videos --num 2",),
     "vbench run": ("recap vbench run videos --suite vbench946 --partial",),

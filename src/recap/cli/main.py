@@ -21,7 +21,6 @@ from recap.cli import (
     list_names,
     reproduce,
     show,
-    sweep,
     vbench,
 )
 from recap.cli.console import show_error
@@ -48,7 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "reproduce": reproduce.reproduce_command,
     "report": reproduce.report_command,
 }
-GROUPS = {"sweep": sweep.app, "vbench": vbench.app}
+GROUPS = {"vbench": vbench.app}
 # What the parser raises for a wrong option or argument; typer has no public name for it.
 UsageError: Any = typer.BadParameter.__base__
 for name, command in COMMANDS.items():

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import Device, Dtype, Flow
-from recap.errors import refuse
-from recap.tables.imported import import_table
-from recap.tables.recipes import DEFAULT_PROMPTS, Ask
+from recap.cli.options import Dtype, Flow
+from recap.tables.recipes import Ask
 from recap.tables.report import write_report
-from recap.tables.reproduce import reproduce
-from recap.tables.status import Status
+from recap.tables.reproduce import SOME_LEFT, How, reproduce, summary_of
+from recap.tables.runner import each_change
 
 FrameJudge = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv; NAME=FOLDER says where its weights "
-        "are [default: auto]."
+        help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv; NAME=FOLDER names its weights."
     ),
 ]
 MotionFlow = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="Flow by which motion is judged: classical, raft-small or auto; figures of two judges do not compare "
-        "[default: classical]."
+        help="Flow by which motion is judged: classical, raft-small or auto; figures of two judges do not compare."
     ),
 ]
 SubjectFinder = Annotated[
@@ -36,74 +33,61 @@ SubjectFinder = Annotated[
         help="Who finds the subject: qwen2.5-vl (=FOLDER), or nobody; the embedded world has its own probe."
     ),
 ]
-Import = Annotated[
-    Path | None,
-    typer.Option(
-        "--import", help="A results.jsonl.gz of batches: nothing is drawn, the table is made of it."
-    ),
-]
 
 
 def reproduce_command(
-    table: Annotated[str, typer.Argument(help="Which table or figure; a wrong name lists them.")],
-    backbone: Annotated[
-        str | None, typer.Option(help="Which model draws; see `recap list` [default: embedded].")
-    ] = None,
-    prompts: Annotated[
-        int | None, typer.Option(help="How many of the recipe's prompts [default: 20].")
-    ] = None,
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables or figures; a wrong name lists them. They share their runs.")
+    ],
+    backbone: Annotated[str, typer.Option(help="Which model generates; see `recap list`.")] = Ask.backbone,
+    prompts: Annotated[int, typer.Option(help="How many of the recipe's prompts.")] = Ask.prompts,
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
     seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
     flow: Flow = None,
-    judge_flow: MotionFlow = None,
-    embedder: FrameJudge = None,
-    detector: SubjectFinder = "",
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that draw beside each other [default: one per core, or per GPU]."),
-    ] = None,
-    ray: Annotated[str, typer.Option(help="Address of a Ray cluster to draw on; 'local' starts one.")] = "",
-    device: Device = None,
+    judge_flow: MotionFlow = Ask.judge_flow,
+    embedder: FrameJudge = Ask.embedder,
+    detector: SubjectFinder = Ask.detector,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one, and what it was begun with.")
+    ] = Ask.device,
     dtype: Dtype = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result [default: results/TABLE].")] = None,
-    taken: Import = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that generate on CPUs [default: one per core].")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Runs in one batch [default: 1 on CPUs, as many as fit on a GPU].")
+    ] = None,
+    scorers: Annotated[
+        int | None,
+        typer.Option(help="Processes that judge while batches are generated [default: most of the cores]."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Begin nothing that would end later; the same command resumes [default: no limit]."
+        ),
+    ] = None,
+    ray: Annotated[
+        str, typer.Option(help="Address of a Ray cluster to generate on; 'local' starts one.")
+    ] = "",
+    commit: Annotated[str, typer.Option(help="Commit of the code, where git cannot tell.")] = "",
+    out: Annotated[
+        Path, typer.Option(help="Folder of all results: the runs, and a folder per table.")
+    ] = Path("results"),
 ) -> None:
-    """Draw, score and write down one table of the paper; the same command goes on with a stopped one."""
-    folder = out or Path("results") / table
-    if taken is not None:
-        _refuse_any({"--backbone": backbone, "--seconds": seconds, "--flow": flow, "--embedder": embedder,
-                     "--judge-flow": judge_flow, "--detector": detector, "--workers": workers, "--ray": ray,
-                     "--device": device, "--dtype": dtype})  # fmt: skip
-        typer.echo(import_table(table, taken, folder, prompts, seeds, show_notice).page)
-        return
+    """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""
     ask = Ask(
-        backbone=backbone or "embedded",
-        prompts=DEFAULT_PROMPTS if prompts is None else prompts,
-        seeds=seeds,
-        seconds=seconds,
-        flow=flow or "auto",
-        device=device or "cpu",
-        dtype=dtype or "float32",
-        judge_flow=judge_flow or "classical",
-    )
-    done = reproduce(
-        table,
-        ask,
-        folder,
-        workers=workers,
-        embedder=embedder or "auto",
-        detector=detector,
-        ray=ray,
-        tell=_Teller(),
-        notice=show_notice,
-    )
-    typer.echo(done.page)
-
-
-def _refuse_any(given: dict[str, object]) -> None:
-    for name, value in given.items():
-        if value:
-            raise refuse(name, value, "with --import nothing is drawn or judged", "leave it out")
+        backbone, prompts, seeds, seconds, flow or Ask.flow, device, dtype or Ask.dtype, judge_flow, embedder,
+        detector,
+    )  # fmt: skip
+    how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
+    done = reproduce(tables, ask, out, how, report=each_change(show_notice), notice=show_notice)
+    for line in summary_of(done):
+        show_notice(line)
+    for page in done.pages:
+        typer.echo(page)
+    if done.left:
+        raise typer.Exit(SOME_LEFT)
 
 
 def report_command(
@@ -114,17 +98,5 @@ def report_command(
         Path | None, typer.Option(help="Also write the tables as Markdown, as docs/results.md.")
     ] = None,
 ) -> None:
-    """All finished tables of a folder on one page, report.html in it."""
+    """Put all finished tables of a folder on one page, report.html in it."""
     typer.echo(write_report(folder, markdown))
-
-
-class _Teller:
-    """Says a line when something has changed."""
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def __call__(self, status: Status) -> None:
-        if status.counts.done != self._last:
-            self._last = status.counts.done
-            show_notice(status.line())

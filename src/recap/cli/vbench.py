@@ -16,7 +16,8 @@ from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
 from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.suites import SUITES
-from recap.tables.suite_videos import Drawn, Order, draw_suite
+from recap.tables.runner import each_change
+from recap.tables.suite_videos import Order, SuiteVideos, generate_suite
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,12 +84,12 @@ def draw_command(
     _check_settings(settings or [])
     template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
-    drawn = draw_suite(
+    drawn = generate_suite(
         order,
         vbench_folder(folder),
         out,
         workers=workers,
-        tell=lambda status: show_notice(status.line()),
+        report=each_change(show_notice),
         notice=show_notice,
     )
     show_notice(f"{drawn.num_videos} videos are there; next: {_next(drawn, suite, prompts, folder)}")
@@ -101,7 +102,7 @@ def _check_settings(settings: Sequence[str]) -> None:
             raise refuse("--set", text, "the suite determines it", "leave it out")
 
 
-def _next(drawn: Drawn, suite: str, prompts: Path | None, folder: Path | None) -> str:
+def _next(drawn: SuiteVideos, suite: str, prompts: Path | None, folder: Path | None) -> str:
     words = ["recap", "vbench", "run", str(drawn.videos), "--suite", suite]
     words += ["--prompts", str(prompts)] if prompts else []
     words += ["--folder", str(folder)] if folder else []

@@ -140,16 +140,6 @@ def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
     return EMBEDDERS[kind](path or named, device)
 
 
-def best_installed(device: str = "cpu") -> Embedder:
-    """DINOv2 where its weights are, else MobileNetV2, else colours alone; which one it is stands on every score."""
-    for name in ("dinov2", "mobilenetv2"):
-        try:
-            return build_embedder(name, device=device)
-        except ValueError:
-            continue
-    return HsvEmbedder()
-
-
 def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
     hub = import_extra("transformers", f"the embedder {name}")
     try:

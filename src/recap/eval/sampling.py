@@ -17,6 +17,9 @@ from recap.io.video import Picture
 Pictures = NDArray[np.uint8]
 """RGB pictures, N Y X 3."""
 
+PER_SECOND = 2.0
+"""Pictures a second at which the protocols of identity and reappearance look at a video."""
+
 ForwardFlow = Callable[[Tensor], Tensor]
 """A function from pictures B T 3 Y X, 0..1, to the flow B T-1 2 Y X from each picture to the next."""
 

@@ -35,6 +35,11 @@ Picture = NDArray[np.uint8]
 """Y X 3, RGB."""
 
 
+def can_encode() -> bool:
+    """Whether PyAV is installed, so that clips can be read and written."""
+    return av is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Clip:
     """A readable video file. `num_pictures` is what the file claims, or None."""

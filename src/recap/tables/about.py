@@ -1,55 +1,67 @@
-"""What a reader must know of a number: suite, models, sizes, judges, machine and code."""
+"""What a reader must know of a number: prompts, models, sizes, judges, machine and code."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recap.errors import refuse
+from recap.eval.judged import EMBEDDED
+from recap.eval.metrics import find_measures
 from recap.fast.threads import QUOTA, fair_threads
 from recap.run import versions
 from recap.tables.recipes import Ask, Recipe
-from recap.tables.scoring import OF_MOTION
-from recap.tables.scripts import EMBEDDED
+
+VERSIONS = ("recap", "torch")
+"""Of which a table has one each: numbers of two versions of the code do not belong into one table."""
 
 
-def about_this(recipe: Recipe, ask: Ask, embedder: str, pictures: str, commit: str = "") -> dict[str, Any]:
-    """Of the numbers of one table, made here; `pictures` says what was judged, files or what never was one."""
-    seeds = ask.seeds or recipe.seeds
-    runs = ask.prompts * seeds * sum(row.available for row in recipe.rows)
-    device = torch.cuda.get_device_name(ask.device) if ask.device.startswith("cuda") else _processor()
-    length = " and ".join(f"{seconds:g} s" for seconds in _lengths(recipe, ask))
-    made_by = versions()
-    words = "the embedded world's words" if ask.backbone_name == EMBEDDED else "sentences"
-    judge = {"flow of the judge": ask.judge_flow} if OF_MOTION & set(recipe.measures) else {}
+def made_here(device: str, commit: str = "") -> dict[str, str]:
+    """What makes the results of this process."""
+    cuda = device.startswith("cuda") and torch.cuda.is_available()
+    hardware = torch.cuda.get_device_name(device) if cuda else _processor()
     return {
-        "suite": f"{recipe.script} prompts of our own, in {words}", "backbone": ask.backbone_name,
-        "prompts": ask.prompts, "seeds": seeds, "runs": runs, "length": length, "flow of the bank": ask.flow,
-        **judge, "frame embedder": embedder, "judged": pictures, "hardware": device, "dtype": ask.dtype,
-        "recap": made_by["recap"], "torch": made_by["torch"], "commit": commit or _commit(),
-    }  # fmt: skip
+        **{name: versions()[name] for name in VERSIONS},
+        "hardware": hardware,
+        "commit": commit or _commit(),
+    }
 
 
-def _lengths(recipe: Recipe, ask: Ask) -> list[float]:
+def about_table(recipe: Recipe, ask: Ask, runs: int, makers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The settings of a table, and what made its runs."""
     scale = 1.0 if ask.seconds is None else ask.seconds / recipe.seconds
-    return sorted({scale * (row.seconds or recipe.seconds) for row in recipe.rows})
+    lengths = sorted({scale * (row.seconds or recipe.seconds) for row in recipe.rows})
+    words = "the embedded world's words" if ask.backbone_name == EMBEDDED else "sentences"
+    uses_flow = any(measure.uses_flow for measure in find_measures(recipe.measures))
+    return {
+        "suite": f"{recipe.script} prompts of our own, in {words}",
+        "backbone": ask.backbone_name,
+        "prompts": ask.prompts,
+        "seeds": ask.seeds or recipe.seeds,
+        "runs": runs,
+        "length": " and ".join(f"{seconds:g} s" for seconds in lengths),
+        "flow of the bank": ask.flow,
+        **({"flow of the judge": ask.judge_flow} if uses_flow else {}),
+        "frame embedder": ask.embedder,
+        "judged": "pictures as generated, not encoded",
+        "hardware": _all_of(makers, "hardware"),
+        "dtype": ask.dtype,
+        **{name: _all_of(makers, name) for name in (*VERSIONS, "commit")},
+    }
+
+
+def _all_of(makers: Sequence[Mapping[str, str]], name: str) -> str:
+    return " and ".join(sorted({str(maker.get(name, "")) for maker in makers}))
 
 
 def cores() -> int:
     """Processors that this process may use: fewer than there are, in many containers."""
     return fair_threads(os.cpu_count() or 1, {}, QUOTA)
-
-
-def choose_workers(asked: int | None, *, alone: bool) -> int:
-    """As many as asked for, else one per processor, or one where a GPU or a clock is not to be shared."""
-    if asked is not None and asked < 1:
-        raise refuse("--workers", asked, "must be 1 or more", "1 does the jobs one by one")
-    return asked or (1 if alone else cores())
 
 
 def _processor() -> str:

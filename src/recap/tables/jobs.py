@@ -1,43 +1,48 @@
-"""A job: one row of a recipe, one prompt, one seed, as plain data and the name of a function that takes it.
+"""A job: plain data that a function turns into a result, also plain data.
 
-A job's key is a digest of its data. The same job is therefore the same job in every sweep, with any number of workers
-and in any order; its result must depend on its data alone.
+The key of a job is a digest of its data, so the same job is the same in every table, with any number of workers and
+in any order; its result must depend on its data alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from recap.errors import refuse
+from recap.registry import look_up
 
 Result = dict[str, Any]
 Work = Callable[[dict[str, Any], str], Result]
-"""Takes a job's data and the folder of its files, gives its result, both as JSON knows them."""
+"""Takes the payload of a job and the folder for its files; returns its result."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
-    row: str
-    prompt: str
-    seed: int
-    data: Mapping[str, Any]  # all that the result depends on, beside the three above
+    name: str  # for messages
+    data: Mapping[str, Any]
+    wants: frozenset[str] = frozenset()
+    """Entries of the result that are asked for; a result may be added to, entry by entry."""
+    options: Mapping[str, Any] = field(default_factory=dict)  # what else the work has to know
+    size: float = 1.0  # of the work, in any unit
 
-    @property
-    def payload(self) -> str:
-        return canonical({"row": self.row, "prompt": self.prompt, "seed": self.seed, "data": dict(self.data)})
-
-    @property
+    @cached_property
     def key(self) -> str:
-        return hashlib.sha256(self.payload.encode()).hexdigest()[:24]
+        return hashlib.sha256(canonical(dict(self.data)).encode()).hexdigest()[:24]
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return {
+            "key": self.key, "data": dict(self.data), "wants": sorted(self.wants), "options": dict(self.options)
+        }  # fmt: skip
 
 
 def canonical(value: Any) -> str:
-    """JSON with one way to say a thing, so that equal data are equal bytes."""
+    """JSON with one way to write a thing, so that equal data are equal bytes."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -49,14 +54,5 @@ def canonical(value: Any) -> str:
 
 def find_work(name: str) -> Work:
     """The function that "package.module:name" points at; workers find it by that name in their own process."""
-    module, colon, attribute = name.partition(":")
-    try:
-        work = getattr(importlib.import_module(module), attribute) if colon else None
-    except (ImportError, AttributeError) as error:
-        raise refuse(
-            "work", name, f"cannot be imported ({error})", "write it as package.module:name"
-        ) from error
-    if not callable(work):
-        raise refuse("work", name, "is no function", "write it as package.module:name")
-    found: Work = work
-    return found
+    work: Work = look_up("work", name, {})
+    return work

@@ -1,4 +1,4 @@
-"""What a reproduction shows: drawings of its numbers, its tables, and the videos of its first prompt."""
+"""What the page of a table shows: figures of its numbers, its tables, and the videos of its first prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recap.io.video import open_clip
+from recap.eval.metrics import find_measures
 from recap.show.bank_chart import draw_bank
 from recap.show.chart import Bar, interval_chart, line_chart
 from recap.show.chart import Line as Curve
@@ -18,10 +18,9 @@ from recap.show.png import png_bytes
 from recap.show.preview import embed
 from recap.show.results_page import Measured, Section
 from recap.show.side_by_side import write_side_by_side
-from recap.tables.looks import Look, look_at
+from recap.tables.looks import Look
 from recap.tables.recipes import Planned, Recipe
-from recap.tables.table import Cell, Line, markdown_row, remarks
-from recap.trace import read_lines
+from recap.tables.table import Cell, Line, markdown_row, remarks, short_name
 
 MOST_FIGURES = 4
 
@@ -31,10 +30,7 @@ def figures_of(recipe: Recipe, cells: Sequence[Cell], lines: Sequence[Line]) -> 
     curves = _curves(recipe, lines)
     sweeps = [*_lengths(cells), *_sweeps(recipe, cells)]
     bars = [
-        interval_chart(
-            measure,
-            [_bar(cell) for cell in cells if cell.measure == measure],
-        )
+        interval_chart(measure, [_bar(cell) for cell in cells if cell.measure == measure])
         for measure in dict.fromkeys(cell.measure for cell in cells)
     ]
     return [*curves, *sweeps, *bars][:MOST_FIGURES]
@@ -95,8 +91,6 @@ def _known(mean: float) -> float | None:
 def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     """Every measure over the setting that the rows vary."""
     values = {row.name: row.value for row in recipe.rows if row.value is not None}
-    if not values or recipe.name == "time":
-        return []
     charts = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure and cell.row in values]
@@ -121,60 +115,42 @@ def section_of(
     left_out: Sequence[str],
     video: Video,
 ) -> Section:
-    """The section of a page; `looks` are at the runs of the first prompt and seed, by row."""
-    told = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
+    """The section of a page; `looks` show the runs of the first prompt and seed, by row."""
+    prompts = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
     labels = [f"{second:.1f} S" for look in looks.values() for second in look.moments]
     shown = {name: list(look.pictures) for name, look in looks.items()}
-    told = f"The first prompt, seed {first.seed}: {told}."
     return Section(
         title=recipe.title,
-        said=remarks(recipe, left_out),
-        measured=measured_of(recipe, cells),
+        said=remarks(recipe.note, left_out),
+        measured=measured_of(recipe.ours, cells),
         figures=[*figures, *_timelines(recipe, looks)],
         video=video.source,
         video_said=f"The same runs in motion. {video.remark}",
         sheet=png_bytes(pictures_sheet(shown, labels[: len(labels) // len(looks)])) if looks else b"",
-        sheet_said=f"{told} At a few moments:",
+        sheet_said=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
     )
 
 
 def _timelines(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
-    """What the banks of the shown runs remembered, in tables that are about banks."""
-    if not {"bank", "reappearance"} & set(recipe.measures):
+    """What the banks of the shown runs kept, in tables that are about banks."""
+    if not any(measure.shows_bank for measure in find_measures(recipe.measures)):
         return []
     return [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank is not None]
 
 
-def measured_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Measured]:
-    ours = recipe.ours_said
-    head = ["", "here", "n", f"{ours} − row", f"{ours} higher", "p", "paper"]
-    return [
-        Measured(
-            measure,
-            next(cell.backend for cell in cells if cell.measure == measure),
-            head,
-            [markdown_row(cell) for cell in cells if cell.measure == measure],
-            recipe.ours,
-        )
-        for measure in dict.fromkeys(cell.measure for cell in cells)
-    ]
+def measured_of(ours: str, cells: Sequence[Cell]) -> list[Measured]:
+    """A table per measure, with the row `ours` to stand out."""
+    name = short_name(ours)
+    head = ["", "here", "n", f"{name} − row", f"{name} higher", "p", "paper"]
+    found = []
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        own = [cell for cell in cells if cell.measure == measure]
+        found.append(Measured(measure, own[0].backend, head, [markdown_row(cell) for cell in own], ours))
+    return found
 
 
-def first_looks(planned: Sequence[Planned], folders: Sequence[Path]) -> tuple[dict[str, Look], Video]:
-    """The runs of the first prompt and seed, by row, those of equal length, from the planned runs' folders."""
-    first = planned[0]
-    own = {
-        each.row.name: folder
-        for each, folder in zip(planned, folders, strict=True)
-        if each.script.name == first.script.name and each.seed == first.seed
-    }
-    clips = {name: open_clip(folder / "video.mp4") for name, folder in own.items()}
-    num = clips[first.row.name].num_pictures or 1
-    alike = {name: clip for name, clip in clips.items() if (clip.num_pictures or 1) == num}
-    target = folders[0].parent / "side-by-side.mp4"
-    write_side_by_side(target, {name: clip.path for name, clip in alike.items()}, lambda: None)
-    looks = {
-        name: look_at(clip, num, read_lines(own[name] / "trace.jsonl"), first.script)
-        for name, clip in alike.items()
-    }
-    return looks, Video(*embed(target, link=f"work/jobs/{target.name}"))
+def side_by_side(folder: Path, clips: Mapping[str, Path]) -> Video:
+    """One video of clips of equal length, by their rows, written into the folder of a table."""
+    target = folder / "side-by-side.mp4"
+    write_side_by_side(target, clips, lambda: None)
+    return Video(*embed(target))

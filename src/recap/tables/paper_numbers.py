@@ -1,4 +1,4 @@
-"""The paper's own numbers, as printed, to stand beside ours. Percentages unless a file's columns say otherwise."""
+"""The paper's own numbers, as printed, to compare with ours; percentages unless a column says otherwise."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from importlib import resources
 
 from recap.errors import unknown_name
 
-TABLES = (
-    "main",
-    "ablation",
-    "sweeps",
-    "identity",
-    "retention",
-    "speed",
-    "motion",
-    "human",
-    "scalars",
-    "settings",
+_FOLDER = resources.files("recap.tables").joinpath("paper")
+TABLES = tuple(
+    sorted(file.name.removesuffix(".csv") for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
 )
 
 
@@ -27,8 +19,8 @@ def paper_table(name: str) -> tuple[dict[str, str], ...]:
     """Rows of one of the paper's tables, by column name."""
     if name not in TABLES:
         raise unknown_name("paper table", name, TABLES)
-    file = resources.files("recap.tables").joinpath("paper", f"{name}.csv")
-    return tuple(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    text = _FOLDER.joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
 
 
 def paper_value(table: str, column: str, /, **wanted: str) -> float | None:

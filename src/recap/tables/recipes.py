@@ -1,4 +1,8 @@
-"""One function per table or figure of the paper: its rows, and what they are measured by."""
+"""One function per table or figure of the paper: its rows, and what they are measured by.
+
+To add a table, write such a function and list it in `TABLES`; a table outside the package is named as
+`module:function`. The order of its measures is the order in which the table shows them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,10 @@ from typing import Any, NamedTuple
 
 from recap.config import RunConfig
 from recap.errors import refuse, unknown_name
-from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.eval.metrics import find_measures
+from recap.eval.motion_judge import USUAL
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
+from recap.tables.paper_numbers import paper_value
 from recap.tables.scripts import Script, scripts
 
 ALIASES = {"tiny": "embedded"}
@@ -27,10 +34,14 @@ class Row:
     seconds: float | None = None  # where the rows differ in length
     value: float | None = None  # the setting that a sweep varies
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the admission, other than its defaults
+    printed: Mapping[str, float | None] = field(default_factory=dict)
+    """Score -> what the paper prints for it, where it stands in no line of `paper_table`."""
 
     @property
     def available(self) -> bool:
-        return self.memory["name"] in MEMORIES and self.admission in ADMISSIONS
+        """Whether this version knows its parts; those outside the package are named as `module:Name`."""
+        parts = ((self.memory["name"], MEMORIES), (self.admission, ADMISSIONS))
+        return all(name in known or ":" in name for name, known in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +59,16 @@ class Recipe:
     paper_table: str = ""  # of recap.tables.paper_numbers
     paper_key: Mapping[str, str] = field(default_factory=dict)  # what else picks the paper's line
     note: str = ""
+    alone: bool = False  # its runs are timed, so nothing may run next to them
 
-    def ours_beside(self, row: Row) -> str:
+    def compared_with(self, row: Row) -> str:
         """The row that this one is compared with: ours, and of the same length where lengths differ."""
         alike = (each.name for each in self.rows if each.seconds == row.seconds and each.paper == RECAP.paper)
         return self.ours if row.seconds is None else next(alike, self.ours)
 
-    @property
-    def ours_said(self) -> str:
-        """Its name without a length."""
-        return self.ours.partition(",")[0]
-
 
 class Planned(NamedTuple):
-    """One run of a recipe."""
+    """One run of a recipe; its config names the CPU, as the device of a job need not be here."""
 
     row: Row
     script: Script
@@ -69,7 +76,7 @@ class Planned(NamedTuple):
     config: RunConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ask:
     """How much of a recipe, and on what; None takes the recipe's own."""
 
@@ -78,9 +85,11 @@ class Ask:
     seeds: int | None = None
     seconds: float | None = None
     flow: str = "auto"  # of the bank
-    device: str = "cpu"
+    device: str = "auto"
     dtype: str = "float32"
-    judge_flow: str = "classical"  # of whoever judges motion; figures of two judges do not compare
+    judge_flow: str = USUAL  # of whoever judges motion; figures of two judges do not compare
+    embedder: str = "auto"  # judges whole frames
+    detector: str = ""  # finds the subject, where the backbone has no probe
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES and self.backbone not in ALIASES and ":" not in self.backbone:
@@ -132,7 +141,7 @@ def rivals() -> Recipe:
         *RIVALS,
         Row("recap", RECAP.memory, paper="Self-Forcing+Ours"),
     )
-    return Recipe("rivals", "Training-free rivals", rows, ("dynamics", "identity"), paper_table="main")
+    return Recipe("rivals", "Training-free rivals", rows, ("identity", "dynamics"), paper_table="main")
 
 
 def components() -> Recipe:
@@ -144,7 +153,7 @@ def components() -> Recipe:
         Row("recap", RECAP.memory, paper="sink+bank"),
     )
     return Recipe("components", "Sink and bank, one by one", rows,
-                  ("dynamics", "identity", "content", "subject_motion"), paper_table="ablation",
+                  ("identity", "dynamics", "content", "subject_motion"), paper_table="ablation",
                   paper_key={"table": "components"})  # fmt: skip
 
 
@@ -163,7 +172,7 @@ def admission() -> Recipe:
         bank("recap", "flow", "flow_novelty"),
     )
     note = "The paper's row without a bank has lambda 1; the fair control has lambda 5, as all others."
-    return Recipe("admission", "What is admitted to the bank", rows, ("dynamics", "identity", "content"),
+    return Recipe("admission", "What is admitted to the bank", rows, ("identity", "dynamics", "content"),
                   paper_table="ablation", paper_key={"table": "admission"}, note=note)  # fmt: skip
 
 
@@ -175,17 +184,18 @@ def capacity() -> Recipe:
     note = (
         "The paper sweeps VBench's Q, Sem and Total alone (Total: 79.3 to 79.8), which need VBench's weights."
     )
-    return Recipe("capacity", "Capacity of the bank", rows, ("dynamics", "identity", "bank", "content", "time"),
+    return Recipe("capacity", "Capacity of the bank", rows, ("identity", "dynamics", "bank", "content", "time"),
                   ours="1 frames", note=note)  # fmt: skip
 
 
 def reinforcement() -> Recipe:
     rows = tuple(
-        Row(f"lambda {value:g}", {"name": "recap", "reinforcement": value}, value=value)
+        Row(f"lambda {value:g}", {"name": "recap", "reinforcement": value}, value=value,
+            printed={"attention_sink": paper_value("scalars", "sink_mass_lambda5")} if value == 5 else {})
         for value in (1.0, 3.0, 5.0, 8.0, 10.0, 12.0)
-    )
+    )  # fmt: skip
     note = "The paper sweeps VBench's Q, Sem and Total (Total: 78.6 to 79.7, best at 5), which need VBench's weights."
-    return Recipe("lambda", "Reinforcement of the sink", rows, ("dynamics", "identity", "content", "attention"),
+    return Recipe("lambda", "Reinforcement of the sink", rows, ("identity", "dynamics", "attention", "content"),
                   ours="lambda 5", note=note)  # fmt: skip
 
 
@@ -263,7 +273,7 @@ def rules_60s() -> Recipe:
         *RULES,
     )
     return Recipe("rules-60s", "Readings of the novelty rule: one scene of a minute", rows,
-                  ("dynamics", "identity", "content", "subject_motion"))  # fmt: skip
+                  ("identity", "dynamics", "content", "subject_motion"))  # fmt: skip
 
 
 def entering() -> Recipe:
@@ -278,18 +288,23 @@ def entering() -> Recipe:
 
 
 def bank() -> Recipe:
-    return Recipe("bank", "What the bank retains", (RECAP,), ("bank", "content"), paper_table="scalars")
+    row = replace(RECAP, printed={"bank_overlap": paper_value("scalars", "oracle_overlap")})
+    return Recipe("bank", "What the bank retains", (row,), ("bank", "content"))
 
 
 def time() -> Recipe:
     rows = tuple(
-        Row(f"{row.name}, {minutes} min", row.memory, paper=row.paper, seconds=60.0 * minutes, value=minutes)
+        Row(f"{row.name}, {minutes} min", row.memory, paper=row.paper, seconds=60.0 * minutes,
+            printed={"seconds": paper_value("speed", column, length_min=str(minutes))})
         for minutes in (1, 2, 5)
-        for row in (NONE, RECAP)
+        for row, column in ((NONE, "baseline_s"), (RECAP, "ours_s"))
+    )  # fmt: skip
+    note = (
+        "Nothing runs next to these, or the times mean nothing. `recap bench` tells parts and memory apart."
     )
-    note = "One worker at a time, or the times mean nothing. `recap bench` tells parts and memory apart."
-    return Recipe("time", "Generation time", rows, ("time",), seeds=1, ours="recap, 1 min", note=note,
-                  paper_table="speed")  # fmt: skip
+    return Recipe(
+        "time", "Generation time", rows, ("time",), seeds=1, ours="recap, 1 min", note=note, alone=True
+    )
 
 
 def motion() -> Recipe:
@@ -308,13 +323,15 @@ TABLES: dict[str, Callable[[], Recipe]] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    if name not in TABLES:
-        raise unknown_name("table", name, TABLES)
-    return TABLES[name]()
+    """The recipe of that name, or what the function that `module:function` points at returns."""
+    made = look_up("table", name, TABLES)()
+    if not isinstance(made, Recipe):
+        raise refuse("table", name, "does not return a Recipe", "return recap.tables.recipes.Recipe(...)")
+    return made
 
 
 def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
-    """Every run of a recipe, prompt by prompt, seed by seed, row by row; rows that cannot be drawn are left out.
+    """Every run of a recipe, prompt by prompt, seed by seed, row by row; unknown rows are left out.
 
     Seed k of a prompt is the same for all rows, and a block's noise depends on seed and block alone: arms are paired.
     """
@@ -327,8 +344,8 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 if ask.seconds is not None:
                     seconds *= ask.seconds / recipe.seconds
                 script = scripts(recipe.script, ask.backbone_name, seconds, ask.prompts)[number]
-                place = 1000 * number + seed
-                yield Planned(row, script, place, _config(recipe, row, script, ask, place))
+                own_seed = 1000 * number + seed
+                yield Planned(row, script, own_seed, _config(recipe, row, script, ask, own_seed))
 
 
 def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
@@ -342,8 +359,7 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
             "admission": {"name": row.admission, **row.settings},
             "flow": ask.flow,
             "seeds": [seed],
-            "device": ask.device,
             "dtype": ask.dtype,
-            "trace_offered": "bank" in recipe.measures,  # its oracle must know all candidates
+            "trace_offered": any(each.reads_offered for each in find_measures(recipe.measures)),
         }
     )

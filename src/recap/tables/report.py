@@ -17,12 +17,12 @@ from recap.tables.recipes import TABLES
 from recap.tables.table import Cell, remarks
 
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
-NEEDED = {"table", "title", "about", "left_out", "cells", "figures", "sheet_said"}
+NEEDED = {"table", "title", "ours", "note", "about", "left_out", "cells", "figures", "sheet_said"}
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
 def write_report(folder: Path, markdown: Path | None = None) -> Path:
-    """Read every `<table>/table.json` and write `report.html` beside them, and Markdown under what it begins with."""
+    """Read every `<table>/table.json`; write `report.html` next to them, and Markdown below what it begins with."""
     finished = sorted(folder.glob("*/table.json")) if folder.is_dir() else []
     if not finished:
         limit = "holds no finished table"
@@ -31,15 +31,14 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     above = (
         _above(markdown, {table["table"]: table["about"] for table in tables}) if markdown is not None else ""
     )
-    order = list(TABLES)
+    order = {name: number for number, name in enumerate(TABLES)}
     pairs = sorted(
-        zip(tables, finished, strict=True),
-        key=lambda pair: order.index(pair[0]["table"]),
+        zip(tables, finished, strict=True), key=lambda pair: order.get(pair[0]["table"], len(order))
     )
     shared = _in_common([table["about"] for table in tables])
     sections = [_section(table, path.parent, shared) for table, path in pairs]
     page = folder / "report.html"
-    subtitle = f"{len(sections)} tables and figures; the paper's numbers beside ours, where it has them"
+    subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
     write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections, shared)).encode())
     if markdown is not None:
         texts = [(path.parent / "table.md").read_text(encoding="utf-8").strip() for _, path in pairs]
@@ -55,11 +54,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         for values in table["cells"]:
             _cell(values)
-        if table["table"] in TABLES and table.keys() >= NEEDED and (path.parent / "table.md").is_file():
+        named = isinstance(table["table"], str)
+        if named and table.keys() >= NEEDED and (path.parent / "table.md").is_file():
             return dict(table)
     except (AttributeError, KeyError, TypeError):
         pass
-    remedy = "recap reproduce TABLE, asked or imported as before, writes its folder anew"
+    remedy = "recap reproduce TABLE, asked as before, writes its folder again"
     raise refuse("results", str(path), "is no whole table as this version writes it", remedy)
 
 
@@ -87,21 +87,23 @@ def _above(markdown: Path, tables: dict[str, dict[str, Any]]) -> str:
 
 
 def _in_common(abouts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all tables say alike: told once, where the page says how it was made."""
+    """What all tables have in common is shown once, where the page says how it was made."""
     first, *others = abouts
     return {name: value for name, value in first.items() if all(o.get(name) == value for o in others)}
 
 
 def _section(table: dict[str, Any], folder: Path, shared: dict[str, Any]) -> Section:
-    recipe = TABLES[table["table"]]()
     cells = [_cell(values) for values in table["cells"]]
     sheet = folder / SHEET
     own = {name: value for name, value in table["about"].items() if name not in shared}
-    told = ", ".join(f"{name} {value}" for name, value in own.items())
+    about = ", ".join(f"{name} {value}" for name, value in own.items())
     return Section(
         title=table["title"],
-        said=[*remarks(recipe, table["left_out"]), f"{told}. Its own page: {folder.name}/index.html."],
-        measured=measured_of(recipe, cells),
+        said=[
+            *remarks(table["note"], table["left_out"]),
+            f"{about}. Its own page: {folder.name}/index.html.",
+        ],
+        measured=measured_of(table["ours"], cells),
         figures=table["figures"],
         sheet=sheet.read_bytes() if sheet.is_file() else b"",
         sheet_said=table["sheet_said"],

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 
 from recap.backbones.tiny.vocabulary import Prompt, prompt_text
 from recap.errors import refuse, unknown_name
+from recap.eval.judged import EMBEDDED
+from recap.eval.metrics.reappearance import SEGMENTS
 from recap.plan import Shot
 
-EMBEDDED = "embedded"
-REAPPEARANCE_S = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
-"""Segments of a reappearance; the subject is there in B and D."""
 ENTERING_S = 60.0
 """For which the times in the scripts of `entering` are written."""
 
 
 class Script(NamedTuple):
-    """Something to draw: shots, and whom to look for in them."""
+    """Something to generate: shots, and whom to look for in them."""
 
     name: str
     subject: str  # the phrase a detector is asked for; of the embedded world, the actor's word
@@ -48,24 +47,24 @@ def identity_scripts(backbone: str, seconds: float) -> list[Script]:
 
 def reappearance_scripts(backbone: str, seconds: float) -> list[Script]:
     """Empty, subject, empty, subject, with cuts between; another length than 24 s scales all four."""
-    scale = seconds / sum(REAPPEARANCE_S.values())
+    scale = seconds / sum(SEGMENTS.values())
     if backbone == EMBEDDED:
-        told = [
+        entries = [
             (p.actors[0], prompt_text(Prompt((), p.scene, p.time)), prompt_text(p))
             for p in _worlds("reappearance")
         ]
     else:
-        told = [(entry["subject"], entry["empty"], entry["present"]) for entry in _read("reappearance")]
+        entries = [(entry["subject"], entry["empty"], entry["present"]) for entry in _read("reappearance")]
     return [
         Script(
             subject,
             subject,
             tuple(
                 Shot(present if segment in "BD" else empty, length * scale)
-                for segment, length in REAPPEARANCE_S.items()
+                for segment, length in SEGMENTS.items()
             ),
         )
-        for subject, empty, present in told
+        for subject, empty, present in entries
     ]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recap.eval.judged import EMBEDDED
+from recap.eval.metrics import find_measures
 from recap.eval.metrics.motion import spreads
 from recap.eval.scores import (
     FEWEST_CLUSTERS,
@@ -23,44 +25,22 @@ from recap.eval.scores import (
     paired_interval,
     wilcoxon,
 )
-from recap.tables.paper_numbers import paper_value
+from recap.tables.paper_numbers import paper_table, paper_value
 from recap.tables.recipes import NONE, Recipe, Row
-from recap.tables.scripts import EMBEDDED
-
-PAPER_COLUMNS = {
-    "identity_frame": ("frame_sim", 1.0), "identity_subject": ("crop_sim", 1.0),
-    "reappearance_frame": ("frame_sim", 1.0), "reappearance_subject": ("crop_sim", 1.0),
-    "retention_frame_start": ("start", 1.0), "retention_frame_mid": ("mid", 1.0), "retention_frame_end": ("end", 1.0),
-    "temporal_flickering": ("TF", 0.01), "dynamic_degree": ("DD", 0.01), "subject_consistency": ("SC", 0.01),
-    "background_consistency": ("BC", 0.01), "camera_flow": ("camera_flow", 1.0), "object_flow": ("object_flow", 1.0),
-    "object_fraction": ("object_fraction", 1.0), "total_flow": ("total_flow", 1.0),
-    "drift_tail": ("drift_tail", 1 / 128), "total_flow_sd": ("total_flow_sd", 1.0),
-}  # fmt: skip
-"""Measure -> the paper's column for it, and what makes it 0..1."""
-
-FIRST = (
-    "return_subject", "late_found_on_return", "late_haunting", "return_frame",
-    "reappearance_subject", "reappearance_subject_verified", "identity_subject", "retention_subject_end",
-    "reappearance_frame", "identity_frame", "retention_frame_end", "dynamic_degree", "attention_sink",
-)  # fmt: skip
-"""What a table is about stands first; the rest follows by name."""
-
-ROW_COLUMN = {
-    "main": "method", "ablation": "row", "identity": "config", "retention": "method", "motion": "config",
-}  # fmt: skip
-
 
 PAPER_BASE = "Self-Forcing"
 PAPER_BACKBONES = {
     "infinite-forcing": "Infinite-Forcing", "longlive": "LongLive", "helios-distilled": "Helios",
     "helios-mid": "Helios", "helios-base": "Helios",
 }  # fmt: skip
-"""Whose lines of the paper's main table stand beside a backbone's; beside all others, Self-Forcing's."""
+"""Whose lines of the paper's main table are compared with a backbone's; with all others, Self-Forcing's."""
 
+ROW_COLUMNS = ("method", "config", "row")
+"""By one of these columns the paper's tables name their rows."""
 FLOW = "total_flow"
 
-SAID_OF_ALL = (
-    f"Intervals are 95 %, whole prompts drawn anew, none with fewer than {FEWEST_CLUSTERS} prompts. The paper's "
+REMARK = (
+    f"Intervals are 95 %, by resampling whole prompts, none with fewer than {FEWEST_CLUSTERS} prompts. The paper's "
     "numbers are of its own models and judges: compare differences, not levels."
 )
 
@@ -80,7 +60,7 @@ class Cell:
 
     @property
     def same_judge(self) -> bool:
-        """Whether the paper's number may stand in one drawing with this one."""
+        """Whether the paper's number may stand in one figure with this one."""
         return self.backend == "native" or self.backend.startswith("dinov2")
 
 
@@ -99,15 +79,22 @@ def build_cells(recipe: Recipe, lines: Sequence[Line], backbone: str = EMBEDDED)
     by_row: dict[str, dict[tuple[str, int], Line]] = {}
     for line in lines:
         by_row.setdefault(line.row, {})[line.prompt, line.seed] = line
+    headlines = [name for measure in find_measures(recipe.measures) for name in measure.headlines]
+
+    def order(name: str) -> tuple[int, str]:
+        """Headlines first; numbers in names count as such: 5 s before 10 s."""
+        counted = re.sub(r"\d+", lambda number: number[0].zfill(6), name)
+        return headlines.index(name) if name in headlines else len(headlines), counted
+
     cells = []
     for row in recipe.rows:
         if row.name not in by_row:
             continue
         own = by_row[row.name]
-        names = {name for line in own.values() for name in line.scores}
-        for measure in sorted(names, key=_place):
-            ours = {} if row.name == (beside := recipe.ours_beside(row)) else by_row.get(beside, {})
-            cells.append(_cell(row, measure, own, ours, _paper(recipe, row, measure, backbone)))
+        other = recipe.compared_with(row)
+        ours = {} if row.name == other else by_row.get(other, {})
+        for name in sorted({name for line in own.values() for name in line.scores}, key=order):
+            cells.append(_cell(row, name, own, ours, _paper(recipe, row, name, backbone)))
     return cells + _of_whole_rows(recipe, by_row, backbone)
 
 
@@ -129,16 +116,10 @@ def _of_whole_rows(
             continue
         prompts = [prompt for (prompt, _), score in flows[row.name].items() if score.value is not None]
         for measure, spread in spreads(values[base] if base else values[row.name]).items():
-            told = cluster_statistic(spread, values[row.name], prompts)
+            estimate = cluster_statistic(spread, values[row.name], prompts)
             judge, paper = one_backend(flows[row.name].values()), _paper(recipe, row, measure, backbone)
-            cells.append(Cell(row.name, measure, judge, told, None, None, None, paper))
+            cells.append(Cell(row.name, measure, judge, estimate, None, None, None, paper))
     return cells
-
-
-def _place(measure: str) -> tuple[int, str]:
-    """Its place in a table; numbers in names count as such: 5 s before 10 s."""
-    counted = re.sub(r"\d+", lambda number: number[0].zfill(6), measure)
-    return FIRST.index(measure) if measure in FIRST else len(FIRST), counted
 
 
 def _cell(
@@ -162,32 +143,20 @@ def _cell(
         prompts = [prompt for prompt, _ in theirs]
         against = paired_interval(best, mine, prompts)
         wins, p = count_wins(best, mine).share, wilcoxon(best, mine)
-    return Cell(
-        row.name,
-        measure,
-        one_backend(scores.values()),
-        estimate,
-        against,
-        wins,
-        p,
-        paper,
-    )
+    return Cell(row.name, measure, one_backend(scores.values()), estimate, against, wins, p, paper)
 
 
-def _paper(recipe: Recipe, row: Row, measure: str, backbone: str) -> float | None:
-    if recipe.name == "time":
-        column = "ours_s" if row.paper == "ours" else "baseline_s"
-        return paper_value("speed", column, length_min=f"{row.value:g}") if measure == "seconds" else None
-    if recipe.paper_table == "scalars":
-        return paper_value("scalars", "oracle_overlap") if measure == "bank_overlap" else None
-    if recipe.name == "lambda" and measure == "attention_sink" and row.value == 5:
-        return paper_value("scalars", "sink_mass_lambda5")
-    if not row.paper or measure not in PAPER_COLUMNS or recipe.paper_table not in ROW_COLUMN:
+def _paper(recipe: Recipe, row: Row, name: str, backbone: str) -> float | None:
+    """What the paper prints for a score of a row."""
+    if name in row.printed:
+        return row.printed[name]
+    columns = {name: at for measure in find_measures(recipe.measures) for name, at in measure.paper.items()}
+    if not (row.paper and recipe.paper_table and name in columns):
         return None
-    column, scale = PAPER_COLUMNS[measure]
+    column, scale = columns[name]
     method = row.paper.replace(PAPER_BASE, PAPER_BACKBONES.get(backbone, PAPER_BASE), 1)
-    wanted = {**recipe.paper_key, ROW_COLUMN[recipe.paper_table]: method}
-    found = paper_value(recipe.paper_table, column, **wanted)
+    named = next(each for each in ROW_COLUMNS if each in paper_table(recipe.paper_table)[0])
+    found = paper_value(recipe.paper_table, column, **recipe.paper_key, **{named: method})
     return None if found is None else found * scale
 
 
@@ -205,30 +174,33 @@ def as_csv(cells: Sequence[Cell]) -> str:
     return out.getvalue()
 
 
-def remarks(recipe: Recipe, left_out: Sequence[str]) -> list[str]:
+def remarks(note: str, left_out: Sequence[str]) -> list[str]:
     """What is to be known of a table before its numbers are read."""
-    missing = [f"Left out, as they could not be drawn: {', '.join(left_out)}."] if left_out else []
-    return [text for text in (recipe.note, SAID_OF_ALL, *missing) if text]
+    missing = [f"Left out, as they could not be generated: {', '.join(left_out)}."] if left_out else []
+    return [text for text in (note, REMARK, *missing) if text]
 
 
 def as_markdown(
     recipe: Recipe, cells: Sequence[Cell], about: Mapping[str, Any], left_out: Sequence[str] = ()
 ) -> str:
     """A table per measure."""
-    told = ", ".join(f"{name} {value}" for name, value in about.items())
-    lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {told}.", ""]
-    for remark in remarks(recipe, left_out):
+    made = ", ".join(f"{name} {value}" for name, value in about.items())
+    lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {made}.", ""]
+    for remark in remarks(recipe.note, left_out):
         lines += [remark, ""]
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         lines += [f"**{measure}** (judged by: {own[0].backend})", ""]
-        lines += [
-            f"| row | here | n | {recipe.ours_said} - row | {recipe.ours_said} higher | p | paper |",
-            "|" + "---|" * 7,
-        ]
+        ours = short_name(recipe.ours)
+        lines += [f"| row | here | n | {ours} - row | {ours} higher | p | paper |", "|" + "---|" * 7]
         lines += [f"| {' | '.join(markdown_row(cell))} |" for cell in own]
         lines.append("")
     return "\n".join(lines)
+
+
+def short_name(row: str) -> str:
+    """The name of a row without a length."""
+    return row.partition(",")[0]
 
 
 def markdown_row(cell: Cell) -> list[str]:

@@ -18,7 +18,9 @@ import recap.show.inspection
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.spec import ROWS as PUBLIC
 from recap.config import RunConfig
+from recap.eval.metrics import all_measures
 from recap.eval.metrics.reappearance import starts_from_trace
+from recap.eval.sampling import InMemoryClip
 from recap.flow import ClassicalFlow
 from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
@@ -26,20 +28,27 @@ from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.show.comparison import compare, replay_bank
 from recap.show.inspection import inspect_clip
-from recap.tables.drawing import draw_batch, score_drawn
-from recap.tables.draws import collect_draws
-from recap.tables.job import draw_and_score, job_of
-from recap.tables.looks import look_at
-from recap.tables.recipes import Ask, find_recipe, plan_runs
+from recap.tables.generating import generate_and_score, generate_batch, score_generated
+from recap.tables.looks import look_at, unpack_look
+from recap.tables.recipes import Ask, find_recipe
 from recap.tables.report import write_report
 from recap.tables.reproduce import reproduce
-from recap.tables.scoring import MEASURES
+from recap.tables.runner import Progress
+from recap.tables.runs import TableRuns
 from recap.tables.scripts import reappearance_scripts
 from recap.trace import block_record, read_lines
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
 CHUNKS = 8
-ASK = Ask(backbone=NAME, prompts=1, seeds=1, seconds=CHUNKS * CHUNK / FPS, flow="classical")
+ASK = Ask(
+    device="cpu",
+    embedder="hsv",
+    backbone=NAME,
+    prompts=1,
+    seeds=1,
+    seconds=CHUNKS * CHUNK / FPS,
+    flow="classical",
+)
 CUTS = [CHUNK / FPS, 3 * CHUNK / FPS, 6 * CHUNK / FPS]  # segments of 1, 2, 3 and 2 chunks
 LASTS = CHUNKS * CHUNK / FPS
 SETTLING = LASTS / 24  # the first second of 24, scaled to a shorter video
@@ -89,29 +98,44 @@ def test_segments_of_the_whole_protocol_begin_where_they_are_cut():
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Two rows of reappearance, drawn here instead of in other processes, which would have to load diffusers."""
+    """Two rows of reappearance, generated here instead of in other processes, which would have to load diffusers."""
 
-    def draw_here(jobs, work, folder, **_):
-        return [draw_and_score(json.loads(job.payload), str(folder / "jobs" / job.key)) for job in jobs]
+    def generate_here(jobs, store, executor, **_):
+        executor.close()
+        for job in jobs:
+            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+        return Progress(len(jobs), len(jobs))
 
-    folder, said = tmp_path_factory.mktemp("results"), []
-    whole = find_recipe("reappearance")
-    two = dataclasses.replace(whole, rows=tuple(row for row in whole.rows if row.name in ("none", "recap")))
+    folder, notices = tmp_path_factory.mktemp("results"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recap.tables.reproduce.run_sweep", draw_here)
-        patch.setattr("recap.tables.reproduce.find_recipe", lambda _: two)
-        reproduce("reappearance", ASK, folder / "reappearance", embedder="hsv", notice=said.append)
-    assert not any("no pictures" in line for line in said), said
+        patch.setattr("recap.tables.reproduce.run_jobs", generate_here)
+        patch.setattr("recap.tables.reproduce.find_recipe", lambda _: two_rows())
+        reproduce(["reappearance"], ASK, folder, notice=notices.append)
+    assert not any("no video" in line for line in notices), notices
     return folder
 
 
+def two_rows(**changes):
+    whole = find_recipe("reappearance")
+    rows = tuple(row for row in whole.rows if row.name in ("none", "recap"))
+    return dataclasses.replace(whole, rows=rows, **changes)
+
+
+def jobs_of(row, recipe, ask=ASK):
+    plan = TableRuns([recipe], ask, {"reappearance": {}})
+    return [plan.jobs[key] for planned, key in plan.tables["reappearance"] if planned.row.name == row]
+
+
 @pytest.fixture(scope="module")
-def ours(results):
-    """The run of the row with a bank, and what it was planned as."""
-    recipe = find_recipe("reappearance")
-    planned = next(each for each in plan_runs(recipe, ASK) if each.row.name == "recap")
-    job = job_of(planned, recipe, "hsv")
-    return results / "reappearance" / "work" / "jobs" / job.key, planned
+def ours(tmp_path_factory):
+    """The run of the row with a bank, and the job it is of, with all measures."""
+    (job,) = jobs_of("recap", two_rows(measures=tuple(all_measures())))
+    helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
+    return generate_batch([job.payload], helios, tmp_path_factory.mktemp("ours"))[0], job
+
+
+def scored(run, job):
+    return score_generated({**job.payload, "options": {"generated": run}}, str(run.pictures.parent))
 
 
 def scores_of(results, row):
@@ -129,7 +153,7 @@ def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
 
 def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
     found = scores_of(results, "recap")["bank_slots_from_B"]
-    held = replay_bank(read_lines(ours[0] / "trace.jsonl")[:6])
+    held = replay_bank(ours[0].trace[:6])
     assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in held)
 
 
@@ -144,20 +168,19 @@ def test_the_page_and_the_report_show_cuts_where_they_are(results):
     assert page.count("stroke-dasharray") == 3
 
 
-def test_the_bank_of_a_page_is_told_in_the_seconds_of_its_pictures(ours):
-    folder, planned = ours
-    clip, trace = open_clip(folder / "video.mp4"), read_lines(folder / "trace.jsonl")
-    history = look_at(clip, CHUNKS * CHUNK, trace, planned.script).bank
+def test_the_bank_of_a_page_is_shown_in_the_seconds_of_its_pictures(ours):
+    run, job = ours
+    clip = InMemoryClip(np.load(run.pictures), run.fps)
+    shots_s = [shot["seconds"] for shot in job.data["config"]["shots"]]
+    history = look_at(clip, CHUNKS * CHUNK, run.trace, shots_s).bank
     assert history.cuts == CUTS and list(history.ends) == [n * CHUNK / FPS for n in range(1, CHUNKS + 1)]
-    frames = {frame for frame, _, _ in replay_bank(trace)}
+    frames = {frame for frame, _, _ in replay_bank(run.trace)}
     assert set(history.held[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
 
 
 def test_every_measure_has_something_to_say_of_a_helios_run(ours):
-    folder, planned = ours
-    recipe = dataclasses.replace(find_recipe("reappearance"), measures=tuple(MEASURES))
-    job = job_of(planned, recipe, "hsv")
-    scores = draw_and_score(json.loads(job.payload), str(folder))["scores"]  # it is drawn already, and read
+    result = scored(*ours)
+    scores = {name: score for measure in all_measures() for name, score in result[measure].items()}
     for name in ("reappearance_frame", "retention_frame_end", "dynamic_degree", "dynamic_degree_5s", "camera_flow",
                  "temporal_flickering", "subject_consistency", "background_consistency", "bank_mean_age",
                  "bank_cutoff", "block_s"):  # fmt: skip
@@ -171,19 +194,19 @@ def test_every_measure_has_something_to_say_of_a_helios_run(ours):
 
 
 def test_rows_of_a_batch_are_scored_as_runs_of_their_own(tmp_path):
-    draws = collect_draws(["reappearance"], dataclasses.replace(ASK, prompts=2), "hsv")
-    alike = [draw for draw in draws if draw.wanted[0].job.row == "recap"]
+    jobs = jobs_of("recap", two_rows(), dataclasses.replace(ASK, prompts=2))
     helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
-    tasks = draw_batch(alike, helios, tmp_path)
-    for task in tasks:
-        details = score_drawn(task).scores["reappearance"][0].details
+    runs = generate_batch([job.payload for job in jobs], helios, tmp_path)
+    results = [scored(run, job) for run, job in zip(runs, jobs, strict=True)]
+    for run, result in zip(runs, results, strict=True):
+        details = result["reappearance"]["reappearance_frame"]["details"]
         assert details["windows_s"][0][1] == pytest.approx(CUTS[1])
-        for line in task.trace:
+        for line in run.trace:
             for stage in line.get("attention_share_by_stage", []):
                 assert all(len(share) == 1 for share in stage.values())
-    own = [task.trace[1]["attention_share_by_stage"][-1]["bank"] for task in tasks]
+    own = [run.trace[1]["attention_share_by_stage"][-1]["bank"] for run in runs]
     assert own[0] != own[1]
-    assert score_drawn(tasks[0]).look.bank.cuts == CUTS
+    assert unpack_look(results[0]["look"]).bank.cuts == CUTS
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,39 @@
-"""Each file has one measure: pure functions from pictures, embeddings or trace lines to numbers."""
+"""What is measured of a video: a file per metric, with its functions and its entry for tables."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+
+from recap.errors import refuse, unknown_name
+from recap.eval.judged import Measure
+
+
+@cache
+def all_measures() -> dict[str, Measure]:
+    """Every measure of this folder, by name."""
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    return {each.name: each for module in modules for each in getattr(module, "MEASURES", ())}
+
+
+def find_measure(name: str) -> Measure:
+    """The measure of that name, or the one that `module:ATTRIBUTE` points at."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        known = all_measures()
+        if name not in known:
+            raise unknown_name("measure", name, known)
+        return known[name]
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise refuse("measure", name, f"cannot be imported ({error})", "write module:ATTRIBUTE") from error
+    if not isinstance(found, Measure):
+        raise refuse("measure", name, "is not a Measure", "make one by recap.eval.judged.Measure")
+    return found
+
+
+def find_measures(names: Iterable[str]) -> list[Measure]:
+    return [find_measure(name) for name in names]

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recap.errors import refuse
+from recap.eval.judged import JudgedRun, Measure
+from recap.eval.scores import Score
 
 Place = tuple[int, int, int]
 """A token's frame, row and column."""
@@ -134,3 +136,22 @@ def _end_frame(trace: Sequence[Mapping[str, Any]]) -> int:
     starts = [int(line["first_frame"]) for line in trace]
     told = len(trace[-1].get("first_pictures", ()))
     return starts[-1] + (told or (starts[-1] - starts[-2] if len(starts) > 1 else 1))
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    if not run.has_bank:
+        return []
+    story = bank_story(run.trace)
+    details = {"overlap": story.overlap, "ages": story.age_histogram, "complete": story.complete}
+    values = (
+        ("bank_overlap", story.overlap[-1]), ("bank_overlap_lowest", min(story.overlap)),
+        ("bank_mean_age", story.mean_age), ("bank_age_ks", story.uniform_distance),
+        ("bank_evicted_below_cutoff", story.evicted_below_cutoff), ("bank_cutoff", story.cutoff),
+    )  # fmt: skip
+    return [
+        Score(name, value, "native", story.capacity, details if name == "bank_overlap" else {})
+        for name, value in values
+    ]
+
+
+MEASURES = (Measure("bank", _measure, reads_offered=True, shows_bank=True),)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from recap.eval.judged import JudgedRun, Measure
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
 
 EARLY, LATE = Span(2, 8), Span(50, 60)
 NOMINAL_S = 60.0
-PER_SECOND = 2.0
 FEWEST = 3
 """The sightings that each window needs."""
 
@@ -46,3 +46,20 @@ def compare_windows(
     if min(counts) >= FEWEST:
         value = float(witness.likeness(*sightings).mean())
     return Score(name, value, witness.backend, counts[0] * counts[1], details)
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    return [
+        identity(run.sampled, witness, run.subject, f"identity_{name}") for name, witness in run.witnesses
+    ]
+
+
+MEASURES = (
+    Measure(
+        "identity",
+        _measure,
+        headlines=("identity_subject", "identity_frame"),
+        paper={"identity_frame": ("frame_sim", 1.0), "identity_subject": ("crop_sim", 1.0)},
+        of_subject=True,
+    ),
+)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.errors import refuse
+from recap.eval.judged import JudgedRun, Measure
 from recap.eval.sampling import ForwardFlow, as_tensor
 from recap.eval.scores import Floats, Score
 from recap.flow.classical import load_opencv
@@ -95,3 +96,19 @@ def spreads(baseline: Sequence[float]) -> dict[str, Callable[[Floats], float]]:
         "drift_tail_of_baseline": lambda flows: float(np.mean(flows > limit)),
         "total_flow_sd": lambda flows: float(np.std(flows)),
     }
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    return motion(run.clip.pictures(), *run.motion_judge)
+
+
+COLUMNS = ("camera_flow", "object_flow", "object_fraction", "total_flow", "total_flow_sd")
+MEASURES = (
+    Measure(
+        "motion",
+        _measure,
+        # The paper counts videos, of 128 as is inferred.
+        paper={**{name: (name, 1.0) for name in COLUMNS}, "drift_tail": ("drift_tail", 1 / 128)},
+        uses_flow=True,
+    ),
+)

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.eval.judged import JudgedRun, Measure
+from recap.eval.judges.witness import ProbeWitness
+from recap.eval.metrics.reappearance import SETTLING_S
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.trace import picture_of_frame
@@ -61,3 +65,20 @@ def presence(
     shares = [float(found[part].mean()) if (part := sampled.within(span)).any() else None for span in spans]
     details = {"spans_s": [list(span) for span in spans], "found_share": shares}
     return Score(name, value, backend, int(inside.sum()), details)
+
+
+def _measure_haunting(run: JudgedRun) -> list[Score]:
+    """Gives nothing where every prompt names somebody, or where the prompts are not in words that we can read."""
+    witness = run.subject_witness
+    if not isinstance(witness, ProbeWitness):
+        return []
+    whole = stretches(run.trace, run.clip.fps, run.sampled.duration_s)
+    empty = [each for each in whole if not parse_prompt(each.prompt).actors]
+    if not empty:
+        return []
+    found, _ = witness.look(run.sampled.pictures, run.subject)
+    spans = [each.without_first(SETTLING_S) for each in empty]
+    return [presence(run.sampled, found, spans, "haunting", witness.backend)]
+
+
+MEASURES = (Measure("haunting", _measure_haunting),)

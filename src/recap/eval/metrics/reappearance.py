@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from recap.errors import refuse
+from recap.eval.judged import JudgedRun, Measure
+from recap.eval.metrics.bank import held_before
 from recap.eval.metrics.identity import compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
 from recap.trace import picture_of_frame
 
-SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}  # seconds
+SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
+"""Seconds of each segment; the subject is there in B and D."""
 SETTLING_S = 1.0
 PRESENT, ABSENT = 0.5, 0.1
 NAMES = tuple(SEGMENTS)
@@ -68,3 +71,38 @@ def reappearance(
 def slots_from(held: Mapping[tuple[int, int, int], float], first_frame: int, end_frame: int) -> int:
     """How many of a bank's slots come from these frames."""
     return int(np.sum([first_frame <= frame < end_frame for frame, _, _ in held])) if held else 0
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    trace, witness = run.trace, run.subject_witness
+    starts = starts_from_trace(trace, run.clip.fps)
+    scores = [
+        reappearance(run.sampled, each, run.subject, starts, f"reappearance_{name}", presence=witness)
+        for name, each in run.witnesses
+    ]
+    if witness is not None:
+        first = scores[0]
+        details, backend = first.details, first.backend
+        for segment in "BCD":
+            scores.append(Score(f"found_in_{segment}", details["found_share"][segment], backend))
+        scores.append(Score("verified", float(details["verified"]), backend))
+        value = first.value if details["verified"] else None
+        scores.append(Score("reappearance_subject_verified", value, backend, first.n))
+    if run.has_bank:
+        cuts = [index for index, line in enumerate(trace) if line["clears_prior"]]
+        held = held_before(trace, cuts[2])
+        count = slots_from(held, trace[cuts[0]]["first_frame"], trace[cuts[1]]["first_frame"])
+        scores.append(Score("bank_slots_from_B", float(count), "native", len(held)))
+    return scores
+
+
+MEASURES = (
+    Measure(
+        "reappearance",
+        _measure,
+        headlines=("reappearance_subject", "reappearance_subject_verified", "reappearance_frame"),
+        paper={"reappearance_frame": ("frame_sim", 1.0), "reappearance_subject": ("crop_sim", 1.0)},
+        of_subject=True,
+        shows_bank=True,
+    ),
+)

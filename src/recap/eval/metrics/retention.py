@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recap.eval.sampling import Sampled, Span
+from recap.eval.judged import JudgedRun, Measure
+from recap.eval.sampling import Sampled, Span, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
 
@@ -39,3 +40,27 @@ def _around(sampled: Sampled, curve: list[float | None], mark: float) -> float |
     inside = sampled.within(Span(mark - REACH_S, mark + REACH_S + 1e-6))
     values = [value for value, there in zip(curve, inside, strict=True) if there and value is not None]
     return float(np.mean(values)) if values else None
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    sampled = sample_clip(run.clip, 1)
+    scores = []
+    for name, witness in run.witnesses:
+        whole = retention(sampled, witness, run.subject)
+        for when in ("start", "mid", "end"):
+            details = whole.details if when == "end" else {}
+            scores.append(
+                Score(f"retention_{name}_{when}", whole.details[when], whole.backend, whole.n, details)
+            )
+    return scores
+
+
+MEASURES = (
+    Measure(
+        "retention",
+        _measure,
+        headlines=("retention_subject_end", "retention_frame_end"),
+        paper={f"retention_frame_{when}": (when, 1.0) for when in ("start", "mid", "end")},
+        of_subject=True,
+    ),
+)

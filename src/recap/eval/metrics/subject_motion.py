@@ -14,6 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from recap.eval.judged import JudgedRun, Measure
+from recap.eval.judges.witness import ProbeWitness
+from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import ForwardFlow, Pictures, Sampled, as_tensor
 from recap.eval.scores import Floats, Score
 
@@ -81,3 +84,17 @@ def _camera_step(pair: Pictures, on_subject: NDArray[np.bool_], flow: ForwardFlo
     off = ~np.kron(on_subject, np.ones((rows, columns), bool))
     off = off if off.any() else np.ones_like(off)
     return np.array([np.median(down[off]), np.median(across[off])], np.float64)
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    """Needs the cells that show the subject: a box would change its outline with every wobble of its detector."""
+    witness = run.subject_witness
+    if not isinstance(witness, ProbeWitness):
+        return []
+    flow, judge = run.motion_judge
+    shares = witness.where(run.sampled.pictures, run.subject)
+    cuts = starts_from_trace(run.trace, run.clip.fps)[1:]
+    return subject_motion(run.sampled, shares, flow, (witness.backend, judge), cuts)
+
+
+MEASURES = (Measure("subject_motion", _measure, uses_flow=True),)

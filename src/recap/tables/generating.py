@@ -1,0 +1,206 @@
+"""From the data of a job to its scores: runs are generated as rows of one rollout and judged as plain pictures.
+
+Pictures are judged as they were generated, never encoded, so a result does not depend on who generated it or on how
+many runs were generated together (but for roundings; and a time is only taken of a run that was alone).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recap.config import RunConfig
+from recap.contracts import Backbone
+from recap.errors import refuse
+from recap.eval.embedders import Looked
+from recap.eval.judged import JudgedRun
+from recap.eval.metrics import find_measure
+from recap.eval.sampling import InMemoryClip, Pictures
+from recap.eval.witnesses import Embedder
+from recap.fast.accelerate import choose_aside
+from recap.io import video
+from recap.plan import make_plan
+from recap.rollout import rollout
+from recap.run import build_backbone, build_memory
+from recap.tables.jobs import Result, canonical
+from recap.tables.looks import look_at, pack_look
+from recap.trace import block_record
+from recap.types import GeneratedBlock
+
+LOOK = "look"
+"""The entry of a result that pages show; all other entries are measures."""
+CLIP = "video.mp4"
+
+
+class Generated(NamedTuple):
+    """A run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice."""
+
+    pictures: Path  # .npy, N Y X 3
+    fps: float
+    trace: list[dict[str, Any]]
+    seconds: list[float]  # of every block; empty for a row of several
+    vectors: Path | None = None  # .npy, N D, where pictures were embedded as they were generated
+    backend: str = ""  # who embedded them
+
+    def delete(self) -> None:
+        for file in (self.pictures, self.vectors):
+            if file is not None:
+                file.unlink(missing_ok=True)
+
+
+def generate_and_score(payload: Mapping[str, Any], folder: str) -> Result:
+    """The work of one process: a run by itself."""
+    backbone = _backbone(replace(config_of(payload), eager=needs_readable_path(payload["wants"])))
+    with tempfile.TemporaryDirectory() as scratch:
+        (made,) = generate_batch([payload], backbone, Path(scratch))
+        return score_generated({**payload, "options": {**payload["options"], "generated": made}}, folder)
+
+
+_loaded: dict[str, Backbone] = {}
+"""The backbone of the last run of this process, by its settings."""
+
+
+def _backbone(config: RunConfig) -> Backbone:
+    values = config.to_dict()
+    settings = canonical([values[name] for name in ("backbone", "device", "dtype", "eager")])
+    if settings not in _loaded:
+        _loaded.clear()
+        _loaded[settings] = build_backbone(config, lambda _: None)
+    return _loaded[settings]
+
+
+def config_of(payload: Mapping[str, Any]) -> RunConfig:
+    """The config of the run of a job."""
+    return RunConfig.from_dict(payload["data"]["config"])
+
+
+def needs_readable_path(wants: Iterable[str]) -> bool:
+    """Whether a measure needs what the fast path of a GPU does not report."""
+    return any(find_measure(name).reads_shares for name in wants if name != LOOK)
+
+
+def generate_batch(
+    payloads: Sequence[Mapping[str, Any]],
+    backbone: Backbone,
+    folder: Path,
+    embedder: Embedder | None = None,
+) -> list[Generated]:
+    """Generate runs that differ in prompts and seed alone; pictures, and their embeddings, go to files."""
+    configs, spec = [config_of(payload) for payload in payloads], backbone.spec
+    config = configs[0]
+    plan = make_plan([each.shots for each in configs], spec)
+    shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
+    files = [folder / f"{payload['key']}.npy" for payload in payloads]
+    kept = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
+    traces: list[list[dict[str, Any]]] = [[] for _ in payloads]
+    vectors: list[NDArray[np.float32]] = []
+    offered = any(payload["options"].get("trace_offered") for payload in payloads)
+    blocks = rollout(
+        backbone,
+        build_memory(config, spec, lambda _: None),
+        plan,
+        seeds=[each.seeds[0] for each in configs],
+        aside=choose_aside(config.device),
+    )
+    done, seconds, began = 0, [], time.perf_counter()
+    for made in blocks:
+        pictures = _as_pictures(made)
+        seconds.append(time.perf_counter() - began)
+        record = block_record(made, offered=offered)
+        for row, (shown, trace) in enumerate(zip(kept, traces, strict=True)):
+            shown[done : done + pictures.shape[1]] = pictures[row]
+            trace.append(row_of(record, row))
+        if embedder is not None:
+            seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
+            vectors.append(seen.reshape(*pictures.shape[:2], -1))
+        done += pictures.shape[1]
+        began = time.perf_counter()
+    if len(payloads) > 1:
+        seconds = []
+    runs = [
+        Generated(file, spec.pictures_per_second, trace, seconds)
+        for file, trace in zip(files, traces, strict=True)
+    ]
+    return runs if embedder is None else _with_vectors(runs, np.concatenate(vectors, axis=1), embedder)
+
+
+def _with_vectors(
+    runs: Sequence[Generated], vectors: NDArray[np.float32], embedder: Embedder
+) -> list[Generated]:
+    kept = []
+    for run, own in zip(runs, vectors, strict=True):
+        file = run.pictures.with_suffix(".vectors.npy")
+        np.save(file, own)
+        kept.append(run._replace(vectors=file, backend=embedder.backend))
+    return kept
+
+
+def score_generated(payload: Mapping[str, Any], folder: str) -> Result:
+    """Judge a generated run: the scores of every measure by their names, and a look for a page."""
+    data, made = payload["data"], payload["options"]["generated"]
+    if payload["options"].get("judged_on_cpu"):
+        # A judge that only names a GPU would take a share of its memory.
+        data = {**data, "config": {**data["config"], "device": "cpu"}}
+    pictures: Pictures = np.load(made.pictures, mmap_mode="r")
+    clip = InMemoryClip(pictures, made.fps)
+    embedder = None
+    if made.vectors is not None:
+        embedder = Looked(made.backend, pictures, np.load(made.vectors))
+    run = JudgedRun(data, clip, made.trace, made.seconds, embedder)
+    result: Result = {
+        name: {score.name: score.as_dict() for score in find_measure(name).score(run)}
+        for name in payload["wants"]
+        if name != LOOK
+    }
+    if LOOK in payload["wants"]:
+        shots_s = [shot["seconds"] for shot in data["config"]["shots"]]
+        result[LOOK] = pack_look(look_at(clip, len(pictures), made.trace, shots_s))
+        if video.can_encode():
+            _write_clip(Path(folder) / CLIP, clip)
+    # JSON has no nan: a share of no pictures is None.
+    plain: Result = json.loads(json.dumps(result), parse_constant=lambda _: None)
+    return plain
+
+
+def _write_clip(path: Path, clip: InMemoryClip) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with video.ClipWriter(path, clip.shown.shape[1:3], clip.fps) as writer:
+        for picture in clip.pictures():
+            writer.write(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
+
+
+def row_of(record: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """One row of a batch's trace line, as if it had been generated alone."""
+    own = dict(record)
+    for name in ("prompts", "fired_tokens", "bank_edge_share", "admitted", "evicted"):
+        if name in own:
+            own[name] = [own[name][row]]
+    own["attention_share"] = _share_of(own["attention_share"], row)
+    if "attention_share_by_stage" in own:
+        own["attention_share_by_stage"] = [_share_of(s, row) for s in own["attention_share_by_stage"]]
+    if "offered" in own:
+        own["offered"] = {**own["offered"], "scores": [own["offered"]["scores"][row]]}
+    return own
+
+
+def _share_of(shares: Mapping[str, Sequence[float]], row: int) -> dict[str, list[float]]:
+    return {role: [share[row]] for role, share in shares.items()}
+
+
+def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:
+    """B T Y X 3, rounded as a clip's writer rounds them."""
+    if not bool(torch.isfinite(made.latents).all()):
+        remedy = "try --dtype float32 or other memory settings"
+        raise refuse("latents", f"block {made.block.index}", "holds NaN or infinity", remedy)
+    levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
+    pictures: NDArray[np.uint8] = levels.permute(0, 1, 3, 4, 2).contiguous().cpu().numpy()
+    return pictures

@@ -1,0 +1,78 @@
+"""Work for the tests of the runner, where worker processes find it by name; and a runner to be killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from recap.tables.jobs import Job
+from recap.tables.processes import Processes
+from recap.tables.runner import Rules, collect, run_jobs
+from recap.tables.store import Store
+
+RULES = Rules(backoff_s=0.01, most_crashes=50)
+
+
+def numbers(payload, folder):
+    """A few numbers that depend on the seed alone, and a file; takes as long as the environment says."""
+    data, place = payload["data"], Path(folder)
+    dice = torch.Generator().manual_seed(data["seed"])
+    values = torch.randn(64, 64, generator=dice)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "pid").write_text(str(os.getpid()))
+    time.sleep(float(os.environ.get("JOB_S", "0")))
+    (place / "done.txt").write_text(str(data["seed"]))
+    return {"sum": float((values @ values).sum()), "row": data["row"]}
+
+
+def stumble(payload, folder):
+    """Fails twice, then succeeds; some never do."""
+    tries = Path(folder)
+    tries.mkdir(parents=True, exist_ok=True)
+    (tries / f"{time.time_ns()}").touch()
+    count, row = len(list(tries.iterdir())), payload["data"]["row"]
+    if row == "hopeless":
+        raise ValueError("no hope")
+    if row == "fatal":
+        os._exit(9)
+    if count < 3:
+        raise RuntimeError(f"try {count}")
+    return {"tries": count}
+
+
+def linger(payload, folder):
+    """As `numbers`, but one of them tells its process and waits, so that it can be killed at work."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    first = not (place / "pid").exists()
+    (place / "pid.part").write_text(str(os.getpid()))
+    (place / "pid.part").rename(place / "pid")
+    if first and payload["data"]["seed"] == 1:
+        time.sleep(float(os.environ.get("LINGER_S", "0")))
+    return numbers(payload, folder)
+
+
+def entries(payload, folder):
+    """A result of what was asked for."""
+    return dict.fromkeys(payload["wants"], payload["data"]["seed"])
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job(f"job {i}", {"row": f"row {i % 4}", "seed": i}) for i in range(count)]
+
+
+def run(some, work, folder, *, workers=1, rules=RULES, **how):
+    """All results, by processes of this machine."""
+    store = Store(folder)
+    progress = run_jobs(some, store, Processes(work, folder / "jobs", workers), rules=rules, **how)
+    return collect(some, store, progress)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    torch.set_num_threads(1)
+    run(jobs(int(sys.argv[2])), "runner_work:numbers", Path(sys.argv[1]), workers=2)

@@ -1,0 +1,29 @@
+"""Jobs of recipes, and their runs generated here, for the tests of tables."""
+
+from __future__ import annotations
+
+from recap.run import build_backbone
+from recap.tables.generating import config_of, generate_batch
+from recap.tables.jobs import Job
+from recap.tables.recipes import Ask, Recipe, find_recipe
+from recap.tables.runs import TableRuns
+
+
+def jobs_of(recipe: str | Recipe, row: str = "", **asked) -> list[Job]:
+    """The jobs of a recipe, or of one of its rows; one prompt and one seed, unless more are asked for."""
+    found = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    values = {"prompts": 1, "seeds": 1, "embedder": "hsv", "device": "cpu", "flow": "classical", **asked}
+    plan = TableRuns([found], Ask(**values), {found.name: {}})
+    keys = [key for planned, key in plan.tables[found.name] if row in ("", planned.row.name)]
+    return [plan.jobs[key] for key in keys]
+
+
+def data_of(recipe: str | Recipe, row: str = "", **asked):
+    """The data of the first of these jobs."""
+    return jobs_of(recipe, row, **asked)[0].data
+
+
+def generated(jobs, folder, embedder=None):
+    """These jobs as one batch, generated in this process."""
+    payloads = [job.payload for job in jobs]
+    return generate_batch(payloads, build_backbone(config_of(payloads[0])), folder, embedder)
