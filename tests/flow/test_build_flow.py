@@ -28,10 +28,10 @@ def test_auto_without_weights_is_classical_and_says_so_once(home, notices):
 
 
 @pytest.mark.parametrize("name", ["auto", "raft-small"])
-def test_installed_weights_are_used_in_silence(home, said, raft_weights, name):
+def test_installed_weights_are_used_in_silence(home, notices, raft_weights, name):
     (home / RAFT_SMALL.file_name).write_bytes(raft_weights.read_bytes())
-    assert isinstance(build_flow(name, notice=said.append), RaftFlow)
-    assert said == []
+    assert isinstance(build_flow(name, notice=notices.append), RaftFlow)
+    assert notices == []
 
 
 def test_a_file_of_weights_may_be_named(home, notices, raft_weights):
@@ -81,7 +81,7 @@ def test_the_suite_neither_fetches_nor_sees_what_is_installed(installed_home):
     assert is_offline() and RAFT_SMALL.find() is None and weights_folder() != installed_home
 
 
-def test_raft_forward_is_the_forward_half(said, random_raft):
-    estimate = build_flow("raft-small", weights=random_raft / RAFT_SMALL.file_name, notice=said.append)
+def test_raft_forward_is_the_forward_half(notices, random_raft):
+    estimate = build_flow("raft-small", weights=random_raft / RAFT_SMALL.file_name, notice=notices.append)
     pictures = torch.rand(2, 3, 3, 40, 48)
     torch.testing.assert_close(estimate.forward(pictures), estimate(pictures).forward)
