@@ -12,7 +12,7 @@ from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import WanSpec
-from recap.contracts import Admission, MemoryPolicy, State
+from recap.contracts import Admission, MemoryPolicy
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.types import Block, Candidates
@@ -32,7 +32,7 @@ class Rollout(NamedTuple):
         return Rollout(*(part[chosen] for part in self))
 
 
-class GivenScores:
+class GivenScores(Admission):
     """An admission with scores drawn beforehand: training's banks and a rollout's must hold the same."""
 
     def __init__(self, spec: WanSpec, score: Tensor) -> None:
@@ -49,12 +49,6 @@ class GivenScores:
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         return pool.score.topk(min(capacity, pool.count), dim=1).indices
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """Nothing to load."""
 
 
 def rollout_layouts(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:

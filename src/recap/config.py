@@ -8,12 +8,13 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
+from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot
@@ -22,11 +23,13 @@ from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
 PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
 """What is chosen by name and has settings of its own."""
 
+BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def check_place(device: str, dtype: str) -> None:
-    """Refuse where nothing can be computed, or not in this precision."""
+    """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if device.partition(":")[0] not in ("cpu", "cuda"):
@@ -37,28 +40,36 @@ def check_place(device: str, dtype: str) -> None:
         raise refuse("device", device, "torch cannot use it here", "choose cpu") from error
 
 
+Settings = TypeVar("Settings", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Generic[Settings]):
     """Something chosen by name, with its settings: a config dataclass of that name's kind."""
 
     name: str
-    settings: Any
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     shots: tuple[Shot, ...]
-    backbone: Choice = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
-    memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
-    admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
+    backbone: Choice[BackboneConfig] = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
+    memory: Choice[MemoryConfig] = field(default_factory=lambda: Choice("recap", RecapConfig()))
+    admission: Choice[AdmissionConfig] = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"
-    opening: str = ""  # a clip or a picture that the video goes on from
-    seeds: tuple[int, ...] = (0,)  # one row of the batch each
+    # A clip or a picture that the video continues.
+    opening: str = ""
+    # One row of the batch each.
+    seeds: tuple[int, ...] = (0,)
     device: str = "cpu"
     dtype: str = "float32"
-    eager: bool = False  # the readable path; else the fast one where there is one, equal but for rounding
-    checkpoint_every: int = 1  # blocks between two states on disk
-    trace_offered: bool = False  # the trace also tells what the bank did not take: some 2 KB a block
+    # The readable path instead of the fast one; they are equal but for rounding.
+    eager: bool = False
+    # Blocks between two states on disk.
+    checkpoint_every: int = 1
+    # The trace also lists what the bank did not take: some 2 KB a block.
+    trace_offered: bool = False
 
     def __post_init__(self) -> None:
         if not self.shots:
@@ -75,38 +86,29 @@ class RunConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
         if not isinstance(values, Mapping):
             raise refuse("config", values, "must be a table of settings", "see the run.json of any run")
-        known = {f.name for f in dataclasses.fields(cls)}
+        known = _hints(cls)
         for name in values:
             if name not in known:
                 raise unknown_name("setting", name, known)
-        ready = dict(values)
-        for part, table in PARTS.items():
-            if part in ready:
-                ready[part] = _choice(part, ready[part], table)
-        if "shots" in ready:
-            ready["shots"] = tuple(from_settings(Shot, s, "shots") for s in _listed("shots", ready["shots"]))
-        if "seeds" in ready:
-            ready["seeds"] = tuple(_typed(int, s, "seeds") for s in _listed("seeds", ready["seeds"]))
-        for name, kind in (
-            ("flow", str),
-            ("opening", str),
-            ("device", str),
-            ("dtype", str),
-            ("eager", bool),
-            ("checkpoint_every", int),
-            ("trace_offered", bool),
-        ):
-            if name in ready:
-                ready[name] = _typed(kind, ready[name], name)
-        if "shots" not in ready:
+        if "shots" not in values:
             raise refuse("shots", None, "at least 1 is needed", "give a prompt or a script")
-        return cls(**ready)
+
+        def ready(name: str, value: Any) -> Any:
+            if name in PARTS:
+                return _choice(name, value, PARTS[name])
+            if name == "shots":
+                return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
+            if name == "seeds":
+                return tuple(_typed(int, seed, name) for seed in _listed(name, value))
+            return _typed(known[name], value, name)
+
+        return cls(**{name: ready(name, value) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back to an equal config."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for part in PARTS:
-            choice: Choice = plain[part]
+            choice: Choice[Any] = plain[part]
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
         plain["seeds"] = list(self.seeds)
@@ -146,7 +148,8 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
         except (json.JSONDecodeError, RecursionError, ValueError):
             value = text
         if dot and part in PARTS and isinstance(result.get(part), str):
-            result[part] = {"name": result[part]}  # chosen by an assignment before this one
+            # It was chosen by an assignment before this one.
+            result[part] = {"name": result[part]}
         if dot and not isinstance(result.get(part), dict):
             tables = [k for k, v in result.items() if isinstance(v, dict)]
             if not tables:
@@ -166,10 +169,10 @@ def read_json(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise refuse("file", str(path), "is not text", "give a JSON file") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise refuse("file", str(path), f"is not JSON ({error})", "mend it or write it anew") from error
+        raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
 
 
-def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
+def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice[Any]:
     if isinstance(values, Choice):
         return values
     if isinstance(values, str):
@@ -177,11 +180,12 @@ def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise refuse(part, values, "must be a name or a table with one", f"known: {', '.join(table)}")
     kind = look_up(part, values["name"], table)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or not callable(
-        getattr(kind, "build", None)
-    ):
-        limit = "it is no dataclass with a method build"
-        raise refuse(part, values["name"], limit, "see 'Add your own memory' in the README")
+    base = BASES.get(part, object)
+    right = isinstance(kind, type) and issubclass(kind, base) and dataclasses.is_dataclass(kind)
+    if not right or not callable(getattr(kind, "build", None)):
+        of = f" of type {base.__name__}" if part in BASES else ""
+        limit = f"it is not a dataclass{of} with a method build"
+        raise refuse(part, values["name"], limit, "see docs/extending.md")
     settings = {name: value for name, value in values.items() if name != "name"}
     return Choice(values["name"], from_settings(kind, settings, part))
 
@@ -198,11 +202,13 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 
 
 def _typed(kind: Any, value: Any, path: str) -> Any:
-    """The value as its field's type; whole numbers serve as floats, nothing else is converted."""
+    """The value as its field's type; whole numbers are accepted as floats, nothing else is converted."""
     kind = typing.get_origin(kind) or kind
-    if kind is tuple and isinstance(value, list):  # as JSON writes it
+    if kind is tuple and isinstance(value, list):
+        # JSON writes a tuple so.
         return tuple(value)
-    if not isinstance(kind, type):  # a union or the like, of a config that is not ours
+    if not isinstance(kind, type):
+        # It is a union or the like, which is left to the config's own checks.
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > 10**18:

@@ -82,7 +82,7 @@ def test_windows_keep_their_storage(plain: WanBackbone) -> None:
 def test_a_memory_may_keep_what_it_is_given(plain: WanBackbone) -> None:
     """The README's memory holds on to the very tensors; a fast path that reuses them would change its past."""
 
-    class Hoarder:
+    class Hoarder(MemoryPolicy):
         """The previous block's own tensors, and nothing else."""
 
         def __init__(self) -> None:

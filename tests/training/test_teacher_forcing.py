@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recap.admission.retention import retain_top
+from recap.admission.base import ScoredAdmission
 from recap.attention.context import BlockContext
 from recap.backbones.wan.backbone import draw_weights
 from recap.backbones.wan.model import CausalWan
@@ -16,7 +16,7 @@ from recap.backbones.wan.spec import EMBEDDED
 from recap.contracts import MemoryPolicy
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.types import Block, Candidates
+from recap.types import Block
 from training.teacher_forcing import (
     DENSE_FRAMES,
     ClipBatch,
@@ -32,21 +32,15 @@ FRAME = SPEC.grid[0] * SPEC.grid[1]
 BLOCKS = 4
 
 
-class GivenScores:
+class GivenScores(ScoredAdmission):
     """An admission whose scores were drawn beforehand."""
 
-    def __init__(self, score: Tensor) -> None:
-        self.score = score
+    def __init__(self, scores: Tensor) -> None:
+        super().__init__(SPEC.grid)
+        self.scores = scores
 
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        frames = torch.arange(block.first_frame, block.first_frame + block.num_frames)
-        rows, columns = (torch.arange(n) for n in SPEC.grid)
-        source = torch.cartesian_prod(frames, rows, columns).unsqueeze(0)
-        start = block.first_frame * FRAME
-        return Candidates(source, self.score[:, start : start + block.num_frames * FRAME])
-
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return retain_top(pool, capacity)
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        return self.scores[:, block.first_frame * FRAME : block.end_frame * FRAME]
 
 
 @pytest.fixture(scope="module")

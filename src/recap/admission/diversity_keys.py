@@ -34,6 +34,8 @@ class DiversityKeysConfig(ClusterConfig):
 
 
 class KeyDiversity(Diversity):
+    reads_keys = True
+
     def __init__(self, config: DiversityKeysConfig, spec: BackboneSpec):
         super().__init__(config, spec.grid)
         self._layer = spec.layers // 2 if config.layer < 0 else config.layer

@@ -54,9 +54,8 @@ class FlowTextureConfig(FlowNoveltyConfig):
     restless_everywhere: float = 0.06  # likewise, in the mean of all places, now or for some seconds
     familiar_share: float = 0.01  # of the pixels that a place has shown
     colour_levels: int = 14  # of each of red, green and blue
-    speck_share: float = (
-        0.04  # of the pixels around, over three pictures: less is passed over with the texture
-    )
+    # Of the pixels around, over three pictures: less is passed over with the texture.
+    speck_share: float = 0.04
     fading: float = 0.95  # what is left after a block of the colours a place has shown
 
     def __post_init__(self) -> None:
@@ -80,38 +79,28 @@ class FlowTextureConfig(FlowNoveltyConfig):
             raise refuse("colour_levels", self.colour_levels, limit, "14 is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowTexture:
-        return FlowTexture(
-            self,
-            flow,
-            spec.grid,
-            spec.token_pixels,
-            spec.pictures_per_frame,
-            decodes_alone=spec.decodes_alone,
-        )
+        return FlowTexture.on(spec, self, flow)
 
 
 class FlowTexture(FlowNovelty):
-    def __init__(
-        self,
-        config: FlowTextureConfig,
-        flow: FlowEstimator,
-        grid: tuple[int, int],
-        token_pixels: int,
-        pictures_per_frame: int,
-        *,
-        decodes_alone: bool = False,
-    ):
-        super().__init__(config, flow, grid, token_pixels, pictures_per_frame, decodes_alone=decodes_alone)
-        self.texture = config
-        self._side = token_pixels // config.flow_downscale
-        self._restless: Tensor | None = None  # B rows columns: how restless each place has been for long
-        self._seen: Tensor | None = None  # B places colours: what each place has shown, fading
-        self._shown: Tensor | None = None  # B colours: what has fired in restless places
-        self._waiting: Tensor | None = None  # B LAG places+1 colours: both, of blocks that do not count yet
+    config: FlowTextureConfig
+    # B rows columns: how restless each token's square has been for long.
+    _restless: Tensor | None = None
+    # B squares colours: what each square has shown, fading.
+    _seen: Tensor | None = None
+    # B colours: what has fired in restless squares.
+    _shown: Tensor | None = None
+    # B LAG squares+1 colours: both, of blocks that do not count yet.
+    _waiting: Tensor | None = None
+
+    @property
+    def _side(self) -> int:
+        """Pixels along the side of a token's square, on the flow's grid."""
+        return self._token_pixels // self.config.flow_downscale
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """Pass over what is fleeting or familiar in restless places; there, how much is strange is the score."""
-        cfg = self.texture
+        cfg = self.config
         novelty, flagged, traced, at = evidence
         lost = vanishing(
             stream,
@@ -138,7 +127,7 @@ class FlowTexture(FlowNovelty):
 
     def _judge_places(self, fleeting: Tensor) -> Tensor:
         """B rows columns, bool: places where what appears does not stay; fleeting B P y x."""
-        cfg = self.texture
+        cfg = self.config
         touched = functional.max_pool2d(fleeting.float(), self._side)
         rate = touched.sum(dim=1) / max(fleeting.shape[1] - 1, 1)  # of the last picture nothing is known
         around = functional.avg_pool2d(rate, 5, stride=1, padding=2, count_include_pad=False)
@@ -155,7 +144,7 @@ class FlowTexture(FlowNovelty):
 
     def _recognise(self, slots: Tensor) -> Tensor:
         """B P*y*x, bool: pixels whose colour their place has been showing, or has fired anywhere."""
-        cfg = self.texture
+        cfg = self.config
         levels = cfg.colour_levels
         if self._seen is None:
             self._seen = count_colours(slots, self._grid, levels)
@@ -171,7 +160,7 @@ class FlowTexture(FlowNovelty):
 
     def _take_in(self, slots: Tensor, counts: Tensor) -> None:
         """Remember the block's colours, of every place and of what counted; they are known LAG blocks from now."""
-        cfg = self.texture
+        cfg = self.config
         now = count_colours(slots, self._grid, cfg.colour_levels)
         shown = torch.zeros_like(now[:, 0]).scatter_add_(1, slots % now.shape[2], counts.flatten(1).float())
         entry = torch.cat([now, shown[:, None]], dim=1)[:, None]
