@@ -1,8 +1,8 @@
-"""Diversity: what a bank holds should look as different as can be. DINOv2 Diversity of the paper's ablation.
+"""Diversity: the tokens of a bank should look as different as possible. DINOv2 Diversity of the paper's ablation.
 
-Every block, k-means goes on over the descriptors of what the bank holds and what is new, and the bank keeps
-the tokens nearest to the centres, equally many of each. Scores only say how far a token was from all centres
-when it came; they decide nothing. What describes a token is left to the rule (`diversity`, `diversity-keys`).
+With every block, k-means continues over the descriptors of what the bank has and what is new, and the bank keeps
+the tokens nearest to the centres, equally many of each. A score is only a token's distance from all centres when
+it arrived; it decides nothing. What describes a token is left to the rule (`diversity`, `diversity-keys`).
 """
 
 from __future__ import annotations
