@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
+from recap.contracts import MemoryPolicy
+from recap.memory.base import WindowMemory
 from recap.memory.recap import RecapConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.memory.window import Window
 from recap.plan import Shot, make_plan
 from recap.rollout import block_noise, reach, rollout
 from recap.types import Role
@@ -140,19 +143,13 @@ def test_a_cut_leaves_nothing_to_reread():
 
 
 def test_a_memory_that_cannot_reread_is_refused_where_a_script_asks_for_it(backbone):
-    class Plain:
-        def __init__(self, policy):
-            self._policy = policy
-
-        def __getattr__(self, name):
-            if name == "reread":
-                raise AttributeError(name)
-            return getattr(self._policy, name)
+    class Plain(WindowMemory):
+        reread = MemoryPolicy.reread
 
     plan = make_plan(
         [[Shot("a red boat", 0.75), Shot("a house", 0.75, cut=False, reread=True)]], backbone.spec
     )
-    live = rollout(backbone, Plain(policy_of(SinkConfig(), backbone)), plan, seeds=[0])
+    live = rollout(backbone, Plain(Window(backbone.spec)), plan, seeds=[0])
     next(live)
     with pytest.raises(ValueError, match=r"Plain.*reread"):
         next(live)

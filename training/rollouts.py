@@ -13,7 +13,7 @@ from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import WanSpec
-from recap.contracts import Admission, MemoryPolicy, State
+from recap.contracts import Admission, MemoryPolicy
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.types import Block, Candidates
@@ -33,7 +33,7 @@ class Rollout(NamedTuple):
         return Rollout(*(part[chosen] for part in self))
 
 
-class FixedScores:
+class FixedScores(Admission):
     """An admission with precomputed scores, so that the banks of training and of a rollout are equal."""
 
     def __init__(self, spec: WanSpec, score: Tensor) -> None:
@@ -50,12 +50,6 @@ class FixedScores:
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         return retain_top(pool, capacity)
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """This admission has no state."""
 
 
 def rollout_layouts(batch: int, frame_tokens: int, *, bank_rows: bool = False) -> tuple[Layout, ...]:

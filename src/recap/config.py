@@ -8,7 +8,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.family import HeliosConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
+from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot
@@ -23,6 +24,8 @@ from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
 
 PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
 """What is chosen by name and has settings of its own."""
+
+BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,12 +65,15 @@ def _why_no_gpu() -> str:
     return f"torch finds {torch.cuda.device_count()} GPU(s), counted from cuda:0"
 
 
+Settings = TypeVar("Settings", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Generic[Settings]):
     """Something chosen by name, with its settings: a config dataclass of that name's kind."""
 
     name: str
-    settings: Any
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +84,9 @@ class RunConfig:
     """
 
     shots: tuple[Shot, ...]
-    backbone: Choice = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
-    memory: Choice = field(default_factory=lambda: Choice("recap", RecapConfig()))
-    admission: Choice = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
+    backbone: Choice[BackboneConfig] = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
+    memory: Choice[MemoryConfig] = field(default_factory=lambda: Choice("recap", RecapConfig()))
+    admission: Choice[AdmissionConfig] = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
     flow: str = "auto"
     # A clip or a picture that the video continues.
     opening: str = ""
@@ -137,7 +143,7 @@ class RunConfig:
         """Write plain data that `from_dict` reads back to an equal config."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for part in PARTS:
-            choice: Choice = plain[part]
+            choice: Choice[Any] = plain[part]
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
         plain["seeds"] = list(self.seeds)
@@ -204,7 +210,7 @@ def read_json(path: Path) -> Any:
         raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
 
 
-def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
+def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice[Any]:
     if isinstance(values, Choice):
         return values
     if isinstance(values, str):
@@ -212,11 +218,12 @@ def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise refuse(part, values, "must be a name or a table with one", f"known: {', '.join(table)}")
     kind = look_up(part, values["name"], table)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or not callable(
-        getattr(kind, "build", None)
-    ):
-        limit = "it is no dataclass with a method build"
-        raise refuse(part, values["name"], limit, "see 'Add your own memory' in the README")
+    base = BASES.get(part, object)
+    right = isinstance(kind, type) and issubclass(kind, base) and dataclasses.is_dataclass(kind)
+    if not right or not callable(getattr(kind, "build", None)):
+        of = f" of type {base.__name__}" if part in BASES else ""
+        limit = f"it is not a dataclass{of} with a method build"
+        raise refuse(part, values["name"], limit, "see docs/extending.md")
     settings = {name: value for name, value in values.items() if name != "name"}
     return Choice(values["name"], from_settings(kind, settings, part))
 
@@ -233,11 +240,13 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 
 
 def _typed(kind: Any, value: Any, path: str) -> Any:
-    """The value as its field's type; whole numbers serve as floats, nothing else is converted."""
+    """The value as its field's type; whole numbers are accepted as floats, nothing else is converted."""
     kind = typing.get_origin(kind) or kind
-    if kind is tuple and isinstance(value, list):  # as JSON writes it
+    if kind is tuple and isinstance(value, list):
+        # JSON writes a tuple so.
         return tuple(value)
-    if not isinstance(kind, type):  # a union or the like, of a config that is not ours
+    if not isinstance(kind, type):
+        # It is a union or the like, which is left to the config's own checks.
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > 10**18:

@@ -5,16 +5,20 @@ novelty notices, memory keeps, attention reads, a backbone draws, the rollout co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from recap.errors import refuse
 from recap.types import (
     BackboneSpec,
     Block,
     Candidates,
+    Card,
     GeneratedBlock,
     MemoryTrace,
     Past,
@@ -24,15 +28,7 @@ from recap.types import (
 )
 
 State = dict[str, Tensor]
-"""Named tensors from which a stateful part can be put back exactly."""
-
-
-class Stateful(Protocol):
-    def state(self) -> State:
-        """All that later blocks depend on. An object that has seen nothing may return an empty dict."""
-
-    def load_state(self, state: State) -> None:
-        """Take the state of an equal object back; continuing then is bit-identical."""
+"""Named tensors from which a stateful part can be restored exactly."""
 
 
 class Flow(NamedTuple):
@@ -49,101 +45,134 @@ class FlowEstimator(Protocol):
         """Pictures B T 3 Y X, 0..1, T >= 2."""
 
 
-class Admission(Stateful, Protocol):
-    """Decides what a bank is offered and what stays in it."""
+class Admission(ABC):
+    """Decides what a bank is offered and what stays in it; see `recap.admission.base.ScoredAdmission`."""
 
+    reads_keys: ClassVar[bool] = False
+    """Whether `read_keys` must be called before `propose`, which then has to wait for the clean pass."""
+
+    takes_leaving: ClassVar[bool] = False
+    """Whether tokens are offered when they leave the window (`score_leaving`) instead of when they are generated."""
+
+    @abstractmethod
     def propose(self, block: Block, pixels: Tensor) -> Candidates:
         """Score every token of a finished block, frame by frame, row-major; pixels B T 3 Y X, 0..1."""
 
+    @abstractmethod
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         """Indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
 
-
-@runtime_checkable
-class ReadsKeys(Protocol):
-    """An admission that also looks at what the backbone made of a block; a memory that knows it hands it over."""
-
     def read_keys(self, keys: Tensor) -> None:
-        """Before `propose`: keys L B N H D of the finished block's tokens, unrotated."""
-
-
-@runtime_checkable
-class TakesLeaving(Protocol):
-    """An admission that is offered tokens as they leave the window instead of as they are drawn."""
+        """Receive the keys L B N H D, unrotated, of the block that `propose` will be asked about."""
 
     def score_leaving(self, source: Tensor) -> Candidates:
         """Score the tokens, source B N 3, that leave the window with the finished block, oldest first."""
+        raise NotImplementedError("an admission with takes_leaving = True implements score_leaving")
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned; a rule without state has nothing to do."""
 
 
-class MemoryPolicy(Stateful, Protocol):
-    """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch."""
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig(ABC):
+    """Base of an admission's settings: a frozen dataclass in the admission's own file."""
 
+    keeps: ClassVar[str]
+    needs: ClassVar[str]
+    needs_flow: ClassVar[bool] = True
+    """Whether `build` gets a working flow estimator; without need neither weights nor OpenCV have to be there."""
+
+    @abstractmethod
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> Admission: ...
+
+
+class MemoryPolicy(ABC):
+    """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch.
+
+    Seven methods are required, the others have defaults. `recap.memory.base.WindowMemory` implements all of
+    them around a window, so that a subclass only adds what it keeps.
+    """
+
+    needs_queries: ClassVar[bool] = False
+    """Whether `observe` must be called before `arrange`; what a block sees is then unknown before its first step."""
+
+    @abstractmethod
     def begin(self, block: Block) -> Tensor:
         """Temporal phases, F, of the block's own frames. From here to `commit` the memory is frozen."""
 
+    @abstractmethod
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         """Everything the queries may see. Kept segments are the same objects all block long."""
 
+    @abstractmethod
     def write(self, layer: int, tokens: Tokens) -> None:
-        """Clean pass only: take what the layer made of the finished block."""
+        """Take what the layer made of the finished block; called in the clean pass only."""
 
+    @abstractmethod
     def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
-        """Propose, admit, then slide the prior."""
+        """Choose what stays of the finished block, then slide the prior."""
 
+    @abstractmethod
     def clear_prior(self) -> None:
-        """Shot boundary: forget the prior, keep sink and bank."""
+        """Forget the prior at a shot boundary; sink and bank stay."""
 
+    @abstractmethod
+    def state(self) -> State:
+        """Everything that later blocks depend on, as copies."""
 
-@runtime_checkable
-class Refreshable(Protocol):
-    """A memory that can follow a backbone which recomputes its past when the prompt changes midway."""
+    @abstractmethod
+    def load_state(self, state: State) -> None:
+        """Restore the state of an equal object; continuing is then bit-identical."""
 
-    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
-        """Between two blocks: the frames from `first_frame` to the last one drawn, anew, L B N H D, unrotated.
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
+        return True
 
-        What is held of them as recent past is replaced; what is held for other reasons, as a bank is, stays.
-        """
-
-
-@runtime_checkable
-class Rereadable(Protocol):
-    """A policy whose prior can be made anew under another prompt; only scripts that ask for it need one."""
-
-    def reread(self, block: Block) -> None:
-        """Instead of `commit`, of an earlier block read again: prior, but nothing new."""
-
-
-@runtime_checkable
-class Foresighted(Protocol):
-    """A memory part of whose `commit` needs the pixels alone, and can be done beside the clean pass."""
-
-    def look(self, block: Block, pixels: Tensor) -> None:
-        """Between `begin` and `commit`, which then finds that part done; it gives the same without."""
-
-
-@runtime_checkable
-class QueryAware(Protocol):
-    """A memory that chooses by what the block at hand asks for."""
+    def noise_block(self, block: Block) -> int:
+        """Index of the block whose first noise this one starts from; asked before `begin`. Later steps are fresh."""
+        return block.index
 
     def observe(self, layer: int, query: Tensor) -> None:
         """Once per block and layer, before its first `arrange`: the first pass's queries B N H D, unrotated."""
 
+    def look(self, block: Block, pixels: Tensor) -> None:
+        """Do what `commit` needs the pixels alone for, while the clean pass runs; `commit` works without it too."""
 
-@runtime_checkable
-class Selective(Protocol):
-    """A memory that may have no use for the clean pass, which a backbone that needs none itself then leaves out."""
+    def reread(self, block: Block) -> None:
+        """Called instead of `commit` for an earlier block that is read again: it becomes prior, nothing else."""
+        limit = "it cannot read its prior again, which this script asks for"
+        raise refuse("memory", type(self).__name__, limit, "give it a method reread, see recap.contracts")
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether `write` keeps anything of what it is given."""
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        """Replace the recent past by the frames from `first_frame` to the newest, recomputed, L B N H D, unrotated.
+
+        Called between two blocks by a backbone that recomputes its past for a new prompt. A bank stays as it is.
+        """
+        limit = "it cannot take keys recomputed for a new prompt"
+        raise refuse("memory", type(self).__name__, limit, "give it a method refresh, see recap.contracts")
 
 
-@runtime_checkable
-class NoiseAware(Protocol):
-    """A memory that comes with a rule for the noise a block starts from; that of later steps is always fresh."""
+@dataclass(frozen=True, slots=True)
+class MemoryConfig(ABC):
+    """Base of a memory's settings: a frozen dataclass in the memory's own file."""
 
-    def noise_block(self, block: Block) -> int:
-        """Before `begin`: the index of the block whose first noise this one starts from; commonly its own."""
+    card: ClassVar[Card]
+    """Required of a memory in the registry; `recap list memories` prints it."""
+
+    keeps_bank: ClassVar[bool] = False
+    """Whether the memory asks for an admission rule."""
+
+    @abstractmethod
+    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy:
+        """A fresh memory; `admission` makes the run's admission rule and is called only if one is wanted."""
+
+    def attended_frames(self, spec: BackboneSpec) -> Sequence[float]:
+        """Frames' worth of tokens that a block sees once everything is full; several values where they alternate."""
+        return (spec.window_frames,)
 
 
 class Context(Protocol):
@@ -206,11 +235,17 @@ answer must depend on these two alone: a resumed rollout asks from the middle, a
 """
 
 
-class Decoder(Stateful, Protocol):
+class Decoder(Protocol):
     """A decoding stream: consecutive blocks of latents in, pixels out."""
 
     def decode(self, latents: Tensor) -> Tensor:
         """B F C rows columns -> B T 3 Y X in 0..1; the first frame of the stream is one picture."""
+
+    def state(self) -> State:
+        """Everything that later blocks depend on. A stream that has seen nothing may return an empty dict."""
+
+    def load_state(self, state: State) -> None:
+        """Restore the state of an equal stream; continuing is then bit-identical."""
 
 
 class Backbone(Protocol):
@@ -233,6 +268,15 @@ class Backbone(Protocol):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Pictures B T 3 Y X in 0..1, T = 1 + n pictures_per_frame -> latents B 1+n C rows columns."""
+
+
+class BackboneConfig(Protocol):
+    """A frozen dataclass of what a backbone is loaded from and how it is set up."""
+
+    def build(
+        self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]
+    ) -> Backbone:
+        """A backbone ready to use; `prompts` are all that will come, so that a text encoder can be freed early."""
 
 
 class Sample(NamedTuple):

@@ -1,10 +1,13 @@
-"""Explicit tables of what can be chosen by name. "package.module:Name" works wherever a name does."""
+"""Tables of what can be chosen by name; "package.module:Name" works wherever a name does. See docs/extending.md."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +21,7 @@ from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfi
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
-from recap.contracts import Admission, Backbone, FlowEstimator, Judge, MemoryPolicy
+from recap.contracts import AdmissionConfig, Backbone, BackboneConfig, Judge, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.eval.judges.subject import build_probe_judge
 from recap.memory.deep_forcing import DeepForcingConfig
@@ -27,36 +30,6 @@ from recap.memory.recap import RecapConfig
 from recap.memory.relax_forcing import RelaxForcingConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
-from recap.types import BackboneSpec, Card
-
-
-class MemoryConfig(Protocol):
-    """A frozen dataclass beside its policy; `admission` makes the run's admission rule if one is wanted."""
-
-    def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy: ...
-
-
-class ListedMemory(MemoryConfig, Protocol):
-    """A memory with a name of its own also says what it is."""
-
-    card: ClassVar[Card]
-
-    def attended_frames(self, spec: BackboneSpec) -> Sequence[float]:
-        """Frames' worth of tokens that a block sees once the window is full; several where they take turns."""
-
-
-class AdmissionConfig(Protocol):
-    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> Admission: ...
-
-
-class BackboneConfig(Protocol):
-    """A frozen dataclass of what a backbone is loaded from and how it is set up."""
-
-    def build(
-        self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]
-    ) -> Backbone:
-        """Ready to draw; `prompts` are those to come, so that a text encoder can go before the rest is read."""
-
 
 BACKBONES: dict[str, type[BackboneConfig]] = {
     "embedded": EmbeddedConfig,
@@ -68,7 +41,7 @@ BACKBONES: dict[str, type[BackboneConfig]] = {
     "helios-mid": HeliosMidConfig,
     "helios-base": HeliosBaseConfig,
 }
-MEMORIES: dict[str, type[ListedMemory]] = {
+MEMORIES: dict[str, type[MemoryConfig]] = {
     "none": NoMemoryConfig,
     "sink": SinkConfig,
     "recap": RecapConfig,
@@ -86,24 +59,40 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "diversity-keys": DiversityKeysConfig,
 }
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
-"""Backbone -> a judge that knows what it draws; the videos of others are judged by their colours alone."""
+"""Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""
 
 
 def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The table's entry, or the object a "package.module:Name" points at."""
+    """The table's entry, or the object a "package.module:Name" points at; the module may be in the current folder."""
     if name in table:
         return table[name]
     if ":" not in name:
         raise unknown_name(field, name, table)
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing a user's module runs it, so anything may come out
+        with _current_folder():
+            return getattr(importlib.import_module(module), attribute)
+    # Importing a user's module runs it, so any error is possible.
+    except Exception as error:
         why = f"cannot be imported ({type(error).__name__}: {error})"
         raise refuse(field, name, why, "write it as package.module:Name") from error
 
 
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let modules be imported from the current folder; last on the path, so that it cannot hide an installed one."""
+    folder = str(Path.cwd())
+    added = folder not in sys.path
+    if added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
+
+
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
-    """A backbone by name with its default settings, ready to draw."""
+    """A backbone by name with its default settings, ready to use."""
     kind: type[BackboneConfig] = look_up("backbone", name, BACKBONES)
     return kind().build(device=device, dtype=dtype, prompts=(), notice=print)

@@ -6,7 +6,6 @@ longer plan, a resumed run and another batch draw the same block from the same n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -20,17 +19,14 @@ from recap.contracts import (
     Aside,
     Backbone,
     Decoder,
-    Foresighted,
     MemoryPolicy,
     Noise,
-    NoiseAware,
     NoiseSource,
     Recorder,
-    Rereadable,
 )
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock, Past
+from recap.types import BackboneSpec, Block, GeneratedBlock, Past, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -84,7 +80,7 @@ def rollout(
             prompts, given = block.prompts, backbone.condition(block.prompts)
         if block.rereads_prior:
             _reread(backbone, policy, past, block, given)
-        first = policy.noise_block(block) if isinstance(policy, NoiseAware) else block.index
+        first = policy.noise_block(block)
         if noise is None:
             draws = block_noise(backbone.spec, seeds, block, first)
         else:
@@ -124,9 +120,6 @@ def _reread(
     """
     if backbone.spec.carries_history:  # read anew at every step, under the prompt of that step
         return
-    if not isinstance(policy, Rereadable):
-        limit = "it cannot read its prior again, which this script asks for"
-        raise refuse("memory", type(policy).__name__, limit, "give it a method reread, see recap.contracts")
     if len(past) < min(block.index, reach(backbone.spec)):
         limit = f"block {block.index} rereads the prior and needs the latents before it"
         raise refuse("recent", len(past), limit, "pass the latents of the last blocks")
@@ -156,10 +149,9 @@ def _draw(
     # Of the denoising steps; the clean pass draws nothing.
     shares, by_stage = context.shares(), context.stage_shares()
     pixels = decoder.decode(latents)
-    ready = aside(lambda: policy.look(block, pixels)) if isinstance(policy, Foresighted) else None
+    ready = aside(lambda: policy.look(block, pixels))
     backbone.settle(latents, given, context.settling())
-    if ready is not None:
-        ready()
+    ready()
     memory = policy.commit(block, pixels)
     starts = backbone.spec.first_pictures(block.first_frame, block.num_frames)
     return GeneratedBlock(block, latents, pixels, memory, shares, by_stage, starts)
@@ -171,7 +163,7 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
     With `first` the first draw is that of the block of this index, as some memories want it.
     """
     shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
-    own = [torch.Generator().manual_seed(_mix(seed, block.index)) for seed in seeds]
+    own = [seeded(seed, block.index) for seed in seeds]
     other = None if first is None or first == block.index else replace(block, index=first)
     start = [] if other is None else [block_noise(spec, seeds, other)()]
 
@@ -201,9 +193,3 @@ def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: 
         return found.detach().cpu()  # where the seeds' own noise is drawn too
 
     return draw
-
-
-def _mix(seed: int, block: int) -> int:
-    """63 bits from (seed, block); neighbouring seeds and blocks give unrelated streams."""
-    digest = hashlib.sha256(f"{seed}:{block}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

@@ -79,8 +79,7 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
-        # A rule without flow needs neither weights nor OpenCV.
-        if getattr(rule, "needs_flow", True):
+        if rule.needs_flow:  # else neither weights nor OpenCV need be there
             found = build_flow(config.flow, device=config.device, notice=notice)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
@@ -102,7 +101,7 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     def admission() -> Admission:
         raise Wanted
 
-    if config.flow != "auto" or not getattr(config.admission.settings, "needs_flow", True):
+    if config.flow != "auto" or not config.admission.settings.needs_flow:
         return config
     try:
         config.memory.settings.build(spec, admission)

@@ -8,6 +8,7 @@ A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -134,6 +135,15 @@ def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
         indexing="ij",
     )
     return torch.stack(axes, dim=-1).reshape(1, -1, 3)
+
+
+def seeded(seed: int, index: int) -> torch.Generator:
+    """A generator for (seed, index) on the CPU, so that every device gets the same numbers.
+
+    Neighbouring seeds and indices give unrelated streams.
+    """
+    digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 @dataclass(frozen=True, slots=True)

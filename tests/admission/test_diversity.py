@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from recap.admission.diversity import ClusterConfig
 from recap.admission.diversity_dino import DiversityConfig
 from recap.admission.diversity_keys import DiversityKeysConfig
 from recap.memory.bank import NoveltyBank
@@ -88,14 +87,14 @@ def test_without_transformers_it_says_so(spec, monkeypatch):
 
 def test_keys_are_never_made_up(spec):
     admission = DiversityKeysConfig().build(spec, None)
-    with pytest.raises(ValueError, match="the memory hands over no keys; choose memory `recap`"):
+    with pytest.raises(ValueError, match="the memory passes no keys to it; choose memory `recap`"):
         admission.propose(Block(0, 0, 3, ("",)), torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (lambda spec: ClusterConfig(num_centres=0), "num_centres is 0: must be 1 to 65536"),
+        (lambda spec: DiversityConfig(num_centres=0), "num_centres is 0: must be 1 to 65536"),
         (lambda spec: DiversityConfig(batch_points=-1), "batch_points is -1"),
         (lambda spec: DiversityKeysConfig(num_steps=0), "num_steps is 0"),
         (lambda spec: DiversityKeysConfig(layer=2).build(spec, None), "layer is 2: paper has layers 0 to 1"),

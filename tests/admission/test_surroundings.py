@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from tests.novelty.test_flow_novelty import LENGTH, SIZE, blocks_of, watch
 
 from benchmarks.scenes import make_scene, render
 from benchmarks.scenes.scene import make_actor, make_scene_of
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
 from recap.flow.exact import ExactFlow
+from tests.admission.test_flow_novelty import LENGTH, SIZE, blocks_of, watch
 
 SWAY = 28.0  # pixels to either side
 PERIOD = 24  # pictures

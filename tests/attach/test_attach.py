@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +15,15 @@ import recap
 from recap import attach
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.decoder import UpsampleDecoder
+from recap.contracts import MemoryConfig, MemoryPolicy
+from recap.memory.base import WindowMemory
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
 from recap.memory.recap import RecapConfig
 from recap.memory.relax_forcing import RelaxForcingConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import SinkConfig
+from recap.memory.window import Window
 from recap.rollout import block_noise
 
 EMPTY = {  # the whole method, with lambda 1 and no bank
@@ -275,16 +277,17 @@ def test_a_switch_refreshes_the_prior_keeps_the_sink_and_the_bank_and_scores_not
 def test_a_memory_that_cannot_be_refreshed_says_so_at_the_switch():
     held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
 
+    class Stubborn(WindowMemory):
+        refresh = MemoryPolicy.refresh
+
     @dataclasses.dataclass(frozen=True)
-    class Stubborn:
+    class StubbornConfig(MemoryConfig):
         def build(self, spec, admission):
-            verbs = ("begin", "arrange", "write", "commit")
-            policy = SinkConfig().build(spec, admission)
-            return SimpleNamespace(**{verb: getattr(policy, verb) for verb in verbs})
+            return Stubborn(Window(spec, sink_frames=1))
 
     with (
         pytest.raises(ValueError, match="cannot take keys recomputed for a new prompt"),
-        attach(held, Stubborn()),
+        attach(held, StubbornConfig()),
     ):
         switch(held, 4, [6])
     switch(held, 4, [6])

@@ -213,7 +213,7 @@ def test_inspect_does_not_replace_a_folder_of_something_else(recap, tmp_path, cl
         ((BOAT, "--set", f"memory.reinforcement=1{'0' * 400}"), ("reinforcement", "too large")),
         ((BOAT, "--memory", "json:JSONDecoder"), ("json:JSONDecoder", "build")),
         ((BOAT, "--memory", ".x:y"), (".x:y", "package.module:Name")),
-        ((BOAT, "--backbone", "json:loads"), ("json:loads", "no dataclass")),
+        ((BOAT, "--backbone", "json:loads"), ("json:loads", "not a dataclass")),
         ((BOAT, "--script", "s.json"), ("one of the two",)),
         ((BOAT, "--from", "run.json"), ("prompt", "leave out")),
         (("--from", "run.json", "--seed", "5"), ("--seed", "leave out")),

@@ -82,7 +82,7 @@ def test_windows_keep_their_storage(plain: WanBackbone) -> None:
 def test_a_memory_may_keep_the_tokens_it_receives(plain: WanBackbone) -> None:
     """The README's memory keeps the tensors themselves; a fast path that reuses them would change its past."""
 
-    class KeepsTokens:
+    class KeepsTokens(MemoryPolicy):
         """The previous block's own tensors, and nothing else."""
 
         def __init__(self) -> None:

@@ -16,7 +16,7 @@ COMPOSED = CORE | {"run", "registry", "config", "fast", "__init__"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
-    "contracts": {"types"},
+    "contracts": {"types", "errors"},
     "io": GROUND,
     "attention": GROUND,
     "flow": GROUND | {"io"},

@@ -20,7 +20,7 @@ def run(window, spec, index):
     block = block_of(index)
     own = window.begin(block)
     seen = {}
-    for segment in window.segments(1):
+    for segment in window.arrange(1, []):
         frames = segment.keys[0, :: spec.frame_tokens, 0, 0].int().tolist()
         seen[segment.role] = (frames, segment.positions[0, :: spec.frame_tokens, 0].tolist())
     stamp = torch.arange(3 * index, 3 * index + 3).repeat_interleave(spec.frame_tokens).float()
@@ -142,7 +142,7 @@ def test_recomputed_frames_replace_those_held_and_the_sink_only_by_its_own(
     window.refresh(first, keys, keys + 0.5)
     window.begin(block_of(blocks))
     for layer in range(spec.layers):
-        for segment, expected in zip(window.segments(layer), (sink, prior), strict=True):
+        for segment, expected in zip(window.arrange(layer, []), (sink, prior), strict=True):
             stamps = segment.keys[0, :: spec.frame_tokens, 0, 0]
             assert stamps.tolist() == expected
             halves = segment.values[0, :: spec.frame_tokens, 0, 0] - stamps

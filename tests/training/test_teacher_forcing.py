@@ -66,7 +66,7 @@ def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: 
         context = BlockContext(policy, policy.begin(block))
         flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), prompt, context))
         model(batch.clean[:1, index], 0.0, prompt, context.settling())
-        policy.commit(block, torch.zeros(0))
+        policy.commit(block, torch.zeros(1))
     return torch.stack(flows, dim=1)
 
 

@@ -1,28 +1,29 @@
-"""Diversity: what a bank holds should look as different as can be. DINOv2 Diversity of the paper's ablation.
+"""Diversity: the tokens of a bank should look as different as possible. DINOv2 Diversity of the paper's ablation.
 
-Every block, k-means goes on over the descriptors of what the bank holds and what is new, and the bank keeps
-the tokens nearest to the centres, equally many of each. Scores only say how far a token was from all centres
-when it came; they decide nothing. What describes a token is left to the rule (`diversity`, `diversity-keys`).
+With every block, k-means continues over the descriptors of what the bank has and what is new, and the bank keeps
+the tokens nearest to the centres, equally many of each. A score is only a token's distance from all centres when
+it arrived; it decides nothing. What describes a token is left to the rule (`diversity`, `diversity-keys`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from recap.admission.base import ScoredAdmission, sources
 from recap.admission.kmeans import nearest_to_centres, refine_centres, spread_centres
-from recap.admission.tokens import place_of, seeded, sources
-from recap.contracts import State
+from recap.admission.retention import sort_key
+from recap.contracts import AdmissionConfig, State
 from recap.errors import refuse
-from recap.types import Block, Candidates
+from recap.types import Block, Candidates, seeded
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig:
+class ClusterConfig(AdmissionConfig):
     """The k-means behind both rules of diversity."""
 
     keeps: ClassVar[str] = "tokens near the centres of k-means, equally many of each"
@@ -40,28 +41,32 @@ class ClusterConfig:
                 raise refuse(name, getattr(self, name), limit, "leave it out for the default")
 
 
-class Diversity(ABC):
+class Diversity(ScoredAdmission):
     def __init__(self, config: ClusterConfig, grid: tuple[int, int]):
+        super().__init__(grid)
         self._config = config
-        self._grid = grid
-        self._frame = 0  # of the block last proposed, which seeds its draws
-        self._fresh: tuple[Tensor, Tensor] | None = None  # places B N and descriptors B N D of that block
-        self._place: Tensor | None = None  # B K, of what the bank holds
-        self._descriptor: Tensor | None = None  # B K D, likewise
-        self._centres: Tensor | None = None  # B k D
+        # First frame of the block last proposed; it seeds the k-means.
+        self._frame = 0
+        # Sort keys B N and descriptors B N D of that block.
+        self._fresh: tuple[Tensor, Tensor] | None = None
+        # Sort keys B K and descriptors B K D of what the bank keeps.
+        self._place: Tensor | None = None
+        self._descriptor: Tensor | None = None
+        # B k D
+        self._centres: Tensor | None = None
 
     @abstractmethod
     def describe(self, block: Block, pixels: Tensor) -> Tensor:
         """Unit descriptors B N D of the block's tokens, frame by frame, row-major."""
 
-    @torch.no_grad()
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        source, descriptor = sources(block, self._grid, pixels), self.describe(block, pixels)
-        self._frame, self._fresh = block.first_frame, (place_of(source), descriptor)
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        descriptor = self.describe(block, pixels)
+        self._frame = block.first_frame
+        self._fresh = (sort_key(sources(block, self._grid, pixels)), descriptor)
         if self._centres is None:
-            return Candidates(source, torch.ones_like(descriptor[..., 0]))
+            return torch.ones_like(descriptor[..., 0])
         distance = 1 - (descriptor @ self._centres.transpose(1, 2)).amax(dim=-1)
-        return Candidates(source, distance.clamp(min=0))
+        return distance.clamp(min=0)
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
@@ -73,7 +78,7 @@ class Diversity(ABC):
             points, centres, draws, num_steps=config.num_steps, batch_points=config.batch_points
         )
         stays = nearest_to_centres(points, self._centres, capacity)
-        self._place = place_of(pool.source).gather(1, stays)
+        self._place = sort_key(pool.source).gather(1, stays)
         self._descriptor = points.gather(1, stays[..., None].expand(-1, -1, points.shape[-1]))
         self._fresh = None
         return stays
@@ -86,7 +91,7 @@ class Diversity(ABC):
             place = torch.cat([self._place, place], dim=1)
             descriptor = torch.cat([self._descriptor, descriptor], dim=1)
         ordered, by_place = place.sort(dim=1)
-        found = by_place.gather(1, torch.searchsorted(ordered, place_of(pool.source)))
+        found = by_place.gather(1, torch.searchsorted(ordered, sort_key(pool.source)))
         return descriptor.gather(1, found[..., None].expand(-1, -1, descriptor.shape[-1]))
 
     def state(self) -> State:

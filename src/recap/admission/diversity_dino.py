@@ -42,7 +42,7 @@ def load_dino(model: str) -> Any:
         limit = "transformers is not installed"
         raise refuse("admission.model", model, limit, "pip install 'recap-forcing[wan]'") from missing
     try:
-        # First, as beside peft a model that is not there is asked for on the network, whatever is said.
+        # The config comes first: with peft installed, AutoModel would look for a missing model on the network.
         kind = str(AutoConfig.from_pretrained(model, local_files_only=True).model_type)
         right = kind.startswith("dinov2")
         loaded = AutoModel.from_pretrained(model, local_files_only=True) if right else None

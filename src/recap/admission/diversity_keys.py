@@ -1,7 +1,7 @@
 """`diversity-keys`: k-means on the backbone's own keys, where there are no DINOv2 weights. Not the paper's.
 
-A token's descriptor is its key in one layer, all heads, unrotated, so that its place is not in it. Keys share a
-large part; the mean of the first block is taken off, for good, so that the rest decides.
+A token's descriptor is its key in one layer, all heads, unrotated, so that it does not depend on the position.
+Keys share a large part, so the mean of the first block is always subtracted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recap.types import BackboneSpec, Block
 class DiversityKeysConfig(ClusterConfig):
     """Tokens as different as can be, by the backbone's own keys and k-means; not the paper's rule."""
 
-    needs: ClassVar[str] = "a memory that hands over keys, as `recap` does; no weights"
+    needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no weights"
 
     layer: int = -1  # whose keys describe a token; -1: the middle one
 
@@ -34,6 +34,8 @@ class DiversityKeysConfig(ClusterConfig):
 
 
 class KeyDiversity(Diversity):
+    reads_keys = True
+
     def __init__(self, config: DiversityKeysConfig, spec: BackboneSpec):
         super().__init__(config, spec.grid)
         self._layer = spec.layers // 2 if config.layer < 0 else config.layer
@@ -45,7 +47,7 @@ class KeyDiversity(Diversity):
 
     def describe(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
-            limit = "the memory hands over no keys"
+            limit = "the memory passes no keys to it"
             raise refuse("admission", "diversity-keys", limit, "choose memory `recap`, or another admission")
         if self._common is None:
             self._common = self._keys.mean(dim=1, keepdim=True)

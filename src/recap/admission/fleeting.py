@@ -43,7 +43,7 @@ def vanishing(
 def settled(stream: Tensor) -> Tensor:
     """Pictures 1 to P with each pixel the median of three in time: a drop of one picture is not in them.
 
-    stream B P+1 3 y x -> B P 3 y x; the last picture, which has no successor, is given its predecessor's.
+    stream B P+1 3 y x -> B P 3 y x; the last picture, which has no successor, gets its predecessor's.
     """
     if stream.shape[1] < 3:
         return stream[:, 1:]
@@ -55,7 +55,7 @@ def settled(stream: Tensor) -> Tensor:
 def crowding(marked: Tensor, window: int) -> Tensor:
     """B P y x: the share of marked pixels around each, in three pictures and `window` rows and columns.
 
-    What enters does so in all three; two drops in one place do not. Outside the clip or picture nothing counts.
+    What enters does so in all three; two drops in one square do not. Outside the clip or picture nothing counts.
     """
     here = functional.avg_pool2d(
         marked.float(), window, stride=1, padding=window // 2, count_include_pad=False
@@ -69,16 +69,16 @@ def crowding(marked: Tensor, window: int) -> Tensor:
 
 
 def colour_slots(pictures: Tensor, levels: int, side: int) -> Tensor:
-    """B P*y*x: for every pixel its entry in a table of places (squares of `side` pixels) and colours."""
+    """B P*y*x: for every pixel its entry in a table of squares, `side` pixels wide, and colours."""
     height, width = pictures.shape[-2:]
     red, green, blue = (pictures * levels).long().clamp(0, levels - 1).unbind(2)
     rows = torch.arange(height, device=pictures.device)[:, None] // side
-    place = rows * (width // side) + torch.arange(width, device=pictures.device) // side
-    return (((place * levels + red) * levels + green) * levels + blue).flatten(1)
+    square = rows * (width // side) + torch.arange(width, device=pictures.device) // side
+    return (((square * levels + red) * levels + green) * levels + blue).flatten(1)
 
 
 def count_colours(slots: Tensor, grid: tuple[int, int], levels: int) -> Tensor:
-    """B places levels^3: how many pixels of the block showed each colour at each place."""
+    """B squares levels^3: how many pixels of the block showed each colour in each square."""
     table = torch.zeros(
         slots.shape[0], grid[0] * grid[1] * levels**3, dtype=torch.float32, device=slots.device
     )
@@ -89,8 +89,8 @@ def count_colours(slots: Tensor, grid: tuple[int, int], levels: int) -> Tensor:
 
 
 def familiar_colours(seen: Tensor, grid: tuple[int, int], levels: int, share: float) -> Tensor:
-    """B places*levels^3, bool: colours, or neighbours of colours, that make up `share` of what a place and the
-    places around it have shown. seen B places levels^3."""
+    """B squares*levels^3, bool: colours, or neighbours of colours, that make up `share` of what a square and the
+    squares around it have shown. seen B squares levels^3."""
     batch, (rows, columns) = seen.shape[0], grid
     table = seen.unflatten(1, grid).permute(0, 3, 1, 2)
     around = functional.avg_pool2d(table, 3, stride=1, padding=1, count_include_pad=False)

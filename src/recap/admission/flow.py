@@ -22,25 +22,25 @@ Where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.retention import retain_top
+from recap.admission.base import ScoredAdmission
 from recap.admission.surroundings import CUT_SHARE, Surroundings
-from recap.contracts import Flow, FlowEstimator, State
+from recap.contracts import AdmissionConfig, Flow, FlowEstimator, State
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
-from recap.types import BackboneSpec, Block, Candidates
+from recap.types import BackboneSpec, Block
 
 CLAIMS = ("traced", "carried")
 BORDERS = ("seen", "literal")
 
 
 @dataclass(frozen=True, slots=True)
-class FlowNoveltyConfig:
+class FlowNoveltyConfig(AdmissionConfig):
     """Optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
 
     keeps: ClassVar[str] = "what no reliable antecedent in the previous picture explains"
@@ -52,12 +52,10 @@ class FlowNoveltyConfig:
     flow_downscale: int = 2
     percentile: float = 90.0
     scale_floor: float = 1.0
-    claims: Literal["traced", "carried"] = (
-        "traced"  # a claim travels where the cycle holds, or along any flow
-    )
-    borders: Literal["seen", "literal"] = (
-        "seen"  # what enters is new unless the camera showed it before, or always
-    )
+    # A claim travels where the cycle holds ("traced"), or along any flow ("carried").
+    claims: Literal["traced", "carried"] = "traced"
+    # What enters is new unless the camera showed it before ("seen"), or always ("literal").
+    borders: Literal["seen", "literal"] = "seen"
 
     def __post_init__(self) -> None:
         for name in ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor"):
@@ -78,14 +76,7 @@ class FlowNoveltyConfig:
                 raise refuse(name, getattr(self, name), limit, f"{known[0]} is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowNovelty:
-        return FlowNovelty(
-            self,
-            flow,
-            spec.grid,
-            spec.token_pixels,
-            spec.pictures_per_frame,
-            decodes_alone=spec.decodes_alone,
-        )
+        return FlowNovelty.on(spec, self, flow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +93,11 @@ class Evidence(NamedTuple):
 
     novelty: Tensor  # nu, 0 where a pixel is not flagged
     flagged: Tensor  # bool
-    traced: Tensor  # bool: what was claimed at `whence` is still claimed here
-    whence: Tensor  # B P 2 y x: the place in the picture before
+    traced: Tensor  # bool: what was claimed at `origin` is still claimed here
+    origin: Tensor  # B P 2 y x: where in the picture before a claim is read
 
 
-class FlowNovelty:
+class FlowNovelty(ScoredAdmission):
     def __init__(
         self,
         config: FlowNoveltyConfig,
@@ -117,31 +108,27 @@ class FlowNovelty:
         *,
         decodes_alone: bool = False,
     ):
+        super().__init__(grid)
         self.config = config
         self._flow = flow
-        self._grid = grid
         self._token_pixels = token_pixels
         self._pictures_per_frame = pictures_per_frame
-        self._decodes_alone = decodes_alone  # then the first frame of every call is one picture
-        self._last: Tensor | None = None  # B 3 y x: the previous block's last picture, at the flow's size
-        self._claimed: Tensor | None = None  # B y x, 0..1
+        # If so, the first frame of every call is one picture.
+        self._decodes_alone = decodes_alone
+        # B 3 y x: the previous block's last picture, at the flow's size.
+        self._last: Tensor | None = None
+        # B y x, 0..1.
+        self._claimed: Tensor | None = None
         self._surroundings = Surroundings()
 
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        """Every token of the block, frame by frame, row-major."""
-        score = self.notice(pixels).score
-        batch, frames, rows, columns = score.shape
-        axes = torch.meshgrid(
-            torch.arange(block.first_frame, block.first_frame + frames, device=score.device),
-            torch.arange(rows, device=score.device),
-            torch.arange(columns, device=score.device),
-            indexing="ij",
-        )
-        source = torch.stack(axes, dim=-1).reshape(1, -1, 3).expand(batch, -1, -1)
-        return Candidates(source, score.flatten(1))
+    @classmethod
+    def on(cls, spec: BackboneSpec, config: FlowNoveltyConfig, flow: FlowEstimator) -> Self:
+        """The rule for the videos of a backbone."""
+        sizes = (spec.grid, spec.token_pixels, spec.pictures_per_frame)
+        return cls(config, flow, *sizes, decodes_alone=spec.decodes_alone)
 
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return retain_top(pool, capacity)
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        return self.notice(pixels).score.flatten(1)
 
     @torch.no_grad()
     def notice(self, pixels: Tensor) -> Noticed:
@@ -184,7 +171,7 @@ class FlowNovelty:
         return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
-        """A pickier rule differs here."""
+        """What of the evidence counts; a subclass can drop some of it."""
         return evidence
 
     def _claim(self, evidence: Evidence) -> Tensor:
@@ -192,8 +179,8 @@ class FlowNovelty:
 
         So only what must be done picture by picture is: on a GPU every operation in this loop is a launch.
         """
-        novelty, flagged, traced, whence = evidence
-        grid = reading_grid(whence, (novelty.shape[-2], novelty.shape[-1]))
+        novelty, flagged, traced, origin = evidence
+        grid = reading_grid(origin, (novelty.shape[-2], novelty.shape[-1]))
         claimed = torch.zeros_like(novelty[:, 0]) if self._claimed is None else self._claimed
         fired = []
         for picture in range(novelty.shape[1]):
@@ -235,7 +222,7 @@ class FlowNovelty:
         whole = pixels.shape[1] - (self._last is None or self._decodes_alone)
         if whole < 0 or whole % self._pictures_per_frame:
             limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"
-            raise refuse("pixels", tuple(pixels.shape), limit, "hold the rest back until the frame is whole")
+            raise refuse("pixels", tuple(pixels.shape), limit, "keep the rest back until the frame is whole")
 
     def state(self) -> State:
         if self._last is None or self._claimed is None:

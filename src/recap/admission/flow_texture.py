@@ -2,16 +2,16 @@
 
 The paper states its limit: texture that breaks the flow again and again is noticed again and again. Here a
 pixel that `flow` flags is passed over if both are true:
-- its place is *restless*: in many pictures something appears there that is lost again within a few pictures.
-  What enters a scene stays, so a pan, an entrance or a return leave a place calm;
-- it is itself lost again, or a speck, or of a *familiar* colour: one that the place and its neighbours have
+- the square of its token is *restless*: in many pictures something appears there that is lost again within a
+  few pictures. What enters a scene stays, so a pan, an entrance or a return leave a square calm;
+- it is itself lost again, or a speck, or of a *familiar* colour: one that the square and its neighbours have
   been showing, or that has fired before. Colours are read from the median of three pictures, which a drop of
   rain is not in, and become familiar LAG blocks late, so that a subject can finish entering.
-In a restless place the size of a residual says nothing, so there nu is 1 + the share of strange pixels nearby.
-What is passed over claims no ground, so texture cannot hide a later subject either. In a calm place nothing is
+In a restless square the size of a residual says nothing, so there nu is 1 + the share of strange pixels nearby.
+What is passed over claims no ground, so texture cannot hide a later subject either. In a calm square nothing is
 passed over and the rule is `flow`, bit for bit.
 
-Scores are given once and stay: retention is the paper's.
+Scores never change: retention is the paper's.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ class FlowTextureConfig(FlowNoveltyConfig):
     keeps: ClassVar[str] = "first appearances that last, or look unlike their place; not fleeting texture"
     needs: ClassVar[str] = "optical flow"
 
-    horizon_pictures: int = 2  # what is lost within so many pictures is fleeting
-    restless_here: float = 0.3  # of a block's pictures something fleeting shows around a place
-    restless_long: float = 0.1  # likewise, for some seconds
-    restless_everywhere: float = 0.06  # likewise, in the mean of all places, now or for some seconds
-    familiar_share: float = 0.01  # of the pixels that a place has shown
-    colour_levels: int = 14  # of each of red, green and blue
-    speck_share: float = (
-        0.04  # of the pixels around, over three pictures: less is passed over with the texture
-    )
-    fading: float = 0.95  # what is left after a block of the colours a place has shown
+    # What is lost within so many pictures is fleeting.
+    horizon_pictures: int = 2
+    # A square is restless if something fleeting shows around it in this share of a block's pictures, in this share
+    # over some seconds, or in this share in the mean of all squares, now or over some seconds.
+    restless_here: float = 0.3
+    restless_long: float = 0.1
+    restless_everywhere: float = 0.06
+    # A colour is familiar if it makes up this share of the pixels that a square has shown.
+    familiar_share: float = 0.01
+    # Of each of red, green and blue.
+    colour_levels: int = 14
+    # Of the pixels around, over three pictures: less is passed over with the texture.
+    speck_share: float = 0.04
+    # What is left after a block of the colours that a square has shown.
+    fading: float = 0.95
 
     def __post_init__(self) -> None:
         FlowNoveltyConfig.__post_init__(self)
@@ -80,38 +85,28 @@ class FlowTextureConfig(FlowNoveltyConfig):
             raise refuse("colour_levels", self.colour_levels, limit, "14 is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowTexture:
-        return FlowTexture(
-            self,
-            flow,
-            spec.grid,
-            spec.token_pixels,
-            spec.pictures_per_frame,
-            decodes_alone=spec.decodes_alone,
-        )
+        return FlowTexture.on(spec, self, flow)
 
 
 class FlowTexture(FlowNovelty):
-    def __init__(
-        self,
-        config: FlowTextureConfig,
-        flow: FlowEstimator,
-        grid: tuple[int, int],
-        token_pixels: int,
-        pictures_per_frame: int,
-        *,
-        decodes_alone: bool = False,
-    ):
-        super().__init__(config, flow, grid, token_pixels, pictures_per_frame, decodes_alone=decodes_alone)
-        self.texture = config
-        self._side = token_pixels // config.flow_downscale
-        self._restless: Tensor | None = None  # B rows columns: how restless each place has been for long
-        self._seen: Tensor | None = None  # B places colours: what each place has shown, fading
-        self._shown: Tensor | None = None  # B colours: what has fired in restless places
-        self._waiting: Tensor | None = None  # B LAG places+1 colours: both, of blocks that do not count yet
+    config: FlowTextureConfig
+    # B rows columns: how restless each token's square has been for long.
+    _restless: Tensor | None = None
+    # B squares colours: what each square has shown, fading.
+    _seen: Tensor | None = None
+    # B colours: what has fired in restless squares.
+    _shown: Tensor | None = None
+    # B LAG squares+1 colours: both, of blocks that do not count yet.
+    _waiting: Tensor | None = None
+
+    @property
+    def _side(self) -> int:
+        """Pixels along the side of a token's square, on the flow's grid."""
+        return self._token_pixels // self.config.flow_downscale
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
-        """Pass over what is fleeting or familiar in restless places; there, how much is strange is the score."""
-        cfg = self.texture
+        """Pass over what is fleeting or familiar in restless squares; there, how much is strange is the score."""
+        cfg = self.config
         novelty, flagged, traced, at = evidence
         lost = vanishing(
             stream,
@@ -120,7 +115,7 @@ class FlowTexture(FlowNovelty):
             cycle_threshold_px=cfg.cycle_threshold_px,
             photometric_threshold=cfg.photometric_threshold,
         )
-        restless = self._upsample(self._judge_places(flagged & lost))[:, None]
+        restless = self._upsample(self._judge_squares(flagged & lost))[:, None]
         slots = colour_slots(settled(stream), cfg.colour_levels, self._side)
         strange = flagged & ~lost & ~self._recognise(slots).view_as(flagged)
         crowd = crowding(strange, 2 * (self._side // 2) + 1)
@@ -136,15 +131,15 @@ class FlowTexture(FlowNovelty):
             torch.where(passed[:, :, None], here, at),
         )
 
-    def _judge_places(self, fleeting: Tensor) -> Tensor:
-        """B rows columns, bool: places where what appears does not stay; fleeting B P y x."""
-        cfg = self.texture
+    def _judge_squares(self, fleeting: Tensor) -> Tensor:
+        """B rows columns, bool: squares where what appears does not stay; fleeting B P y x."""
+        cfg = self.config
         touched = functional.max_pool2d(fleeting.float(), self._side)
         rate = touched.sum(dim=1) / max(fleeting.shape[1] - 1, 1)  # of the last picture nothing is known
         around = functional.avg_pool2d(rate, 5, stride=1, padding=2, count_include_pad=False)
         before = torch.zeros_like(around) if self._restless is None else self._restless
         self._restless = before.lerp(around, 0.2)  # some four seconds
-        # A picture full of rain has dips, place by place and block by block: what holds for all of it is surer.
+        # A picture full of rain has dips, square by square and block by block: what holds for all of it is surer.
         now, long = (each.mean(dim=(1, 2), keepdim=True) for each in (rate, self._restless))
         everywhere = torch.maximum(now, long)
         return (
@@ -154,8 +149,8 @@ class FlowTexture(FlowNovelty):
         )
 
     def _recognise(self, slots: Tensor) -> Tensor:
-        """B P*y*x, bool: pixels whose colour their place has been showing, or has fired anywhere."""
-        cfg = self.texture
+        """B P*y*x, bool: pixels whose colour their square has been showing, or has fired anywhere."""
+        cfg = self.config
         levels = cfg.colour_levels
         if self._seen is None:
             self._seen = count_colours(slots, self._grid, levels)
@@ -170,13 +165,13 @@ class FlowTexture(FlowNovelty):
         return known
 
     def _take_in(self, slots: Tensor, counts: Tensor) -> None:
-        """Remember the block's colours, of every place and of what counted; they are known LAG blocks from now."""
-        cfg = self.texture
+        """Remember the block's colours, of every square and of what counted; they are known LAG blocks from now."""
+        cfg = self.config
         now = count_colours(slots, self._grid, cfg.colour_levels)
         shown = torch.zeros_like(now[:, 0]).scatter_add_(1, slots % now.shape[2], counts.flatten(1).float())
         entry = torch.cat([now, shown[:, None]], dim=1)[:, None]
         if self._waiting is None:
-            # The first block is known at once, as the place's own look.
+            # The first block is known at once, as the square's own look.
             entry[:, :, :-1] = 0
             self._waiting = torch.zeros_like(entry).expand(-1, LAG, -1, -1).clone()
             self._shown = torch.zeros_like(shown)
@@ -186,8 +181,8 @@ class FlowTexture(FlowNovelty):
         self._shown = self._shown + due[:, -1]
         self._waiting = torch.cat([self._waiting[:, 1:], entry], dim=1)
 
-    def _upsample(self, places: Tensor) -> Tensor:
-        return places.repeat_interleave(self._side, dim=1).repeat_interleave(self._side, dim=2)
+    def _upsample(self, squares: Tensor) -> Tensor:
+        return squares.repeat_interleave(self._side, dim=1).repeat_interleave(self._side, dim=2)
 
     def state(self) -> State:
         own = {

@@ -35,7 +35,7 @@ def refine_centres(
         owner = functional.one_hot(_owner(some, centres), centres.shape[1]).to(points.dtype)
         members = owner.sum(dim=1)
         count = count + members
-        # Every centre is the mean of the points it was ever given, which is a learning rate of 1 / count.
+        # Every centre is the mean of all points it has owned, which is a learning rate of 1 / count.
         pull = owner.transpose(1, 2) @ some - members[..., None] * centres
         centres = functional.normalize(centres + pull / count.clamp(min=1)[..., None], dim=-1)
     return _move_idle(points, centres)

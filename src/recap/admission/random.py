@@ -1,7 +1,7 @@
-"""`random`: a uniform sample of everything drawn so far. Random History of the paper's ablation.
+"""`random`: a uniform sample of everything generated so far. Random History of the paper's ablation.
 
 Every token gets a uniform score once; the K highest of all scores so far are a uniform sample without
-replacement, which is reservoir sampling in the words of a bank.
+replacement: reservoir sampling, expressed with a bank.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.admission.retention import retain_top
-from recap.admission.tokens import seeded, sources
-from recap.contracts import FlowEstimator, State
-from recap.types import BackboneSpec, Block, Candidates
+from recap.admission.base import ScoredAdmission
+from recap.contracts import AdmissionConfig, FlowEstimator
+from recap.types import BackboneSpec, Block, seeded
 
 
 @dataclass(frozen=True, slots=True)
-class RandomHistoryConfig:
-    """A uniform sample of all tokens drawn so far; the ablation's Random History."""
+class RandomHistoryConfig(AdmissionConfig):
+    """A uniform sample of all tokens generated so far; the ablation's Random History."""
 
     keeps: ClassVar[str] = "every past token with equal chance"
     needs: ClassVar[str] = "nothing"
@@ -32,29 +31,17 @@ class RandomHistoryConfig:
         return RandomHistory(self.seed, spec.grid)
 
 
-class RandomHistory:
+class RandomHistory(ScoredAdmission):
     def __init__(self, seed: int, grid: tuple[int, int]):
+        super().__init__(grid)
         self._seed = seed
-        self._grid = grid
 
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        """All rows draw alike, so a row's sample does not depend on who else is in the batch."""
-        source = sources(block, self._grid, pixels)
-        count = self._grid[0] * self._grid[1]
-        # From frame and seed alone: how frames are grouped into blocks changes nothing, and there is no state.
-        score = torch.cat(
-            [
-                torch.rand(count, generator=seeded(self._seed, frame))
-                for frame in range(block.first_frame, block.end_frame)
-            ]
-        )
-        return Candidates(source, score.to(pixels.device).expand(source.shape[:2]))
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        """All rows get the same numbers, so a row's sample does not depend on the rest of the batch.
 
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return retain_top(pool, capacity)
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        pass
+        They come from seed and frame alone: how frames are grouped into blocks changes nothing, and no state is
+        needed.
+        """
+        frames = range(block.first_frame, block.end_frame)
+        tokens = self._grid[0] * self._grid[1]
+        return torch.cat([torch.rand(tokens, generator=seeded(self._seed, frame)) for frame in frames])

@@ -1,7 +1,7 @@
 """`recent`: the last tokens that left the window. Recent History of the paper's ablation.
 
-The clock is the score, and tokens are offered as they leave: what the prior still holds would only be there
-twice. A memory that does not offer leaving tokens gets the literal reading, the last tokens drawn.
+The clock is the score, and tokens are offered as they leave the window: what the prior still holds would only be
+there twice. A memory that does not offer leaving tokens keeps the last tokens generated.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from recap.admission.retention import retain_top
-from recap.admission.tokens import sources
-from recap.contracts import FlowEstimator, State
+from recap.admission.base import ScoredAdmission, sources
+from recap.contracts import AdmissionConfig, FlowEstimator
 from recap.types import BackboneSpec, Block, Candidates
 
 
 @dataclass(frozen=True, slots=True)
-class RecentHistoryConfig:
+class RecentHistoryConfig(AdmissionConfig):
     """The last tokens that left the window; the ablation's Recent History."""
 
     keeps: ClassVar[str] = "as many tokens as fit of those that left the window last"
@@ -29,22 +28,12 @@ class RecentHistoryConfig:
         return RecentHistory(spec.grid)
 
 
-class RecentHistory:
-    def __init__(self, grid: tuple[int, int]):
-        self._grid = grid
+class RecentHistory(ScoredAdmission):
+    takes_leaving = True
 
-    def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        return self.score_leaving(sources(block, self._grid, pixels))
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        return self.score_leaving(sources(block, self._grid, pixels)).score
 
     def score_leaving(self, source: Tensor) -> Candidates:
         # One more than the frame, since a score of 0 means nothing new; exact up to 2^24 frames.
         return Candidates(source, (source[..., 0] + 1).float())
-
-    def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return retain_top(pool, capacity)
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        pass

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from recap.attach.session import Attached
-    from recap.contracts import Decoder
-    from recap.registry import MemoryConfig
+    from recap.contracts import Decoder, MemoryConfig
 
 
 def attach(

@@ -25,9 +25,8 @@ from recap.backbones.helios.backbone import check_stages
 from recap.backbones.helios.history import Slices, clean_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.spec import PICTURES_PER_SECOND
-from recap.contracts import Foresighted, NoiseAware
+from recap.contracts import MemoryConfig
 from recap.errors import refuse
-from recap.registry import MemoryConfig
 from recap.trace import block_record
 from recap.types import BackboneSpec, Block, GeneratedBlock
 
@@ -172,7 +171,7 @@ class HeliosSession:
             self.attached.spec = sizes = self._measure(asked)
             built = self.attached.memory = self._build(sizes, str(asked["hidden_states"].device))
             second = Block(1, sizes.frames_per_block, sizes.frames_per_block, ("",))
-            if isinstance(built, NoiseAware) and built.noise_block(second) != second.index:
+            if built.noise_block(second) != second.index:
                 limit = (
                     "it wants every block to start from the same noise, which the pipeline draws by itself"
                 )
@@ -221,8 +220,7 @@ class HeliosSession:
         shares, by_stage = chunk.context.shares(), chunk.context.stage_shares()
         latents = self._latents(z)
         pixels = (pictures.transpose(1, 2).float() * 0.5 + 0.5).clamp(0, 1)
-        if isinstance(memory, Foresighted):
-            memory.look(chunk.block, pixels)
+        memory.look(chunk.block, pixels)
         if chunk.context.wants_tokens:
             self._settle(chunk, latents)
         trace = memory.commit(chunk.block, pixels)

@@ -24,7 +24,7 @@ from recap.attach.checkout import Checkout
 from recap.attach.kernels import CheckoutKernels
 from recap.attach.pictures import Pictures
 from recap.attention.context import BlockContext
-from recap.contracts import MemoryPolicy, NoiseAware, Refreshable
+from recap.contracts import MemoryPolicy
 from recap.errors import refuse
 from recap.trace import block_record
 from recap.types import BackboneSpec, Block, GeneratedBlock, Role, Segment, frame_positions
@@ -134,7 +134,7 @@ class Session:
         self.attached.spec = self._measure(latents)
         memory = self.attached.memory = self._build(self.attached.spec, str(latents.device))
         second = Block(1, self.attached.spec.frames_per_block, self.attached.spec.frames_per_block, ("",))
-        if isinstance(memory, NoiseAware) and memory.noise_block(second) != second.index:
+        if memory.noise_block(second) != second.index:
             limit = "it wants every block to start from the same noise, which the checkout draws by itself"
             raise refuse("memory", type(memory).__name__, limit, "switch that setting off")
         self._pictures.restart()
@@ -220,11 +220,6 @@ class Session:
         self._block = self._context = None
 
     def _refresh(self, first: int) -> None:
-        memory: object = self.attached.memory
-        if not isinstance(memory, Refreshable):
-            limit = "it cannot take keys recomputed for a new prompt"
-            raise refuse(
-                "memory", type(memory).__name__, limit, "give it a method refresh, see recap.contracts"
-            )
+        assert self.attached.memory is not None
         keys, values = (torch.stack(parts) for parts in zip(*self._recomputed, strict=True))
-        memory.refresh(first, keys, values)
+        self.attached.memory.refresh(first, keys, values)

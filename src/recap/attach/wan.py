@@ -15,9 +15,8 @@ from recap.attach.compiling import skipped, untraced
 from recap.attach.pictures import Pictures
 from recap.attach.session import Attached, BuildMemory, Session
 from recap.config import Choice, RunConfig
-from recap.contracts import Decoder
+from recap.contracts import Decoder, MemoryConfig
 from recap.errors import refuse, unknown_name
-from recap.registry import MemoryConfig
 from recap.run import build_memory, each_once
 
 ABSENT = object()

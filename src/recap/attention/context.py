@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.contracts import MemoryPolicy, QueryAware, Selective
+from recap.contracts import MemoryPolicy
 from recap.types import Past, Role, Segment, Tokens, frame_positions
 
 
@@ -54,7 +54,6 @@ class BlockContext:
         self, policy: MemoryPolicy, phases: Tensor, kernels: Kernels = HOUSE, past: Past | None = None
     ):
         self._policy = policy
-        self._aware = policy if isinstance(policy, QueryAware) else None
         self._observed: set[int] = set()
         self._phases = phases
         self._kernels = kernels
@@ -87,9 +86,9 @@ class BlockContext:
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Queries B N H D, unrotated, at the positions of the CURRENT segment among `own`."""
         current = next(s for s in own if s.role is Role.CURRENT)
-        if self._aware is not None and layer not in self._observed:
+        if self._policy.needs_queries and layer not in self._observed:
             self._observed.add(layer)
-            self._aware.observe(layer, query)
+            self._policy.observe(layer, query)
         mine = {id(s) for s in own}
         segments = [
             self._fresh(s) if id(s) in mine else self._once(s, query.device)
@@ -104,7 +103,7 @@ class BlockContext:
     @property
     def foreseeable(self) -> bool:
         """Whether `kept` can be asked before the first step; a memory that wants to see queries first cannot tell."""
-        return self._aware is None
+        return not self._policy.needs_queries
 
     def kept(self, layer: int) -> list[Segment]:
         """What the memory adds to the layer's own tokens: for readers that bring kernels and storage of their own."""
@@ -120,8 +119,8 @@ class BlockContext:
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether the memory has a use for a clean pass; all have but those that say otherwise."""
-        return not isinstance(self._policy, Selective) or self._policy.wants_tokens
+        """Whether the memory has a use for a clean pass."""
+        return self._policy.wants_tokens
 
     def hand_over(self, layer: int, tokens: Tokens) -> None:
         """From such a reader, of a finished block, unturned."""

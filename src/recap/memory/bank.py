@@ -2,7 +2,7 @@
 
 After every block the bank holds the top-K of all candidates ever seen. Scores never change and a newcomer
 must beat what is inside, so what is evicted could never return and no history needs keeping. Attention
-ignores order, so a newcomer simply overwrites the slot of whom it replaces, alike in all layers.
+ignores order, so a newcomer simply overwrites the slot of the token it replaces, in every layer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class NoveltyBank:
         if capacity < 0:
             raise refuse("capacity", capacity, "must be 0 or more tokens", "0 switches the bank off")
         self.capacity = capacity
-        self.count = (
-            0  # slots in use; equal in all rows, since every block offers all rows equally many tokens
-        )
+        # Slots in use; equal in all rows, since every block offers all rows equally many tokens.
+        self.count = 0
         self._zero_scores_fill = zero_scores_fill
         self._store = Store(num_layers, capacity, on_host=on_host)
         self._source: Tensor | None = None  # B K 3
@@ -53,10 +52,9 @@ class NoveltyBank:
 
     @property
     def token_bias(self) -> Tensor | None:
-        """B count: NO_TOKEN for slots that are empty, None where a zero score counts as something.
+        """B count: NO_TOKEN for empty slots, or None if zero scores fill slots too.
 
-        Rows fill at their own pace and shapes are the same for all, so a slot that nothing has earned is there
-        and is not seen.
+        Rows fill at their own pace but share one shape, so an empty slot is stored and hidden from attention.
         """
         if self._zero_scores_fill:
             return None
@@ -109,8 +107,8 @@ class NoveltyBank:
     def _overwrite(self, free: Tensor, newcomer: Tensor, keys: Tensor, values: Tensor) -> None:
         """Copy newcomers over the free slots of all layers, leaving the others' bits alone."""
         mask = free[None, :, :, None]
-        for held, offered in ((self._store.keys, keys), (self._store.values, values)):
-            store, fresh = _words(held, offered)
+        for kept, offered in ((self._store.keys, keys), (self._store.values, values)):
+            store, fresh = _words(kept, offered)
             index = newcomer[None, :, :, None].expand(*fresh.shape[:2], -1, fresh.shape[3])
             torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
 
@@ -132,13 +130,13 @@ class NoveltyBank:
             self.count = int(state["bank.count"])
 
 
-def _words(held: Tensor, offered: Tensor) -> list[Tensor]:
-    """The bits of tokens L B N H D as words of 8 bytes, where they divide so: copying is paid by the word."""
-    flat = [tokens.flatten(3) for tokens in (held, offered)]
+def _words(kept: Tensor, offered: Tensor) -> list[Tensor]:
+    """The bits of tokens L B N H D as words of 8 bytes, if their sizes allow it: fewer, larger words copy faster."""
+    flat = [tokens.flatten(3) for tokens in (kept, offered)]
     whole = all(
         x.element_size() * x.shape[-1] % 8 == x.element_size() * x.storage_offset() % 8 == 0 for x in flat
     )
-    return [x.view(torch.int64) for x in flat] if whole and held.dtype == offered.dtype else flat
+    return [x.view(torch.int64) for x in flat] if whole and kept.dtype == offered.dtype else flat
 
 
 def _marked(entries: Candidates, happened: Tensor) -> Candidates:

@@ -1,79 +1,57 @@
 """The window of a backbone that carries its history in its own sequence, and the choice between the two kinds.
 
-Such a backbone (Helios) reads latents of its past anew at every step and hands their keys and values over as
-segments of its own, by role. So nothing is kept here but the block just finished, for a bank to choose from; the
-sink is reinforced where it lies.
+Such a backbone (Helios) reads latents of its past again at every step and brings their keys and values as
+segments of its own, by role. So this window stores only the finished block, for a bank to choose from, and
+reinforces the sink inside the backbone's sequence.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from recap.contracts import State
 from recap.errors import refuse
-from recap.memory.store import Store
-from recap.memory.window import Window, check_reinforcement
-from recap.types import BackboneSpec, Block, Role, Segment, Tokens
+from recap.memory.window import Window, count_tokens
+from recap.types import BackboneSpec, Block, Role, Segment
 
 
-class CarriedWindow:
+class CarriedWindow(Window):
+    """A window without a sink or prior of its own: nothing of it fills, slides or needs saving."""
+
+    wants_tokens = False
+
     def __init__(self, spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0):
+        super().__init__(spec, sink_frames=sink_frames, prior_frames=0, reinforcement=reinforcement)
+        self._seen: dict[Role, int] = {}
+
+    def _check(self, spec: BackboneSpec, sink_frames: int) -> None:
         if sink_frames not in (0, 1):
             limit = f"{spec.name} carries one frame of the opening in its sequence"
             raise refuse("sink_frames", sink_frames, limit, "1 reinforces it, 0 leaves it as it is")
-        check_reinforcement(reinforcement)
-        self.spec = spec
-        self.sink_frames = sink_frames
-        self._log_bias = math.log(reinforcement) if sink_frames else 0.0
-        self.current = Store(spec.layers, spec.block_tokens)
-        self._seen: Counter[Role] = Counter()
 
-    def begin(self, block: Block) -> Tensor:
-        """Temporal phases, F: every block lies behind a full window, as the model has it."""
-        self._seen = Counter()
-        start = self.spec.window_frames - self.spec.frames_per_block
-        return torch.arange(start, start + block.num_frames, dtype=torch.float64)
+    def start(self, block: Block) -> int:
+        """Every block lies behind a full window, as the model has it."""
+        return self.spec.window_frames - self.spec.frames_per_block
+
+    def begin(self, block: Block, *, sink_phase: int = 0) -> Tensor:
+        self._seen = {}
+        return self.phases(block)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        if layer == 0:
-            self._seen = Counter()
-            for segment in own:
-                self._seen[segment.role] += segment.keys.shape[1]
-        if not self._log_bias:
+        if layer == 0 and own:
+            self._seen = count_tokens(own)
+        if not (self.sink_frames and self._log_bias):
             return own
         return [replace(s, log_bias=self._log_bias) if s.role is Role.SINK else s for s in own]
 
-    @property
-    def wants_tokens(self) -> bool:
-        return False
-
-    def num_tokens(self, block: Block) -> dict[Role, int]:
-        """Keys by role that the queries of the block's last step could see."""
-        return dict(self._seen)
-
-    def write(self, layer: int, tokens: Tokens) -> None:
-        self.current.allocate(tokens.keys)
-        count = tokens.keys.shape[1]
-        self.current.keys[layer][:, :count].copy_(tokens.keys)
-        self.current.values[layer][:, :count].copy_(tokens.values)
-
-    def owned(self, block: Block) -> int:
-        """How many leading frames of the block belong to the sink."""
-        return min(max(self.sink_frames - block.first_frame, 0), block.num_frames)
+    def own_tokens(self, block: Block) -> dict[Role, int]:
+        """Keys by role of the backbone's own sequence at the block's last step."""
+        return self._seen
 
     def slide(self, block: Block) -> None:
-        """Nothing: the backbone is given its past by the loop."""
-
-    def clear_prior(self) -> None:
-        """Nothing, for the same reason."""
-
-    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
-        """Nothing: the past is read anew anyway."""
+        """The rollout passes past latents to the backbone directly."""
 
     def state(self) -> State:
         return {}
@@ -82,10 +60,7 @@ class CarriedWindow:
         """There is none."""
 
 
-AnyWindow = Window | CarriedWindow
-
-
-def make_window(spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0) -> AnyWindow:
-    """The window of a memory that asks for sink and prior and leaves the rest to it."""
+def make_window(spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0) -> Window:
+    """The window of a memory that needs a sink and leaves all the rest to the prior."""
     kind = CarriedWindow if spec.carries_history else Window
     return kind(spec, sink_frames=sink_frames, reinforcement=reinforcement)

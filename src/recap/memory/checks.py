@@ -1,4 +1,4 @@
-"""What the rivals' configs check alike."""
+"""Checks that the settings of several memories share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recap.types import BackboneSpec
 
 
 def own_window(spec: BackboneSpec, window_frames: int) -> BackboneSpec:
-    """The backbone as a rival sees it: every rival brings a window of its own, whatever the row's is."""
+    """The backbone's sizes with a window of the memory's own, whatever the backbone's is."""
     check_window(spec)
     block = spec.frames_per_block
     if window_frames < block:

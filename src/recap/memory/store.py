@@ -1,6 +1,6 @@
 """Fixed storage for the keys and values of all layers.
 
-One tensor for all layers, so that a bank indexes them alike in one operation and a state is a few named
+One tensor for all layers, so that a bank indexes them in one operation and a state is a few named
 tensors. Allocated at the first write, when batch size, dtype and device are known, and never again.
 """
 
@@ -16,7 +16,8 @@ class Store:
     def __init__(self, num_layers: int, num_tokens: int, *, on_host: bool = False):
         self.num_layers = num_layers
         self.num_tokens = num_tokens
-        self.on_host = on_host  # in the CPU's memory, whatever device writes and reads
+        # Stored in the CPU's memory, whatever device writes and reads.
+        self.on_host = on_host
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -33,12 +34,12 @@ class Store:
         return self._values
 
     def allocate(self, like: Tensor) -> None:
-        """Room for the tokens of tensors shaped (..., B, any, H, D)."""
+        """Make room for the tokens of tensors shaped (..., B, any, H, D), if there is none yet."""
         if self._keys is None:
             batch, _, heads, channels = like.shape[-4:]
             shape = (self.num_layers, batch, self.num_tokens, heads, channels)
             device = "cpu" if self.on_host else like.device
-            # Pinned pages travel without the copy in between.
+            # Pinned pages are copied to the device directly.
             pinned = self.on_host and like.is_cuda
             self._keys, self._values = (
                 torch.zeros(shape, dtype=like.dtype, device=device, pin_memory=pinned) for _ in range(2)
@@ -47,7 +48,7 @@ class Store:
     def state(self, name: str) -> State:
         if self._keys is None or self._values is None:
             return {}
-        # A copy: a state handed out must not change when the run goes on.
+        # A copy: a state must not change when the run continues.
         return {f"{name}.keys": self._keys.clone(), f"{name}.values": self._values.clone()}
 
     def load_state(self, name: str, state: State) -> None:

@@ -1,13 +1,14 @@
-"""The window every policy shares: a permanent sink and a prior that slides, around the current block.
+"""The window every memory shares: a permanent sink and a prior that slides, around the current block.
 
 Layout of the paper, eq. (layout_base): [ sink s | prior L-s-b | current b ]. Keys are stored unrotated and
-given their phases at retrieval: sink 0..s-1, the current block right behind a full window, the prior
-just before it. The layout fills up over the first blocks and is then the same for good.
+get their phases at retrieval: sink 0..s-1, the current block right behind a full window, the prior
+just before it. The layout fills up over the first blocks and then never changes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -25,13 +26,18 @@ def check_window(spec: BackboneSpec) -> None:
         raise refuse("backbone", spec.name, limit, "choose none, sink or recap")
 
 
-def check_reinforcement(reinforcement: float) -> None:
-    if not (reinforcement > 0 and math.isfinite(reinforcement)):
-        limit = "must be above 0 and finite"
-        raise refuse("reinforcement", reinforcement, limit, "1 leaves the sink as it is")
+def count_tokens(segments: Iterable[Segment]) -> dict[Role, int]:
+    """Keys by role."""
+    counts: dict[Role, int] = {}
+    for segment in segments:
+        counts[segment.role] = counts.get(segment.role, 0) + segment.keys.shape[1]
+    return counts
 
 
 class Window:
+    wants_tokens = True
+    """Whether the clean pass is needed: sink and prior are made of what it writes."""
+
     def __init__(
         self,
         spec: BackboneSpec,
@@ -40,13 +46,12 @@ class Window:
         prior_frames: int | None = None,
         reinforcement: float = 1.0,
     ):
-        """`prior_frames` where a policy fills part of the window itself; by default the prior has all there is."""
-        check_window(spec)
+        """By default the prior gets all that sink and block leave; a memory that fills a part itself passes less."""
+        self._check(spec, sink_frames)
+        if not (reinforcement > 0 and math.isfinite(reinforcement)):
+            limit = "must be above 0 and finite"
+            raise refuse("reinforcement", reinforcement, limit, "1 leaves the sink as it is")
         rest = spec.window_frames - spec.frames_per_block - sink_frames
-        if sink_frames < 0 or rest < 0:
-            limit = f"0 to {spec.window_frames - spec.frames_per_block} fit beside a block in {spec.name}'s window"
-            raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
-        check_reinforcement(reinforcement)
         self.spec = spec
         self.sink_frames = sink_frames
         self.prior_frames = rest if prior_frames is None else prior_frames
@@ -54,17 +59,30 @@ class Window:
         self.current = Store(spec.layers, spec.block_tokens)
         self.sink = Store(spec.layers, sink_frames * spec.frame_tokens)
         self.prior = Store(spec.layers, self.prior_frames * spec.frame_tokens)
-        self.num_sink = 0  # frames held; host integers, so no step ever waits for the device
+        # Frames stored; host integers, so no step ever waits for the device.
+        self.num_sink = 0
         self.num_prior = 0
         self._segments: list[list[Segment]] = []
 
+    def _check(self, spec: BackboneSpec, sink_frames: int) -> None:
+        check_window(spec)
+        most = spec.window_frames - spec.frames_per_block
+        if not 0 <= sink_frames <= most:
+            limit = f"0 to {most} fit next to a block in {spec.name}'s window"
+            raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
+
     def start(self, block: Block) -> int:
         """Temporal phase of the block's first frame."""
-        held = self.spec.window_frames - self.spec.frames_per_block
-        return block.first_frame if self.spec.phases == "absolute" else min(block.first_frame, held)
+        full = self.spec.window_frames - self.spec.frames_per_block
+        return block.first_frame if self.spec.phases == "absolute" else min(block.first_frame, full)
+
+    def phases(self, block: Block) -> Tensor:
+        """Temporal phases, F, of the block's own frames."""
+        start = self.start(block)
+        return torch.arange(start, start + block.num_frames, dtype=torch.float64)
 
     def begin(self, block: Block, *, sink_phase: int = 0) -> Tensor:
-        """Lay the window out for a block; returns the temporal phases, F, of its own frames."""
+        """Lay the window out for a block; returns the block's own phases."""
         spec, start = self.spec, self.start(block)
         parts = [
             # A block that is read again must not see itself as its own sink.
@@ -83,29 +101,21 @@ class Window:
             for layer, kept in enumerate(self._segments):
                 keys, values = store.keys[layer][:, tokens], store.values[layer][:, tokens]
                 kept.append(Segment(role, keys, values, positions, bias))
-        return torch.arange(start, start + block.num_frames, dtype=torch.float64)
-
-    def segments(self, layer: int) -> list[Segment]:
-        """What is kept for this layer: the same objects from `begin` to `slide`."""
-        return self._segments[layer]
+        return self.phases(block)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        """What is kept for this layer, the same objects from `begin` to `slide`, and the backbone's own."""
         return [*self._segments[layer], *own]
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Sink and prior are made of what the clean pass writes."""
-        return True
-
-    def num_tokens(self, block: Block) -> dict[Role, int]:
-        """Keys by role that every query of the block could see."""
-        counts = {s.role: s.keys.shape[1] for s in self._segments[0]}
-        return {**counts, Role.CURRENT: block.num_frames * self.spec.frame_tokens}
+    def own_tokens(self, block: Block) -> dict[Role, int]:
+        """Keys by role that the backbone itself brings."""
+        return {Role.CURRENT: block.num_frames * self.spec.frame_tokens}
 
     def write(self, layer: int, tokens: Tokens) -> None:
         """Take the clean keys and values of the current block."""
         self.current.allocate(tokens.keys)
-        count = tokens.keys.shape[1]  # fewer than a block's where frames were given that fill none
+        # A first block of given frames may be shorter than a block.
+        count = tokens.keys.shape[1]
         self.current.keys[layer][:, :count].copy_(tokens.keys)
         self.current.values[layer][:, :count].copy_(tokens.values)
 
@@ -147,9 +157,9 @@ class Window:
         self.keep_prior(0)
 
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
-        """Replace the newest frames of the prior; the sink too if the frames given begin with it, else never.
+        """Replace the newest frames of the prior, and the sink if the new frames begin with it.
 
-        The sink is the opening scene, which only its own frames may restate.
+        The sink is the opening scene, which only its own frames may replace.
         """
         size = self.spec.frame_tokens
         prior = min(self.num_prior * size, keys.shape[2])
@@ -179,7 +189,8 @@ class Window:
             (self.prior.values, self.current.values),
         ):
             if stay:
-                moved = store[:, :, (room - stay) * size :].clone()  # source and target overlap
+                # A copy, since source and target overlap.
+                moved = store[:, :, (room - stay) * size :].clone()
                 store[:, :, (room - taken - stay) * size : (room - taken) * size].copy_(moved)
             end = (owned + arriving) * size
             store[:, :, (room - taken) * size :].copy_(fresh[:, :, end - taken * size : end])

@@ -107,7 +107,7 @@ def find_missing_weights(configs: Mapping[str, RunConfig], notice: Notice) -> di
 
 
 def looks_at_flow(config: RunConfig) -> bool:
-    return admits(config) and bool(getattr(config.admission.settings, "needs_flow", True))
+    return admits(config) and config.admission.settings.needs_flow
 
 
 def admits(config: RunConfig) -> bool:

@@ -14,10 +14,9 @@ from diffusers import (
     HeliosTransformer3DModel,
 )
 
-from recap.admission.retention import retain_top
+from recap.admission.base import ScoredAdmission
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import BASE, DISTILLED, MID
-from recap.types import Candidates
 
 GAMMA = 0.333  # at 1/3 diffusers' own draw fails on a CPU
 TINY = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8, "height": 64, "width": 128}
@@ -183,25 +182,14 @@ class PipelineNoise:
         return drawn.transpose(1, 2)
 
 
-class SeededAdmission:
+class SeededAdmission(ScoredAdmission):
     """Scores drawn from the block: an admission without pictures."""
 
     def __init__(self, spec):
+        super().__init__(spec.grid)
         self.spec = spec
 
-    def propose(self, block, pixels):
+    def score(self, block, pixels):
         assert pixels.shape[1] == self.spec.num_pictures(block.num_frames)
-        frames = torch.arange(block.first_frame, block.end_frame)
-        source = torch.cartesian_prod(frames, *map(torch.arange, self.spec.grid))
         generator = torch.Generator().manual_seed(block.index)
-        score = torch.rand(len(pixels), len(source), generator=generator)
-        return Candidates(source.expand(len(pixels), -1, 3).to(pixels.device), score.to(pixels.device))
-
-    def retain(self, pool, capacity):
-        return retain_top(pool, capacity)
-
-    def state(self):
-        return {}
-
-    def load_state(self, state):
-        pass
+        return torch.rand(len(pixels), block.num_frames * self.spec.frame_tokens, generator=generator)

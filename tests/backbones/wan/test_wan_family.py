@@ -130,7 +130,7 @@ def test_as_released_has_the_window_the_phases_and_the_sink_of_the_public_code(f
     config = RunConfig.from_dict(
         {"shots": [{"prompt": "", "seconds": 1}], "memory": released_memory("longlive")}
     )
-    window = config.memory.settings.build(spec, lambda: None)._window
+    window = config.memory.settings.build(spec, lambda: None).window
     assert (window.sink_frames, window.prior_frames) == (3, 6) and Role.SINK
 
 

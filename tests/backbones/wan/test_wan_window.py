@@ -12,7 +12,7 @@ from wan_fakes import noise_of, random_model, turn
 from recap.attention.context import BlockContext
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.spec import UNTRAINED
-from recap.memory.sink import WindowMemory
+from recap.memory.base import WindowMemory
 from recap.memory.window import Window
 from recap.types import Block, Role, Segment, frame_positions
 

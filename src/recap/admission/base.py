@@ -1,0 +1,41 @@
+"""ScoredAdmission: the base of a rule that gives every token a score once; the bank keeps the highest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from recap.admission.retention import retain_top
+from recap.contracts import Admission
+from recap.types import Block, Candidates, frame_positions
+
+
+def sources(block: Block, grid: tuple[int, int], like: Tensor) -> Tensor:
+    """Source B N 3 of every token of the block, frame by frame, row-major; batch and device are those of `like`."""
+    frames = torch.arange(block.first_frame, block.end_frame, device=like.device)
+    return frame_positions(frames, grid).long().expand(like.shape[0], -1, -1)
+
+
+class ScoredAdmission(Admission):
+    """A subclass implements `score`; it overrides `retain` if the bank shall not simply keep the highest scores."""
+
+    def __init__(self, grid: tuple[int, int]):
+        self._grid = grid
+
+    @abstractmethod
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        """How much each of the block's tokens is worth keeping: B N, or N if it is the same for all rows.
+
+        Tokens are listed frame by frame, row-major; pixels B T 3 Y X, 0..1. A score of 0 means nothing new, and only
+        fills an empty slot.
+        """
+
+    @torch.no_grad()
+    def propose(self, block: Block, pixels: Tensor) -> Candidates:
+        source = sources(block, self._grid, pixels)
+        return Candidates(source, self.score(block, pixels).to(pixels.device).expand(source.shape[:2]))
+
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        return retain_top(pool, capacity)

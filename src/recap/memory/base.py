@@ -1,0 +1,65 @@
+"""WindowMemory: the base of a memory around a window. A subclass implements what it keeps and nothing else.
+
+It overrides `begin` and `arrange` to show what it keeps, `keep` to take it from a finished block, and `state` and
+`load_state` to save it. Everything about sink, prior and current block is done here.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recap.contracts import MemoryPolicy, State
+from recap.memory.window import Window, count_tokens
+from recap.types import Block, MemoryTrace, Segment, Tokens
+
+
+class WindowMemory(MemoryPolicy):
+    """As it stands: sink, prior and current block, nothing else."""
+
+    def __init__(self, window: Window):
+        self.window = window
+
+    def begin(self, block: Block) -> Tensor:
+        return self.window.begin(block)
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        return self.window.arrange(layer, own)
+
+    def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
+        """Take what shall stay of the finished block, before the prior slides; returns the trace, completed.
+
+        The block's tokens are in `window.current`; pixels B T 3 Y X, 0..1.
+        """
+        return trace
+
+    def slide(self, block: Block) -> None:
+        """Move the finished block, generated or read again, into sink and prior."""
+        self.window.slide(block)
+
+    @property
+    def wants_tokens(self) -> bool:
+        return self.window.wants_tokens
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        self.window.write(layer, tokens)
+
+    def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
+        seen = {**count_tokens(self.arrange(0, [])), **self.window.own_tokens(block)}
+        trace = self.keep(block, pixels, MemoryTrace(seen))
+        self.slide(block)
+        return trace
+
+    def reread(self, block: Block) -> None:
+        self.slide(block)
+
+    def clear_prior(self) -> None:
+        self.window.clear_prior()
+
+    def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
+        self.window.refresh(first_frame, keys, values)
+
+    def state(self) -> State:
+        return self.window.state()
+
+    def load_state(self, state: State) -> None:
+        self.window.load_state(state)
