@@ -140,7 +140,7 @@ TAMPERINGS = {
     "no window": (lambda f: damage_state(f, "policy.window.frames"), "window"),
     "no trace": (lambda f: (f / "trace.jsonl").unlink(), "blocks drawn so far"),
     "odd trace": (lambda f: (f / "trace.jsonl").write_text('{"a": 1}\n' * 4), "blocks drawn so far"),
-    "listed trace": (lambda f: (f / "trace.jsonl").write_text("[1, 2]\n" * 4), "no tables"),
+    "listed trace": (lambda f: (f / "trace.jsonl").write_text("[1, 2]\n" * 4), "not objects"),
     "garbage trace": (lambda f: (f / "trace.jsonl").write_text("garbage\n"), "trace.jsonl"),
     "no latents": (lambda f: (f / "work" / "000001.safetensors").unlink(), "missing or damaged"),
     "cut latents": (lambda f: (f / "work" / "000001.safetensors").write_bytes(b"12"), "missing or damaged"),

@@ -29,7 +29,7 @@ from recap.flow.classical import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Plan, Shot, make_plan
-from recap.rollout import rollout
+from recap.rollout import Resume, rollout
 from recap.types import GeneratedBlock
 from training.measures import (
     RowsDecoder,
@@ -231,13 +231,14 @@ class Bench:
         return MEMORIES[memory].build(self.spec, lambda: novelty.build(self.spec, flow or self.flow))
 
     def watch(
-        self, memory: str, plan: Plan, cases: Sequence[Case], *, told: Tensor | None = None,
+        self, memory: str, plan: Plan, cases: Sequence[Case], *, opening_latents: Tensor | None = None,
         seen: Callable[[GeneratedBlock, Any], None] = lambda made, policy: None,
     ) -> Series:  # fmt: skip
-        """One batch of the real rollout under a memory, its first blocks told where latents are given."""
+        """One batch of the real rollout under a memory, from given first latents where there are any."""
         backbone, policy = self.models.four, self.policy(memory)
         decoder = RowsDecoder(backbone.decoder)
-        blocks = rollout(backbone, policy, plan, seeds=[c.seed for c in cases], decoder=decoder, told=told)
+        seeds, resume = [case.seed for case in cases], Resume(opening_latents=opening_latents)
+        blocks = rollout(backbone, policy, plan, seeds=seeds, decoder=decoder, resume=resume)
 
         def after(made: GeneratedBlock) -> None:
             if not bool(made.latents.isfinite().all()):

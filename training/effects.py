@@ -104,7 +104,7 @@ def _returning(
             for texts, case in zip(captions, some, strict=True)
         ]
         past = latents[:, : LOOKUP_TOLD * spec.frames_per_block]  # the encoder is causal
-        series = bench.watch(how, make_plan(shots, spec), some, told=past)
+        series = bench.watch(how, make_plan(shots, spec), some, opening_latents=past)
     error = colour_distance(series.mean_colour(begin_s, math.inf), truth)
     return error, series.presence(begin_s, math.inf)
 

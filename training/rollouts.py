@@ -160,7 +160,7 @@ class LongRollout:
             if following is not None:
                 noisy = renoise(estimate, torch.randn(shape, device=device), following)
                 seen.append(noisy)
-        model(estimate, 0.0, given, context.settling())
+        model(estimate, 0.0, given, context.clean_pass())
         self._policy.commit(block, estimate)
         self._length += 1
         return estimate, torch.stack(seen, dim=1)

@@ -36,7 +36,7 @@ def step(context, spec, own):
 def settle(policy, spec, index):
     context = BlockContext(policy, policy.begin(block_of(index)))
     own = own_segment(spec, context.phases)
-    step(context.settling(), spec, own)
+    step(context.clean_pass(), spec, own)
     policy.commit(block_of(index), torch.empty(0))
     return own
 
@@ -90,7 +90,7 @@ def test_only_the_clean_pass_writes(policy, spec):
     context = BlockContext(policy, policy.begin(block_of(0)))
     noisy, clean = own_segment(spec, context.phases), own_segment(spec, context.phases)
     step(context, spec, noisy)
-    step(context.settling(), spec, clean)
+    step(context.clean_pass(), spec, clean)
     policy.commit(block_of(0), torch.empty(0))
     policy.begin(block_of(1))
     sink, prior = policy.arrange(0, [])

@@ -82,7 +82,7 @@ def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: 
         given = model.condition(batch.text[:1, index])
         context = BlockContext(policy, policy.begin(block))
         flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), given, context))
-        model(batch.clean[:1, index], 0.0, given, context.settling())
+        model(batch.clean[:1, index], 0.0, given, context.clean_pass())
         policy.commit(block, torch.zeros(0))
     return torch.stack(flows, dim=1)
 

@@ -58,7 +58,10 @@ def _settle(fast: FastWan, step: int, text: Conditioning, window: Window, latent
 
 
 class FastWanBackbone:
-    """Takes a finished backbone and draws with its weights. One rollout at a time: windows are shared storage."""
+    """Takes a finished backbone and generates with its weights.
+
+    Rollouts may take turns: windows are shared storage, filled again where another block was there in between.
+    """
 
     def __init__(self, plain: WanBackbone, open_decoder: Callable[[], Decoder] | None = None) -> None:
         """Streams are opened by the plain one, if no faster way is given."""
@@ -73,7 +76,7 @@ class FastWanBackbone:
         self._drawers: dict[tuple[Layout, tuple[int, ...]], Drawer] = {}
         self._text: Conditioning | None = None
         self._given: Conditioning | None = None
-        self._filled: tuple[Drawer, OpenContext] | None = None
+        self._filled: tuple[Drawer, object] | None = None
 
     def condition(self, prompts: tuple[str, ...]) -> Conditioning:
         """One prompt per row."""
@@ -142,10 +145,10 @@ class FastWanBackbone:
             self._drawers[key] = Drawer(self._fast, self._sigmas, self._text, window)
         drawer = self._drawers[key]
         # The memory is frozen all block long, so the clean pass finds the window as the steps left it.
-        if self._filled != (drawer, context):
+        if self._filled != (drawer, context.block_key):
             positions = context.positions(model.spec.grid, model.device)
             drawer.window.fill(context, positions, self._fast.kernels)
-            self._filled = (drawer, context)
+            self._filled = (drawer, context.block_key)
         return drawer
 
     def _take_text(self, given: Conditioning) -> None:

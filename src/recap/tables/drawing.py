@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from recap.tables.looks import Look, look_at
 from recap.tables.scoring import Seen, score
 from recap.tables.scripts import Script
 from recap.tables.worker import die_with_parent
-from recap.trace import block_record
+from recap.trace import BlockTrace
 from recap.types import GeneratedBlock
 
 
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
     pictures: Path  # .npy, N Y X 3
     fps: float
-    trace: list[dict[str, Any]]
+    trace: list[BlockTrace]
     data: dict[str, Any]  # a job's, with the measures of all
     script: Script | None  # where a page will show the run
     vectors: Path | None = None  # .npy, N D, where pictures were embedded as they were drawn
@@ -58,7 +58,7 @@ def draw_batch(
     shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
     files = [place / f"{draw.key}.npy" for draw in batch]
     kept = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
-    traces: list[list[dict[str, Any]]] = [[] for _ in batch]
+    traces: list[list[BlockTrace]] = [[] for _ in batch]
     vectors: list[NDArray[np.float32]] = []
     offered = any(draw.config.trace_offered for draw in batch)
     blocks = rollout(
@@ -71,10 +71,10 @@ def draw_batch(
     done = 0
     for made in blocks:
         pictures = _as_pictures(made)
-        record = block_record(made, offered=offered)
+        record = BlockTrace.of(made, offered=offered)
         for row, (shown, trace) in enumerate(zip(kept, traces, strict=True)):
             shown[done : done + pictures.shape[1]] = pictures[row]
-            trace.append(row_of(record, row))
+            trace.append(record.row(row))
         if embedder is not None:
             seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
             vectors.append(seen.reshape(*pictures.shape[:2], -1))
@@ -110,24 +110,6 @@ def prepare_scorer() -> None:
     os.nice(10)
 
 
-def row_of(record: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """One row of a batch's trace line, as if it had been drawn alone."""
-    own = dict(record)
-    for name in ("prompts", "fired_tokens", "bank_edge_share", "admitted", "evicted"):
-        if name in own:
-            own[name] = [own[name][row]]
-    own["attention_share"] = _share_of(own["attention_share"], row)
-    if "attention_share_by_stage" in own:
-        own["attention_share_by_stage"] = [_share_of(s, row) for s in own["attention_share_by_stage"]]
-    if "offered" in own:
-        own["offered"] = {**own["offered"], "scores": [own["offered"]["scores"][row]]}
-    return own
-
-
-def _share_of(shares: Mapping[str, Sequence[float]], row: int) -> dict[str, list[float]]:
-    return {role: [share[row]] for role, share in shares.items()}
-
-
 def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:
     """B T Y X 3, rounded as a clip's writer rounds them."""
     if not bool(torch.isfinite(made.latents).all()):
@@ -138,7 +120,7 @@ def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:
     return pictures
 
 
-def _task(draw: Draw, file: Path, fps: float, trace: list[dict[str, Any]]) -> Task:
+def _task(draw: Draw, file: Path, fps: float, trace: list[BlockTrace]) -> Task:
     data = dict(draw.wanted[0].job.data)
     # Scorers look at pictures, never at the model: one that only names a GPU would take a share of its memory.
     data |= {"measures": draw.measures, "config": {**data["config"], "device": "cpu"}}

@@ -16,7 +16,7 @@ from recap.run import generate, resume
 from recap.tables.jobs import Job, Result
 from recap.tables.recipes import Planned, Recipe
 from recap.tables.scoring import OF_MOTION, Seen, as_result, score
-from recap.trace import read_lines
+from recap.trace import read_seconds, read_trace
 
 
 def job_of(
@@ -43,8 +43,8 @@ def draw_and_score(payload: dict[str, Any], folder: str) -> Result:
     """The work of a sweep: the scores of one run, by name."""
     data, place = payload["data"], Path(folder)
     draw_run(RunConfig.from_dict(data["config"]), place)
-    seconds = [line["seconds"] for line in read_lines(place / "timing.jsonl")]
-    seen = Seen(data, open_clip(place / "video.mp4"), read_lines(place / "trace.jsonl"), seconds)
+    trace, seconds = read_trace(place / "trace.jsonl"), read_seconds(place / "timing.jsonl")
+    seen = Seen(data, open_clip(place / "video.mp4"), trace, seconds)
     return as_result(score(seen, data["measures"]), data["measures"])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from recap.eval.sampling import Drawn, Pictures
 from recap.io.video import Clip
 from recap.show.bank_chart import BankHistory
 from recap.tables.scripts import Script
-from recap.trace import picture_of_frame
+from recap.trace import BlockTrace, has_bank, pictures_of_frames
 
 MOMENTS = 5
 
@@ -23,9 +23,7 @@ class Look(NamedTuple):
     bank: BankHistory | None  # None of a memory without one
 
 
-def look_at(
-    clip: Clip | Drawn, num_pictures: int, trace: Sequence[Mapping[str, Any]], script: Script
-) -> Look:
+def look_at(clip: Clip | Drawn, num_pictures: int, trace: Sequence[BlockTrace], script: Script) -> Look:
     """The moments of a script in a run of it."""
     moments = moments_of(script, num_pictures / clip.fps)
     wanted = [round(second * clip.fps) for second in moments]
@@ -44,14 +42,14 @@ def moments_of(script: Script, duration_s: float) -> list[float]:
     return [float(start + 0.7 * (end - start)) for start, end in zip(starts, ends, strict=True)]
 
 
-def history_of(trace: Sequence[Mapping[str, Any]], num_pictures: int, fps: float) -> BankHistory | None:
+def history_of(trace: Sequence[BlockTrace], num_pictures: int, fps: float) -> BankHistory | None:
     """The bank of a trace in seconds; None where there is none."""
-    if not any("admitted" in line for line in trace):
+    if not has_bank(trace):
         return None
-    second_of = {frame: picture / fps for frame, picture in picture_of_frame(trace).items()}
-    starts = [second_of[line["first_frame"]] for line in trace]
+    second_of = {frame: pictures[0] / fps for frame, pictures in pictures_of_frames(trace).items()}
+    starts = [second_of[line.first_frame] for line in trace]
     held = [
         {second_of[frame]: count for frame, count in sources.items()} for sources in sources_by_block(trace)
     ]
-    cuts = [start for start, line in zip(starts, trace, strict=True) if line["clears_prior"]]
+    cuts = [start for start, line in zip(starts, trace, strict=True) if line.clears_prior]
     return BankHistory([*starts[1:], num_pictures / fps], held, cuts)

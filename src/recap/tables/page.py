@@ -21,7 +21,7 @@ from recap.show.side_by_side import write_side_by_side
 from recap.tables.looks import Look, look_at
 from recap.tables.recipes import Planned, Recipe
 from recap.tables.table import Cell, Line, markdown_row, remarks
-from recap.trace import read_lines
+from recap.trace import read_trace
 
 MOST_FIGURES = 4
 
@@ -174,7 +174,7 @@ def first_looks(planned: Sequence[Planned], folders: Sequence[Path]) -> tuple[di
     target = folders[0].parent / "side-by-side.mp4"
     write_side_by_side(target, {name: clip.path for name, clip in alike.items()}, lambda: None)
     looks = {
-        name: look_at(clip, num, read_lines(own[name] / "trace.jsonl"), first.script)
+        name: look_at(clip, num, read_trace(own[name] / "trace.jsonl"), first.script)
         for name, clip in alike.items()
     }
     return looks, Video(*embed(target, link=f"work/jobs/{target.name}"))

@@ -13,7 +13,7 @@ from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.config import RunConfig
 from recap.eval.embedders import Remembering, build_embedder
 from recap.eval.judges.witness import ProbeWitness, build_probe_witness
-from recap.eval.metrics.bank import Place, bank_story, held_before
+from recap.eval.metrics.bank import bank_story
 from recap.eval.metrics.consistency import consistency
 from recap.eval.metrics.dynamic_degree import CLIP_S, dynamic_degree
 from recap.eval.metrics.flickering import temporal_flickering
@@ -29,7 +29,7 @@ from recap.eval.sampling import Drawn, Sampled, Span, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
 from recap.io.video import Clip
-from recap.trace import picture_of_frame
+from recap.trace import BlockTrace, Position, bank_before, has_bank, pictures_of_frames
 
 LENGTHS_S = (5, 10, 20, 30, 45, 60)
 SHORT_BY_S = 1.0
@@ -48,7 +48,7 @@ class Seen:
         self,
         data: Mapping[str, Any],
         clip: Clip | Drawn,
-        trace: Sequence[Mapping[str, Any]],
+        trace: Sequence[BlockTrace],
         seconds: Sequence[float] = (),
         embedder: Embedder | None = None,
     ):
@@ -145,7 +145,7 @@ def _retention(seen: Seen) -> list[Score]:
 
 def _reappearance(seen: Seen) -> list[Score]:
     sampled, trace = seen.sampled, seen.trace
-    frames = [line["first_frame"] for line in trace]
+    frames = [line.first_frame for line in trace]
     starts = starts_from_trace(trace, seen.clip.fps)
     scores = []
     for name, witness in seen.witnesses:
@@ -160,9 +160,9 @@ def _reappearance(seen: Seen) -> list[Score]:
         scores.append(Score("verified", float(details["verified"]), backend))
         value = scores[0].value if details["verified"] else None
         scores.append(Score("reappearance_subject_verified", value, backend, scores[0].n))
-    cuts = [index for index, line in enumerate(trace) if line["clears_prior"]]
-    if any("admitted" in line for line in trace):
-        held = held_before(trace, cuts[2])
+    cuts = [index for index, line in enumerate(trace) if line.clears_prior]
+    if has_bank(trace):
+        held = bank_before(trace, cuts[2])
         count = slots_from(held, frames[cuts[0]], frames[cuts[1]])
         scores.append(Score("bank_slots_from_B", float(count), "native", len(held)))
     return scores
@@ -238,9 +238,9 @@ def _entering(seen: Seen) -> list[Score]:
             ("opening_found", opening, Span(0.0, sampled.duration_s)),
         ):
             scores.append(presence(sampled, who, [span], name, witness.backend))
-    if any("admitted" in line for line in seen.trace):
-        first, end = (seen.trace[each.first_block]["first_frame"] for each in (visit, gone))
-        held = held_before(seen.trace, back.first_block)
+    if has_bank(seen.trace):
+        first, end = (seen.trace[each.first_block].first_frame for each in (visit, gone))
+        held = bank_before(seen.trace, back.first_block)
         slots = float(slots_from(held, first, end))
         scores.append(Score("bank_slots_from_visit", slots, "native", len(held)))
         content = _content_before(seen, back.first_block)
@@ -249,7 +249,7 @@ def _entering(seen: Seen) -> list[Score]:
 
 
 def _bank(seen: Seen) -> list[Score]:
-    if not any("admitted" in line for line in seen.trace):
+    if not has_bank(seen.trace):
         return []
     story = bank_story(seen.trace)
     details = {"overlap": story.overlap, "ages": story.age_histogram, "complete": story.complete}
@@ -266,16 +266,17 @@ def _bank(seen: Seen) -> list[Score]:
 
 def _content(seen: Seen) -> list[Score]:
     """What the bank is made of, by its tokens that were new: at the last cut, or at the end where there are none."""
-    if not any("admitted" in line for line in seen.trace):
+    if not has_bank(seen.trace):
         return []
-    cuts = [index for index, line in enumerate(seen.trace) if line["clears_prior"]]
+    cuts = [index for index, line in enumerate(seen.trace) if line.clears_prior]
     return _content_before(seen, cuts[-1] if cuts else len(seen.trace))
 
 
 def _content_before(seen: Seen, end: int) -> list[Score]:
     """As the block of that number begins."""
-    new = {place for place, score in held_before(seen.trace, end).items() if score > 0}
-    edge = seen.trace[end - 1]["bank_edge_share"][0] if new else None
+    new = {place for place, score in bank_before(seen.trace, end).items() if score > 0}
+    edges = seen.trace[end - 1].edge_share
+    edge = edges[0] if new and edges else None
     scores = [Score("bank_edge_share", edge, "native", len(new))]
     if isinstance(seen.subject_witness, ProbeWitness):
         actors = _on_actors(seen, seen.subject_witness, new)
@@ -284,14 +285,12 @@ def _content_before(seen: Seen, end: int) -> list[Score]:
     return scores
 
 
-def _on_actors(seen: Seen, probe: ProbeWitness, places: Set[Place]) -> Set[Place]:
+def _on_actors(seen: Seen, probe: ProbeWitness, places: Set[Position]) -> Set[Position]:
     """The tokens in whose place an actor is seen, in the first or the last picture of their frame."""
     if not places:
         return set()
-    first = picture_of_frame(seen.trace)
-    pictures = {
-        f: {first[f], first.get(f + 1, seen.num_pictures) - 1} for f in {frame for frame, _, _ in places}
-    }
+    spans = pictures_of_frames(seen.trace)
+    pictures = {frame: {spans[frame][0], spans[frame][-1]} for frame, _, _ in places}
     wanted = sorted(set().union(*pictures.values()))
     found = {index: picture for index, picture in enumerate(seen.clip.pictures()) if index in set(wanted)}
     covered = dict(zip(wanted, probe.covered(np.stack([found[index] for index in wanted])), strict=True))
@@ -303,19 +302,14 @@ def _on_actors(seen: Seen, probe: ProbeWitness, places: Set[Place]) -> Set[Place
 
 
 def _attention(seen: Seen) -> list[Score]:
-    shares = [line["attention_share"] for line in seen.trace[FULL_WINDOW:]] or [
-        seen.trace[-1]["attention_share"]
-    ]
-    roles = dict.fromkeys(role for share in shares for role in share)
-    return [
-        Score(
-            f"attention_{role}",
-            float(np.mean([s.get(role, [0.0])[0] for s in shares])),
-            "native",
-            len(shares),
-        )
-        for role in roles
-    ]
+    shares = [line.shares for line in seen.trace[FULL_WINDOW:] or seen.trace[-1:]]
+    roles = dict.fromkeys(role for each in shares for role, share in each.items() if share is not None)
+    scores = []
+    for role in roles:
+        # A role that was not there got nothing; one that was not measured says nothing.
+        found = [share[0] for each in shares if (share := each.get(role, [0.0])) is not None]
+        scores.append(Score(f"attention_{role}", float(np.mean(found)), "native", len(found)))
+    return scores
 
 
 def _time(seen: Seen) -> list[Score]:

@@ -31,8 +31,8 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
-from recap.rollout import rollout
-from recap.trace import block_record
+from recap.rollout import Resume, rollout
+from recap.trace import BlockTrace
 from recap.types import Block, Past, Role
 
 
@@ -49,7 +49,7 @@ def draw(backbone, kind, config, chunks=CHUNKS, noise=None):
         latents = backbone.denoise(noise.block(), given, context)
         shares = context.shares(), context.stage_shares()
         pixels = decoder.decode(latents)
-        backbone.settle(latents, given, context.settling())
+        backbone.settle(latents, given, context.clean_pass())
         told.append((*shares, policy.commit(block, pixels), pixels))
         drawn.append(latents)
         opening = latents[:, :1] if opening is None else opening
@@ -153,11 +153,11 @@ def test_stopping_and_going_on_changes_nothing():
     second = fresh()
     second.load_state(first.state())
     seen = [made.latents for made in head]
-    tail = rollout(backbone, second, plan, seeds=[1], start=2, recent=seen, opening=seen[0][:, :1])
+    tail = rollout(backbone, second, plan, seeds=[1], resume=Resume(2, None, seen, seen[0][:, :1]))
     for one, other in zip(straight[2:], tail, strict=True):
         assert torch.equal(one.latents, other.latents)
-        assert block_record(one) == block_record(other)
-    record = block_record(straight[-1])
+        assert BlockTrace.of(one) == BlockTrace.of(other)
+    record = BlockTrace.of(straight[-1]).to_json()
     assert [set(stage) for stage in record["attention_share_by_stage"]] == [
         {"sink", "bank", "prior", "current"}
     ] * 3

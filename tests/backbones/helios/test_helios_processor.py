@@ -136,7 +136,7 @@ def ours(model, asked, places, context, stage, reinforcement=None):
     reading = install(model)
     with (
         torch.no_grad(),
-        reading.drawing(context, places, SPEC.grid, stage=stage, reinforcement=reinforcement),
+        reading.denoising(context, places, SPEC.grid, stage=stage, reinforcement=reinforcement),
     ):
         return model(**asked, return_dict=False)[0]
 

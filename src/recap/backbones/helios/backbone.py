@@ -93,7 +93,7 @@ class HeliosBackbone:
             rows, columns = (side // row.patch for side in latents.shape[-2:])
             current = latents.shape[2] * rows * columns
             places = slices(spec.grid, row.history_frames, current, real=past.opening is not None)
-            with self._reading.drawing(
+            with self._reading.denoising(
                 context,
                 places,
                 spec.grid,
