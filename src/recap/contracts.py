@@ -234,10 +234,10 @@ class Backbone(Protocol):
     def condition(self, prompts: tuple[str, ...]) -> Any:
         """Whatever the backbone makes of one prompt per row; opaque to everyone else."""
 
-    def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
-        """Draw one block: B F C rows columns."""
+    def denoise(self, noise: Noise, conditioning: Any, context: Context) -> Tensor:
+        """Generate one block: B F C rows columns."""
 
-    def settle(self, latents: Tensor, given: Any, context: Context) -> None:
+    def settle(self, latents: Tensor, conditioning: Any, context: Context) -> None:
         """The clean pass: one forward at the clean time, in which the context hands tokens to the memory."""
 
     def decoder(self) -> Decoder:

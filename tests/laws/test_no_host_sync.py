@@ -39,9 +39,9 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_uniq
 
 CPU_ONLY = {
     # On the CPU a block of NaN is refused at once; on other devices that check is left out.
-    ("flow_novelty.py", "_check"),
+    ("flow.py", "_check"),
     # torch checks quantiles to lie in 0..1 by their values, on the CPU alone (aten/native/Sorting.cpp).
-    ("flow_novelty.py", "_scale"),
+    ("flow.py", "_scale"),
 }
 
 

@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_helios import HeliosAttnProcessor
 from helios_fakes import ROWS, make_transformer, text_of
 from torch.nn.functional import scaled_dot_product_attention
 
-from recap.backbones.helios.history import clean_arguments, draw_arguments, slices
+from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer, rotary_table
 from recap.backbones.helios.spec import DISTILLED
 from recap.types import Past, Role, Segment
@@ -110,7 +110,7 @@ def some_past(seed=4):
 def forward_arguments(stage, past=None):
     past = past or some_past()
     shape = (1, SPEC.latent_channels, 9, *SPEC.latent_size)
-    fixed = draw_arguments(past, ROW.history_frames, shape, torch.float32, torch.device("cpu"))
+    fixed = denoising_arguments(past, ROW.history_frames, shape, torch.float32, torch.device("cpu"))
     rows, columns = (side // STAGES[stage] for side in SPEC.latent_size)
     noisy = torch.randn(
         1, SPEC.latent_channels, 9, rows, columns, generator=torch.Generator().manual_seed(stage)
