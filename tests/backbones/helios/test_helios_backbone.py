@@ -177,6 +177,22 @@ def test_a_cut_empties_the_history_and_keeps_sink_and_bank():
     assert Role.SINK in made[1].shares
 
 
+def test_one_model_serves_rollouts_that_take_turns():
+    backbone = make_backbone("distilled")
+    scripts = [(RecapConfig(), PROMPT), (SinkConfig(reinforcement=5.0), "a fox")]
+
+    def begun():
+        for config, prompt in scripts:
+            policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec))
+            plan = make_plan([[Shot(prompt, 2 * 33 / 24)]], backbone.spec)
+            yield rollout(backbone, policy, plan, seeds=[1])
+
+    alone = [[made.latents for made in live] for live in begun()]
+    in_turns = zip(*([made.latents for made in both] for both in zip(*begun(), strict=True)), strict=True)
+    for expected, found in zip(alone, in_turns, strict=True):
+        assert len(found) == 2 and all(map(torch.equal, expected, found))
+
+
 def test_two_rows_are_two_videos():
     """One batch against two runs; rounding differs with the shapes of the products."""
     backbone = make_backbone("distilled")

@@ -176,6 +176,35 @@ def test_sink_share_at_uniform_logits_is_the_closed_form(stage, reinforcement):
         torch.testing.assert_close(sum(shares.values()), torch.ones(1), rtol=0, atol=1e-5)
 
 
+class Rebuilding(Remembered):
+    """Makes every segment again at every call: parts are known by their number, not by their tensors."""
+
+    def arranged(self, layer, own):
+        from dataclasses import replace
+
+        return [
+            replace(s, keys=s.keys.clone(), values=s.values.clone()) for s in super().arranged(layer, own)
+        ]
+
+
+class Forgetful(Remembered):
+    """Loses the number of the sequence's parts."""
+
+    def arranged(self, layer, own):
+        return [Segment(s.role, s.keys, s.values, s.positions, s.log_bias) for s in own]
+
+
+def test_parts_of_the_sequence_are_recognised_by_their_number():
+    stage = max(STAGES)
+    asked, places = forward_arguments(stage)
+    kept, rebuilt = (
+        ours(make_transformer(), asked, places, kind(slots=7), stage) for kind in (Remembered, Rebuilding)
+    )
+    assert torch.equal(kept, rebuilt)
+    with pytest.raises(ValueError, match=r"keep the 5 parts.*dataclasses\.replace"):
+        ours(make_transformer(), asked, places, Forgetful(), stage)
+
+
 def test_real_layout_and_its_shares_are_those_of_the_fact_sheet():
     grid = DISTILLED.backbone_spec().grid
     shares = []
