@@ -1,4 +1,4 @@
-"""What a rollout does beside drawing its plan: frames that are told, prompts that are sent, priors read again."""
+"""What a rollout does besides its plan: given frames, sent prompts, priors read again, noise from outside, turns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.contracts import MemoryPolicy
+from recap.fast.backbone import FastWanBackbone
 from recap.memory.base import WindowMemory
 from recap.memory.recap import RecapConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.memory.window import Window
 from recap.plan import Shot, make_plan
-from recap.rollout import block_noise, reach, rollout
+from recap.rollout import BlockRun, Resume, block_noise, reach, rollout
 from recap.types import Role
 
 
@@ -44,11 +45,10 @@ def latents(blocks):
 
 
 @pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig(), RecapConfig()])
-def test_told_frames_are_remembered_as_if_they_had_been_drawn(backbone, config):
+def test_given_frames_are_remembered_as_if_they_had_been_generated(backbone, config):
     shots = [Shot("a red boat", 6.0)]
     whole = draw(backbone, config, shots)
-    told = latents(whole[:3])
-    again = draw(backbone, config, shots, told=told)
+    again = draw(backbone, config, shots, resume=Resume(opening_latents=latents(whole[:3])))
     assert torch.equal(latents(again), latents(whole))
     assert all(not made.shares for made in again[:3])  # nothing was drawn, so nothing was attended to
     assert torch.equal(
@@ -72,13 +72,14 @@ def test_where_nothing_is_new_a_bank_without_zero_scores_is_a_sink(backbone):
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 8])
 def test_given_frames_need_not_fill_blocks(backbone, frames):
     spec = backbone.spec
-    told = torch.randn(1, frames, spec.latent_channels, *spec.latent_size)
-    made = draw(backbone, RecapConfig(), [Shot("a red boat", 4.5)], told=told, given_frames=frames)
+    opening = torch.randn(1, frames, spec.latent_channels, *spec.latent_size)
+    resume = Resume(opening_latents=opening)
+    made = draw(backbone, RecapConfig(), [Shot("a red boat", 4.5)], resume=resume, given_frames=frames)
     blocks = [each.block for each in made]
     assert blocks[0].num_frames == (frames % spec.frames_per_block or spec.frames_per_block)
     assert [b.first_frame for b in blocks[1:]] == [b.end_frame for b in blocks[:-1]]
     assert blocks[-1].end_frame == frames + 6 * spec.frames_per_block
-    assert torch.equal(latents(made)[:, :frames], told)
+    assert torch.equal(latents(made)[:, :frames], opening)
     pictures = sum(each.pixels.shape[1] for each in made)
     assert pictures == spec.num_pictures(blocks[-1].end_frame)
     shown = 0
@@ -128,13 +129,12 @@ def test_a_stopped_rollout_rereads_what_it_is_handed(backbone):
     *_, last = islice(rollout(backbone, first, plan, seeds=[0]), 3)
     second = policy_of(SinkConfig(), backbone)
     second.load_state(first.state())
-    more = {"seeds": [0], "start": 3}
-    recent = [last.latents] * reach(spec)
     assert reach(spec) == 1
-    rest = list(rollout(backbone, second, plan, recent=recent, **more))
+    resume = Resume(3, recent_latents=[last.latents])
+    rest = list(rollout(backbone, second, plan, seeds=[0], resume=resume))
     assert torch.equal(latents(rest), latents(whole[3:]))
     with pytest.raises(ValueError, match="rereads the prior"):
-        next(rollout(backbone, second, plan, **more))
+        next(rollout(backbone, second, plan, seeds=[0], resume=Resume(3)))
 
 
 def test_a_cut_leaves_nothing_to_reread():
@@ -217,10 +217,9 @@ def test_a_stopped_rollout_goes_on_with_noise_from_outside(backbone):
     second.load_state(first.state())
     decoder_again.load_state(decoder.state())
     asked.clear()
-    rest = rollout(
-        backbone, second, plan, seeds=[0], noise=noise, decoder=decoder_again, start=3,
-        recent=[made.latents for made in begun[-reach(backbone.spec) :]], opening=begun[0].latents[:, :1],
-    )  # fmt: skip
+    recent = [made.latents for made in begun[-reach(backbone.spec) :]]
+    resume = Resume(3, recent_latents=recent, first_latent=begun[0].latents[:, :1])
+    rest = rollout(backbone, second, plan, seeds=[0], noise=noise, decoder=decoder_again, resume=resume)
     assert torch.equal(latents([*begun, *rest]), latents(whole))
     assert asked[0] == (3, 0)
 
@@ -244,3 +243,81 @@ def test_noise_of_another_shape_is_refused(backbone, wrong, said):
     policy = policy_of(SinkConfig(), backbone)
     with pytest.raises(ValueError, match=said):
         next(rollout(backbone, policy, plan, seeds=[0], noise=lambda block, draw: wrong(noise(block, draw))))
+
+
+class Refusing:
+    """A backbone that cannot read one word."""
+
+    def __init__(self, backbone):
+        self._backbone = backbone
+
+    def __getattr__(self, name):
+        return getattr(self._backbone, name)
+
+    def condition(self, prompts):
+        if "unicorn" in prompts[0]:
+            raise ValueError("prompt: 'unicorn' is unknown")
+        return self._backbone.condition(prompts)
+
+
+def test_a_refused_prompt_leaves_the_rollout_as_it_was(backbone):
+    shots = [Shot("a red boat", 3.0)]
+    plan = make_plan([shots], backbone.spec)
+    planned = draw(backbone, SinkConfig(), shots)
+    live = rollout(Refusing(backbone), policy_of(SinkConfig(), backbone), plan, seeds=[0])
+    made = [next(live), next(live)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unicorn"):
+            live.send("a unicorn")
+    made += [next(live), live.send("a blue tree")]
+    assert torch.equal(latents(made[:3]), latents(planned[:3]))
+    assert [each.block.prompts[0] for each in made] == ["a red boat"] * 3 + ["a blue tree"]
+    with pytest.raises(StopIteration):
+        next(live)
+
+
+def test_a_prompt_may_be_sent_before_the_first_block(backbone):
+    plan = make_plan([[Shot("a red boat", 1.5)]], backbone.spec)
+    live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
+    made = [live.send("a blue tree"), *live]
+    assert torch.equal(latents(made), latents(draw(backbone, SinkConfig(), [Shot("a blue tree", 1.5)])))
+
+
+@pytest.mark.parametrize("path", ["readable", "fast"])
+def test_one_model_serves_rollouts_that_take_turns(backbone, path):
+    """Other prompts, memories and lengths of window in turns: each generates what it does alone."""
+    model = backbone if path == "readable" else FastWanBackbone(backbone)
+    scripts = [(RecapConfig(), "a red boat"), (SinkConfig(), "a blue tree"), (RecapConfig(), "a house")]
+
+    def begun():
+        for config, prompt in scripts:
+            plan = make_plan([[Shot(prompt, 3.0)]], model.spec)
+            yield rollout(model, policy_of(config, model), plan, seeds=[0])
+
+    alone = [latents(live) for live in begun()]
+    in_turns = zip(*begun(), strict=True)
+    for expected, found in zip(alone, zip(*in_turns, strict=True), strict=True):
+        assert torch.equal(latents(found), expected)
+
+
+@pytest.mark.parametrize("path", ["readable", "fast"])
+def test_another_block_between_two_passes_changes_nothing(backbone, path):
+    model = backbone if path == "readable" else FastWanBackbone(backbone)
+    plan = make_plan([[Shot("a red boat", 2.25)]], model.spec)
+
+    def state_after(disturb):
+        policy, other = policy_of(SinkConfig(), model), policy_of(SinkConfig(), model)
+        theirs = iter(rollout(model, other, make_plan([[Shot("a house", 2.25)]], model.spec), seeds=[1]))
+        conditioning = model.condition(("a red boat",))
+        with torch.no_grad():
+            for block in plan.blocks:
+                run = BlockRun(policy, model.spec, block)
+                made = model.denoise(block_noise(model.spec, [0], block), conditioning, run.context)
+                if disturb:
+                    next(theirs)
+                model.settle(made, conditioning, run.clean)
+                run.commit(made, torch.zeros(1, 1, 3, 1, 1))
+        return policy.state()
+
+    expected, found = state_after(False), state_after(True)
+    assert all(torch.equal(expected[name], value) for name, value in found.items())

@@ -28,7 +28,7 @@ from recap.flow.classical import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Plan, Shot, make_plan
-from recap.rollout import rollout
+from recap.rollout import Resume, rollout
 from recap.types import GeneratedBlock
 from training.measures import RowsDecoder, Series, watch
 from training.records import load_autoencoder, load_weights
@@ -245,7 +245,8 @@ class Bench:
         """Measure one batch of the real rollout with a memory; `past` has the latents of its first blocks."""
         backbone, policy = self.models.four, self.policy(memory)
         decoder = RowsDecoder(backbone.decoder)
-        blocks = rollout(backbone, policy, plan, seeds=[c.seed for c in cases], decoder=decoder, told=past)
+        seeds, resume = [case.seed for case in cases], Resume(opening_latents=past)
+        blocks = rollout(backbone, policy, plan, seeds=seeds, decoder=decoder, resume=resume)
 
         def after_block(made: GeneratedBlock) -> None:
             if not bool(made.latents.isfinite().all()):

@@ -155,7 +155,7 @@ class LongRollout:
             if following is not None:
                 noisy = renoise(estimate, torch.randn(shape, device=device), following)
                 inputs.append(noisy)
-        model(estimate, 0.0, prompt, context.settling())
+        model(estimate, 0.0, prompt, context.clean_pass())
         self._policy.commit(block, estimate)
         self._length += 1
         return estimate, torch.stack(inputs, dim=1)

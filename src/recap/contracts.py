@@ -105,7 +105,11 @@ class MemoryPolicy(ABC):
 
     @abstractmethod
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """Everything the queries may see. Kept segments are the same objects all block long."""
+        """Everything the queries may see: what is kept, then `own`. What is kept does not change within a block.
+
+        A backbone that carries its history passes all its segments as `own`, where some may be biased by `replace`.
+        Others are asked once per block and layer, with no segments.
+        """
 
     @abstractmethod
     def write(self, layer: int, tokens: Tokens) -> None:
@@ -194,11 +198,15 @@ class OpenContext(Context, Protocol):
     """A context whose memory can be read whole, before the first step, by kernels that want fixed storage."""
 
     @property
+    def block_key(self) -> object:
+        """Stands for this block of this rollout: the same object in its denoising steps and its clean pass."""
+
+    @property
     def foreseeable(self) -> bool:
         """Whether `kept` can be asked before the first step; else only `attend` serves."""
 
     def kept(self, layer: int) -> list[Segment]:
-        """What the memory adds to the layer's own tokens; the same objects all block long."""
+        """What the memory adds to the layer's own tokens; it does not change within a block."""
 
     def hand_over(self, layer: int, tokens: Tokens) -> None:
         """Of a finished block: what the layer made of it, for the memory."""
@@ -249,7 +257,11 @@ class Decoder(Protocol):
 
 
 class Backbone(Protocol):
-    """A causal video model. It keeps nothing between calls, so one model serves many rollouts."""
+    """A causal video model. One model serves many rollouts, one call at a time.
+
+    No call's result depends on the calls before it, so rollouts may take turns block by block, or even between a
+    block's `denoise` and its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
+    """
 
     @property
     def spec(self) -> BackboneSpec: ...
@@ -257,10 +269,10 @@ class Backbone(Protocol):
     def condition(self, prompts: tuple[str, ...]) -> Any:
         """Whatever the backbone makes of one prompt per row; opaque to everyone else."""
 
-    def denoise(self, noise: Noise, given: Any, context: Context) -> Tensor:
-        """Draw one block: B F C rows columns."""
+    def denoise(self, noise: Noise, conditioning: Any, context: Context) -> Tensor:
+        """Generate one block: B F C rows columns."""
 
-    def settle(self, latents: Tensor, given: Any, context: Context) -> None:
+    def settle(self, latents: Tensor, conditioning: Any, context: Context) -> None:
         """The clean pass: one forward at the clean time, in which the context hands tokens to the memory."""
 
     def decoder(self) -> Decoder:

@@ -1,4 +1,4 @@
-"""Prompts and shots to blocks: what is drawn when, and where the prior is cleared."""
+"""Prompts and shots to blocks: what is generated when, and where the prior is cleared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LONGEST_SHOT_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank go on.
+    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank stay.
 
-    Without a cut the prior was drawn under the old prompt; `reread` makes it anew under the new one.
+    Without a cut the prior was generated under the old prompt; `reread` makes it again under the new one.
     """
 
     prompt: str
@@ -47,7 +47,7 @@ class Plan:
 
 
 def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: int = 0) -> Plan:
-    """One list of shots per row of the batch, after so many frames that are not drawn but given."""
+    """Blocks for one list of shots per row of the batch, after `given_frames` frames that are not generated."""
     first = rows[0] if rows else ()
     if not first:
         raise refuse("shots", rows, "at least 1 row of 1 shot is needed", "give a prompt and its seconds")
@@ -56,25 +56,25 @@ def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: 
             limit = "all rows of a batch must share the lengths and cuts of their shots"
             raise refuse("shots", [len(r) for r in rows], limit, "run differing scripts one by one")
     blocks = _given_blocks(given_frames, spec, tuple(row[0].prompt for row in rows))
-    told = len(blocks)
+    num_given = len(blocks)
     for number, end in enumerate(_block_ends(first, spec)):
         start = len(blocks)
         blocks.extend(
             Block(
                 index=index,
-                first_frame=given_frames + (index - told) * spec.frames_per_block,
+                first_frame=given_frames + (index - num_given) * spec.frames_per_block,
                 num_frames=spec.frames_per_block,
                 prompts=tuple(row[number].prompt for row in rows),
                 clears_prior=index == start and number > 0 and first[number].cut,
                 rereads_prior=index == start and number > 0 and first[number].reread,
             )
-            for index in range(start, told + end)
+            for index in range(start, num_given + end)
         )
     return Plan(tuple(blocks))
 
 
 def _given_blocks(frames: int, spec: BackboneSpec, prompts: tuple[str, ...]) -> list[Block]:
-    """Given frames in blocks; what does not fill one comes first, as a short block."""
+    """Blocks of given frames; what does not fill one comes first, as a short block."""
     short = frames % spec.frames_per_block
     sizes = [short] * bool(short) + [spec.frames_per_block] * (frames // spec.frames_per_block)
     return [Block(index, sum(sizes[:index]), size, prompts) for index, size in enumerate(sizes)]
@@ -83,7 +83,7 @@ def _given_blocks(frames: int, spec: BackboneSpec, prompts: tuple[str, ...]) -> 
 def _block_ends(shots: Sequence[Shot], spec: BackboneSpec) -> list[int]:
     """Where each shot ends, in blocks: rounded from the running total, so that errors do not add up.
 
-    A shot shorter than half a block still gets one: a prompt that is never drawn would be a silent loss. What
+    A shot shorter than half a block still gets one: a prompt that is never used would be a silent loss. What
     follows then starts where that block ends, so that no later shot pays for it.
     """
     length = spec.frames_per_block

@@ -1,20 +1,20 @@
-"""THE loop: plan, draw, settle, decode, commit; a generator of finished blocks.
+"""THE loop: plan, denoise, decode, settle, commit; an iterator of finished blocks.
 
-It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a
-longer plan, a resumed run and another batch draw the same block from the same noise. It can also come from outside.
+It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a longer plan,
+a resumed run and another batch generate the same block from the same noise. It can also come from outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recap.attention.context import BlockContext
+from recap.attention.context import OWN_KERNELS, BlockContext, ContextKernels
 from recap.contracts import (
     Aside,
     Backbone,
@@ -34,9 +34,62 @@ def silent(_: GeneratedBlock) -> None:
 
 
 def at_once(work: Callable[[], None]) -> Callable[[], None]:
-    """Nothing runs beside anything else."""
+    """Does the work right away; there is nothing left to wait for."""
     work()
     return lambda: None
+
+
+class BlockRun:
+    """One block between a memory and whatever runs the model: the order of their calls is written down here only.
+
+    Beginning it freezes the memory. `context` serves the denoising steps and `clean` the clean pass, which may come
+    before or after the pixels are known; `commit` ends it, and the prior slides.
+    """
+
+    def __init__(
+        self,
+        policy: MemoryPolicy,
+        spec: BackboneSpec,
+        block: Block,
+        kernels: ContextKernels = OWN_KERNELS,
+        past: Past | None = None,
+    ) -> None:
+        if block.clears_prior:
+            policy.clear_prior()
+        self._policy = policy
+        self._spec = spec
+        self.block = block
+        self.context = BlockContext(policy, policy.begin(block), kernels, past)
+        self.clean = self.context.clean_pass()
+
+    def look(self, pixels: Tensor, aside: Aside = at_once) -> Callable[[], None]:
+        """Start what the memory can do with the pixels alone; returns a function that waits for it."""
+        return aside(lambda: self._policy.look(self.block, pixels))
+
+    def commit(self, latents: Tensor, pixels: Tensor) -> GeneratedBlock:
+        """End the block. Shares are of the denoising steps: the clean pass generates nothing."""
+        return GeneratedBlock(
+            self.block,
+            latents,
+            pixels,
+            self._policy.commit(self.block, pixels),
+            self.context.shares(),
+            self.context.stage_shares(),
+            self._spec.first_pictures(self.block.first_frame, self.block.num_frames),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a rollout continues from; by default nothing. Latents are B F C rows columns.
+
+    A stopped rollout also needs its policy and decoder, with their states loaded.
+    """
+
+    block: int = 0  # index of the first block to generate
+    opening_latents: Tensor | None = None  # first frames of the video: blocks within them are taken from here
+    recent_latents: Sequence[Tensor] = ()  # of the last blocks before `block`, oldest first; see `reach`
+    first_latent: Tensor | None = None  # of the video's first frame; needed after block 0
 
 
 def rollout(
@@ -46,63 +99,139 @@ def rollout(
     *,
     seeds: Sequence[int],
     decoder: Decoder | None = None,
-    start: int = 0,
+    resume: Resume | None = None,
     recorder: Recorder = silent,
     aside: Aside = at_once,
-    told: Tensor | None = None,
-    recent: Sequence[Tensor] = (),
-    opening: Tensor | None = None,
     noise: NoiseSource | None = None,
-) -> Generator[GeneratedBlock, str | None, None]:
-    """Yield the plan's blocks from `start` on, one seed per row.
+) -> Rollout:
+    """Generate the plan's blocks one after the other, one seed per row of the batch.
 
-    `told` are latents B F C rows columns of the first frames: blocks within them are not drawn but taken from
-    there, and remembered like any other. To continue a stopped rollout, hand in policy and decoder with their
-    states loaded, the next index, as `recent` the latents of the last blocks (see `reach`), and as `opening` those
-    of the video's first frame.
-    `send(prompt)` draws the next block under another prompt, which then stays until the plan's next shot.
-    `aside` may run a memory's look at the pixels beside the clean pass; results are the same.
-    `noise` takes the place of the seeds' own, to draw from what another program drew (see `NoiseSource`).
+    `resume` continues a stopped rollout, or begins from given frames, which are remembered like any other.
+    `aside` may run a memory's look at the pixels next to the clean pass; results are the same.
+    `noise` takes the place of the seeds' own, to start from what another program drew (see `NoiseSource`).
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
     decoder = decoder if decoder is not None else backbone.decoder()
-    past = list(zip(plan.blocks[start - len(recent) : start], recent, strict=True))
-    prompts: tuple[str, ...] | None = None
-    given: Any = None
-    planned = sent = None
-    for block in plan.blocks[start:]:
-        if block.prompts != planned:
-            planned, sent = block.prompts, None
-        if sent is not None:
-            block = replace(block, prompts=(sent,) * plan.num_rows)
-        if block.prompts != prompts:
-            prompts, given = block.prompts, backbone.condition(block.prompts)
-        if block.rereads_prior:
-            _reread(backbone, policy, past, block, given)
-        first = policy.noise_block(block)
-        if noise is None:
-            draws = block_noise(backbone.spec, seeds, block, first)
+    return Rollout(backbone, policy, plan, seeds, decoder, resume or Resume(), recorder, aside, noise)
+
+
+class Rollout(Iterator[GeneratedBlock]):
+    """The blocks of a rollout, each generated when it is asked for; see `rollout`."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        policy: MemoryPolicy,
+        plan: Plan,
+        seeds: Sequence[int],
+        decoder: Decoder,
+        resume: Resume,
+        recorder: Recorder,
+        aside: Aside,
+        noise: NoiseSource | None,
+    ) -> None:
+        self._backbone = backbone
+        self._policy = policy
+        self._plan = plan
+        self._seeds = seeds
+        self._decoder = decoder
+        self._recorder = recorder
+        self._aside = aside
+        self._noise = noise
+        self._opening = resume.opening_latents
+        self._first = resume.first_latent
+        before = plan.blocks[resume.block - len(resume.recent_latents) : resume.block]
+        self._past = list(zip(before, resume.recent_latents, strict=True))
+        # Prompts that were sent with their conditioning, until the plan's next shot.
+        self._sent: tuple[tuple[str, ...], Any] | None = None
+        self._blocks = self._generate(resume.block)
+
+    def __next__(self) -> GeneratedBlock:
+        return next(self._blocks)
+
+    def send(self, prompt: str | None) -> GeneratedBlock:
+        """Generate the next block under another prompt, which then stays until the plan's next shot.
+
+        A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
+        """
+        if prompt is not None:
+            prompts = (prompt,) * self._plan.num_rows
+            self._sent = prompts, self._backbone.condition(prompts)
+        return next(self._blocks)
+
+    def _generate(self, start: int) -> Iterator[GeneratedBlock]:
+        planned: tuple[str, ...] | None = None
+        prompts: tuple[str, ...] | None = None
+        conditioning: Any = None
+        for block in self._plan.blocks[start:]:
+            if planned is not None and block.prompts != planned:
+                self._sent = None
+            planned = block.prompts
+            if self._sent is not None:
+                prompts, conditioning = self._sent
+                block = replace(block, prompts=prompts)
+            elif block.prompts != prompts:
+                prompts, conditioning = block.prompts, self._backbone.condition(block.prompts)
+            if block.rereads_prior:
+                self._reread(block, conditioning)
+            made = self._run(block, conditioning)
+            self._past = [*self._past, (block, made.latents)][-reach(self._backbone.spec) :]
+            self._first = made.latents[:, :1] if self._first is None else self._first
+            self._recorder(made)
+            yield made
+
+    @torch.no_grad()
+    def _run(self, block: Block, conditioning: Any) -> GeneratedBlock:
+        backbone, policy = self._backbone, self._policy
+        # A memory with a rule for the noise is asked before the block begins.
+        noise = self._noise_of(block)
+        past = Past(self._first, _since_cut(self._past, block, backbone.spec))
+        run = BlockRun(policy, backbone.spec, block, past=past)
+        if self._opening is not None and block.end_frame <= self._opening.shape[1]:
+            latents = self._opening[:, block.first_frame : block.end_frame]
         else:
-            start_of = block if first == block.index else plan.blocks[first]
-            draws = _from_outside(noise, backbone.spec, block, start_of)
-        known = None
-        if told is not None and block.end_frame <= told.shape[1]:
-            known = told[:, block.first_frame : block.end_frame]
-        behind = Past(opening, _recent(past, block, backbone.spec))
-        made = _draw(backbone, policy, decoder, block, given, draws, known, aside, behind)
-        past = [*past, (block, made.latents)][-reach(backbone.spec) :]
-        opening = made.latents[:, :1] if opening is None else opening
-        recorder(made)
-        sent = (yield made) or sent
+            latents = backbone.denoise(noise, conditioning, run.context)
+        pixels = self._decoder.decode(latents)
+        wait = run.look(pixels, self._aside)
+        backbone.settle(latents, conditioning, run.clean)
+        wait()
+        return run.commit(latents, pixels)
+
+    def _noise_of(self, block: Block) -> Noise:
+        policy, spec = self._policy, self._backbone.spec
+        first = policy.noise_block(block)
+        if self._noise is None:
+            return block_noise(spec, self._seeds, block, first)
+        start = block if first == block.index else self._plan.blocks[first]
+        return _from_outside(self._noise, spec, block, start)
+
+    @torch.no_grad()
+    def _reread(self, block: Block, conditioning: Any) -> None:
+        """Make the prior again under another prompt, block by block; sink and bank stay.
+
+        Only a sink whose own block is still that near is made again too, since it is part of that block.
+        """
+        policy, past, spec = self._policy, self._past, self._backbone.spec
+        if spec.carries_history:
+            # Its past is read again at every step, under the prompt of that step.
+            return
+        if len(past) < min(block.index, reach(spec)):
+            limit = f"block {block.index} rereads the prior and needs the latents before it"
+            raise refuse("recent_latents", len(past), limit, "pass the latents of the last blocks in Resume")
+        policy.clear_prior()
+        for earlier, latents in past:
+            context = BlockContext(policy, policy.begin(earlier))
+            self._backbone.settle(latents, conditioning, context.clean_pass())
+            policy.reread(earlier)
 
 
 def reach(spec: BackboneSpec) -> int:
-    """How many blocks before the current one a window can hold frames of."""
+    """How many blocks before the current one a window can have frames of."""
     return -(-(spec.window_frames - spec.frames_per_block) // spec.frames_per_block)
 
 
-def _recent(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSpec) -> Tensor | None:
+def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSpec) -> Tensor | None:
     """The newest latents since the last cut, for a backbone that reads them; others have them in their memory."""
     if not spec.carries_history or block.clears_prior or not past:
         return None
@@ -110,57 +239,10 @@ def _recent(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSp
     return torch.cat([latents for _, latents in past[since:]], dim=1)
 
 
-@torch.no_grad()
-def _reread(
-    backbone: Backbone, policy: MemoryPolicy, past: Sequence[tuple[Block, Tensor]], block: Block, given: Any
-) -> None:
-    """Make the prior anew under another prompt, block by block; sink and bank stay.
-
-    Only a sink whose own block is still that near is made anew too, since it is part of that block.
-    """
-    if backbone.spec.carries_history:  # read anew at every step, under the prompt of that step
-        return
-    if len(past) < min(block.index, reach(backbone.spec)):
-        limit = f"block {block.index} rereads the prior and needs the latents before it"
-        raise refuse("recent", len(past), limit, "pass the latents of the last blocks")
-    policy.clear_prior()
-    for earlier, latents in past:
-        context = BlockContext(policy, policy.begin(earlier))
-        backbone.settle(latents, given, context.settling())
-        policy.reread(earlier)
-
-
-@torch.no_grad()
-def _draw(
-    backbone: Backbone,
-    policy: MemoryPolicy,
-    decoder: Decoder,
-    block: Block,
-    given: Any,
-    noise: Noise,
-    told: Tensor | None,
-    aside: Aside,
-    past: Past,
-) -> GeneratedBlock:
-    if block.clears_prior:
-        policy.clear_prior()
-    context = BlockContext(policy, policy.begin(block), past=past)
-    latents = backbone.denoise(noise, given, context) if told is None else told
-    # Of the denoising steps; the clean pass draws nothing.
-    shares, by_stage = context.shares(), context.stage_shares()
-    pixels = decoder.decode(latents)
-    ready = aside(lambda: policy.look(block, pixels))
-    backbone.settle(latents, given, context.settling())
-    ready()
-    memory = policy.commit(block, pixels)
-    starts = backbone.spec.first_pictures(block.first_frame, block.num_frames)
-    return GeneratedBlock(block, latents, pixels, memory, shares, by_stage, starts)
-
-
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
-    """The noise of one block, row by row from (seed, block); drawn on the CPU so that every device agrees.
+    """The noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
 
-    With `first` the first draw is that of the block of this index, as some memories want it.
+    With `first` the first call gives that of the block of this index, as some memories want it.
     """
     shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
     own = [seeded(seed, block.index) for seed in seeds]
@@ -176,7 +258,7 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
 
 
 def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: Block) -> Noise:
-    """The noise of one block as somebody else drew it; its first draw is that of the block `first`."""
+    """The noise of one block from another program; its first draw is that of the block `first`."""
     shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
     draws = count()
 
@@ -190,6 +272,7 @@ def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: 
             )
             limit = f"draw {index} of block {asked.index} must be floats of shape {shape}"
             raise refuse("noise", about, limit, "return rows, frames, channels, rows and columns of latents")
-        return found.detach().cpu()  # where the seeds' own noise is drawn too
+        # Where the seeds' own noise is made too.
+        return found.detach().cpu()
 
     return draw

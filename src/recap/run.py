@@ -33,8 +33,8 @@ from recap.io.files import LOCK, alone_in, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import Plan, make_plan
-from recap.rollout import at_once, reach, rollout
-from recap.trace import append_line, block_record, read_lines
+from recap.rollout import Resume, at_once, reach, rollout
+from recap.trace import BlockTrace, append_line, read_lines, read_seconds
 from recap.types import BackboneSpec, GeneratedBlock
 
 VERSION = "0.1.0"
@@ -246,18 +246,21 @@ class _Run:
     def _generate(self, start: int, progress: Progress) -> None:
         (self.folder / "work").mkdir(exist_ok=True)
         total = len(self.plan.blocks)
+        recent = range(max(0, start - reach(self.backbone.spec)), start)
         blocks = rollout(
             self.backbone,
             self.policy,
             self.plan,
             seeds=self.config.seeds,
             decoder=self.decoder,
-            start=start,
+            resume=Resume(
+                block=start,
+                opening_latents=self.opening_latents,
+                recent_latents=[self._load(block) for block in recent],
+                first_latent=self._load(0)[:, :1] if start else None,
+            ),
             recorder=self._record,
             aside=at_once if self.config.eager else choose_aside(self.config.device),
-            told=self.opening_latents,
-            recent=[self._load(block) for block in range(max(0, start - reach(self.backbone.spec)), start)],
-            opening=self._load(0)[:, :1] if start else None,
         )
         started = began = rested = time.perf_counter()
         pictures = 0
@@ -284,8 +287,8 @@ class _Run:
                 clip.write(pixels)
         latents = made.latents.detach().cpu().contiguous()
         write_whole(self._latents(index), save({"latents": latents}))
-        line = block_record(made, offered=self.config.trace_offered)
-        append_line(self.folder / "trace.jsonl", line)
+        line = BlockTrace.of(made, offered=self.config.trace_offered)
+        append_line(self.folder / "trace.jsonl", line.to_json())
 
     def _checkpoint(self, done: int) -> float:
         """Write the state; returns the time from which the next may be written.
@@ -352,7 +355,7 @@ class _Run:
             join_clips([self._part(row, index) for index in blocks], self.folder / name)
         latents = [load_file(self._latents(index))["latents"] for index in blocks]
         write_whole(self.folder / "latents.safetensors", save({"latents": torch.cat(latents, dim=1)}))
-        seconds = sum(line["seconds"] for line in read_lines(self.folder / "timing.jsonl"))
+        seconds = sum(read_seconds(self.folder / "timing.jsonl"))
         summary = {"blocks": len(blocks), "seconds": seconds, "videos": self._video_names()}
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2).encode())
 

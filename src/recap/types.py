@@ -40,9 +40,10 @@ class Segment:
     values: Tensor  # B N H D
     positions: Tensor  # B N 3, or 1 N 3 for all rows: (t, h, w) phases to rotate the keys by when read
     log_bias: float = 0.0  # ln(lambda) for a reinforced sink
-    token_bias: Tensor | None = (
-        None  # B N, fp32, added to the logits of each token; NO_TOKEN where a slot is empty
-    )
+    # B N, fp32, added to the logits of each token; NO_TOKEN where a slot is empty.
+    token_bias: Tensor | None = None
+    # Which part of a sequence with history this is, set by the backbone; None for what a memory adds.
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class BackboneSpec:
     pictures_per_frame: int  # of every frame but the first, which is one picture
     pictures_per_second: int
     phases: Literal["window", "absolute"] = "window"
-    carries_history: bool = False  # sink and prior are part of the model's own sequence, read anew every step
+    carries_history: bool = (
+        False  # sink and prior are part of the model's own sequence, read again every step
+    )
     decodes_alone: bool = False  # a block's pictures depend on it only; its first frame is one picture
 
     @property
@@ -104,10 +107,6 @@ class BackboneSpec:
         """Index in the video of the first picture of each of these frames."""
         return tuple(self.num_pictures(frame) for frame in range(first_frame, first_frame + num_frames))
 
-    def last_picture(self, frame: int) -> int:
-        """Index in the video of the last picture of a frame."""
-        return self.num_pictures(frame + 1) - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -118,7 +117,7 @@ class Block:
     num_frames: int
     prompts: tuple[str, ...]  # one per row
     clears_prior: bool = False
-    rereads_prior: bool = False  # the prior is made anew under this block's prompts
+    rereads_prior: bool = False  # the prior is made again under this block's prompts
 
     @property
     def end_frame(self) -> int:
@@ -148,7 +147,7 @@ def seeded(seed: int, index: int) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Latents drawn before a block, for a backbone that reads them again; B F C rows columns each."""
+    """Latents generated before a block, for a backbone that reads them again; B F C rows columns each."""
 
     opening: Tensor | None = None  # the video's first frame
     recent: Tensor | None = None  # the newest frames since the last cut, as many as the window reaches
@@ -156,7 +155,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens offered to the bank, or held by it, with the score they were frozen at."""
+    """Tokens offered to the bank, or in it, with the score they were frozen at."""
 
     source: Tensor  # B N 3, int64: (frame, row, column) the token came from
     score: Tensor  # B N, float32
@@ -176,14 +175,16 @@ class MemoryTrace:
     fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
     offered: Candidates | None = None  # whole frames: all that the bank could choose from, taken or not
     edge_share: Tensor | None = (
-        None  # B: of the bank's tokens that were new, those in the first or last column
+        None  # B: of the bank's tokens that were new, those at the left or right border
     )
-    notes: dict[str, bool | int | str] = field(default_factory=dict)  # what else a policy has to say
+    notes: dict[str, bool | int | str] = field(
+        default_factory=dict
+    )  # anything else worth a line of the trace
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a reader should know of a memory before choosing it by name; see `recap list memories`."""
+    """What a reader should know about a memory before choosing it by name; see `recap list memories`."""
 
     keeps: str
     extra_memory: str  # beyond the keys and values it attends to
@@ -194,7 +195,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedBlock:
-    """What the rollout yields: a finished block, seen."""
+    """What the rollout yields: a finished block and its pictures."""
 
     block: Block
     latents: Tensor  # B F C rows columns

@@ -58,7 +58,7 @@ def test_as_released_is_unpatched_bit_for_bit(kind, memory, lora):
     assert torch.equal(latents, remembered) and torch.equal(video, remembered_video)
     same_caches(bare, held)
     assert attached.checkout == kind and len(attached.trace) == 6
-    assert [line["first_pictures"] for line in attached.trace[:2]] == [[0, 1, 5], [9, 13, 17]]
+    assert [list(line.first_pictures) for line in attached.trace[:2]] == [[0, 1, 5], [9, 13, 17]]
     absolute = kind in ("self-forcing", "longlive-1.0")
     assert attached.spec.phases == ("absolute" if absolute else "window")
     assert attached.spec.window_frames == KINDS[kind][3]
@@ -147,7 +147,7 @@ def test_a_prompt_switch_is_followed_bit_for_bit(kind, at, global_sink):
         _, remembered = switch(held, 7, at)
     assert torch.equal(latents, remembered)
     same_caches(bare, held)
-    assert [line["block"] for line in attached.trace] == [*range(7)]
+    assert [line.block for line in attached.trace] == [*range(7)]
 
 
 def test_given_frames_go_in_by_the_clean_pass():
@@ -157,7 +157,7 @@ def test_given_frames_go_in_by_the_clean_pass():
     with attach(held, "none", phases="released") as attached:
         _, remembered = draw(held, initial_latent=given)
     assert torch.equal(latents, remembered)
-    assert len(attached.trace) == 8 and attached.trace[0]["attention_share"] == {}
+    assert len(attached.trace) == 8 and not any(attached.trace[0].shares.values())
 
 
 def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
@@ -205,10 +205,10 @@ def test_recap_changes_all_but_the_first_block(kind):
     assert changed.tolist() == [False] * 3 + [True] * 15
     assert torch.equal(video[:, :9], seen[:, :9]) and video.shape == seen.shape
     first, second, third = attached.trace[:3]
-    assert first["attention_share"] == {"current": [1.0]} and first["attended_tokens"] == {"current": 18}
-    assert second["attended_tokens"] == {"sink": 6, "prior": 12, "current": 18, "bank": 6}
-    assert sum(share for (share,) in third["attention_share"].values()) == pytest.approx(1, abs=1e-5)
-    assert len(first["admitted"][0]) == 6
+    assert first.shares == {"current": [1.0]} and first.tokens == {"current": 18}
+    assert second.tokens == {"sink": 6, "prior": 12, "current": 18, "bank": 6}
+    assert sum(share for (share,) in third.shares.values()) == pytest.approx(1, abs=1e-5)
+    assert len(first.admitted[0]) == 6
     assert len({tuple(place) for row in attached.memory.bank.held.source for place in row.tolist()}) == 6
 
 
@@ -218,7 +218,7 @@ def test_reinforcement_moves_attention_to_the_sink():
         pipeline = make("infinite-forcing")
         with attach(pipeline, {"name": "sink", "reinforcement": reinforcement}) as attached:
             draw(pipeline, blocks=2)
-        shares.append(attached.trace[1]["attention_share"]["sink"][0])
+        shares.append(attached.trace[1].shares["sink"][0])
     assert shares[1] > 1.5 * shares[0]
 
 
@@ -321,7 +321,7 @@ def test_each_video_starts_with_an_empty_memory():
             draw_interrupted(pipeline, at=5)
         _, latents = draw(pipeline, seed=4)
     assert torch.equal(latents, expected)
-    assert [(line["video"], line["block"]) for line in attached.trace] == [
+    assert [(line.video, line.block) for line in attached.trace] == [
         *((0, block) for block in range(6)), (1, 0), *((2, block) for block in range(6))
     ]  # fmt: skip
 

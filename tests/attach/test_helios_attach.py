@@ -62,10 +62,10 @@ def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
     for chunk in range(1, CHUNKS):
         own = slice(chunk * FRAMES, (chunk + 1) * FRAMES)
         assert not torch.equal(drawn[:, own], stock[kind][:, own])
-    assert attached.trace[0]["attention_share"] == {}
-    assert attached.trace[1]["attended_tokens"]["bank"] == attached.spec.frame_tokens
-    assert len(attached.trace[1]["attention_share_by_stage"]) == len(ROWS[kind].steps)
-    assert 0 < attached.trace[1]["attention_share"]["sink"][0] < 1
+    assert not any(attached.trace[0].shares.values())
+    assert attached.trace[1].tokens["bank"] == attached.spec.frame_tokens
+    assert len(attached.trace[1].stage_shares) == len(ROWS[kind].steps)
+    assert 0 < attached.trace[1].shares["sink"][0] < 1
     assert torch.equal(call(pipeline, kind), stock[kind])  # and all of it is gone
 
 
@@ -145,7 +145,7 @@ def test_an_error_inside_does_not_spoil_the_next_call_within(stock):
             call(pipeline, "distilled")
         handle.remove()
         assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
-    assert [line["video"] for line in attached.trace] == [1] * CHUNKS
+    assert [line.video for line in attached.trace] == [1] * CHUNKS
 
 
 def test_every_call_is_a_video_with_a_fresh_memory():
@@ -153,8 +153,8 @@ def test_every_call_is_a_video_with_a_fresh_memory():
     with attach(pipeline, "recap", flow="classical") as attached:
         one, other = call(pipeline, "distilled", chunks=2), call(pipeline, "distilled", chunks=2)
     assert torch.equal(one, other)
-    assert [line["video"] for line in attached.trace] == [0, 0, 1, 1]
-    assert [line["block"] for line in attached.trace] == [0, 1, 0, 1]
+    assert [line.video for line in attached.trace] == [0, 0, 1, 1]
+    assert [line.block for line in attached.trace] == [0, 1, 0, 1]
 
 
 def test_an_image_is_a_sink_from_the_start(stock):
@@ -166,10 +166,10 @@ def test_an_image_is_a_sink_from_the_start(stock):
     with attach(pipeline, "recap", flow="classical") as attached:
         drawn = call(pipeline, "distilled", **given)
     assert not torch.equal(plain, drawn)
-    assert "sink" in attached.trace[0]["attention_share"]
-    assert attached.trace[0]["first_frame"] == 1
+    assert attached.trace[0].shares["sink"]
+    assert attached.trace[0].first_frame == 1
     # The image is frame 0 and none of the video's pictures.
-    assert [line["first_pictures"][:2] for line in attached.trace] == [[0, 1], [33, 34]]
+    assert [line.first_pictures[:2] for line in attached.trace] == [(0, 1), (33, 34)]
 
 
 def test_a_pipeline_of_the_authors_own_goes_by_the_name_of_its_class(stock):
@@ -205,7 +205,7 @@ def test_stages_may_have_their_own_lambda():
         memory = {"name": "sink", "reinforcement": 5}
         with attach(pipeline, memory, stage_reinforcement=stages) as attached:
             call(pipeline, "distilled", chunks=2)
-        shares[stages] = [s["sink"][0] for s in attached.trace[1]["attention_share_by_stage"]]
+        shares[stages] = [s["sink"][0] for s in attached.trace[1].stage_shares]
     assert shares[1.0, 1.8, 5.0][0] < shares[()][0] and shares[1.0, 1.8, 5.0][1] < shares[()][1]
 
 

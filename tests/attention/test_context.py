@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from one_softmax import reference
@@ -11,7 +13,7 @@ from recap.attention.attend import Readable
 from recap.attention.context import BlockContext
 from recap.attention.rope import rotate, rotation
 from recap.memory.sink import SinkConfig
-from recap.types import Block, Role, Segment, frame_positions
+from recap.types import Block, Role, Segment, Tokens, frame_positions
 
 
 def own_segment(spec, phases):
@@ -36,7 +38,7 @@ def step(context, spec, own):
 def settle(policy, spec, index):
     context = BlockContext(policy, policy.begin(block_of(index)))
     own = own_segment(spec, context.phases)
-    step(context.settling(), spec, own)
+    step(context.clean_pass(), spec, own)
     policy.commit(block_of(index), torch.empty(0))
     return own
 
@@ -90,8 +92,53 @@ def test_only_the_clean_pass_writes(policy, spec):
     context = BlockContext(policy, policy.begin(block_of(0)))
     noisy, clean = own_segment(spec, context.phases), own_segment(spec, context.phases)
     step(context, spec, noisy)
-    step(context.settling(), spec, clean)
+    step(context.clean_pass(), spec, clean)
     policy.commit(block_of(0), torch.empty(0))
     policy.begin(block_of(1))
     sink, prior = policy.arrange(0, [])
     assert torch.equal(torch.cat([sink.keys, prior.keys], dim=1), clean.keys)
+
+
+class Rebuilding:
+    """A policy that makes its segments again whenever it is asked."""
+
+    def __init__(self, policy):
+        self._policy, self.asked = policy, []
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def arrange(self, layer, own):
+        self.asked.append(layer)
+        return [replace(segment) for segment in self._policy.arrange(layer, own)]
+
+
+def test_a_policy_is_asked_once_per_block_and_layer_whatever_it_returns(policy, spec):
+    settle(policy, spec, 0)
+    rebuilding = Rebuilding(policy)
+    contexts = [BlockContext(each, policy.begin(block_of(1))) for each in (policy, rebuilding)]
+    own = own_segment(spec, contexts[0].phases)
+    query = torch.randn(1, spec.block_tokens, spec.heads, spec.head_dim, dtype=torch.float64)
+    for _ in range(3):
+        for layer in range(spec.layers):
+            one, other = (context.attend(layer, query, [own]) for context in contexts)
+            assert torch.equal(one, other)
+    assert rebuilding.asked == list(range(spec.layers))
+
+
+def test_the_clean_pass_shares_what_was_rotated_and_measures_for_itself(policy, spec):
+    settle(policy, spec, 0)
+    rebuilding = Rebuilding(policy)
+    context = BlockContext(rebuilding, policy.begin(block_of(1)))
+    clean = context.clean_pass()
+    assert clean.block_key is context.block_key is not BlockContext(policy, context.phases).block_key
+    own = own_segment(spec, context.phases)
+    step(context, spec, own)
+    before = context.shares()
+    step(clean, spec, own)
+    assert len(rebuilding.asked) == spec.layers
+    assert all(torch.equal(before[role], share) for role, share in context.shares().items())
+    tokens = Tokens(own.keys, own.keys, own.values, own.positions)
+    clean.hand_over(0, tokens)
+    with pytest.raises(AssertionError, match="clean_pass"):
+        context.hand_over(0, tokens)

@@ -16,8 +16,8 @@ from recap.flow import ClassicalFlow
 from recap.memory.bank import NoveltyBank
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
-from recap.rollout import rollout
-from recap.trace import block_record
+from recap.rollout import Resume, rollout
+from recap.trace import BlockTrace
 from recap.types import Block, Candidates, Role
 
 PROMPT = "a boat on the sea"
@@ -44,7 +44,7 @@ def build(memory, rule, spec, dino):
 
 def draw(backbone, policy, shots, seeds=(0,), start=0, decoder=None):
     plan = make_plan([shots] * len(seeds), backbone.spec)
-    return rollout(backbone, policy, plan, seeds=seeds, start=start, decoder=decoder)
+    return rollout(backbone, policy, plan, seeds=seeds, resume=Resume(start), decoder=decoder)
 
 
 @pytest.mark.parametrize(("memory", "rule"), PAIRS)
@@ -52,7 +52,7 @@ def test_draws_on_the_embedded_backbone_and_its_trace_is_plain_data(memory, rule
     policy = build(memory, rule, embedded.spec, dino)
     for made in draw(embedded, policy, [Shot(PROMPT, 2.25)]):
         assert torch.isfinite(made.latents).all()
-        record = json.loads(json.dumps(block_record(made)))
+        record = json.loads(json.dumps(BlockTrace.of(made).to_json()))
     assert record["attended_tokens"]["bank"] == embedded.spec.frame_tokens
 
 
@@ -81,7 +81,12 @@ def test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow(memory, ru
     blocks = [replace(block, clears_prior=block.index == 40) for block in plan.blocks]
     sizes = {}
     for made in rollout(
-        embedded, policy, replace(plan, blocks=tuple(blocks)), seeds=[0], told=told, decoder=Drifting(spec)
+        embedded,
+        policy,
+        replace(plan, blocks=tuple(blocks)),
+        seeds=[0],
+        resume=Resume(opening_latents=told),
+        decoder=Drifting(spec),
     ):
         if made.block.index in (9, 39, 59):
             sizes[made.block.index] = sum(value.nbytes for value in policy.state().values())
@@ -120,7 +125,7 @@ def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memo
         again = head + [next(tail) for _ in range(3)]
         for one, other in zip(straight, again, strict=False):
             assert torch.equal(one.latents, other.latents)
-            assert block_record(one) == block_record(other)
+            assert BlockTrace.of(one) == BlockTrace.of(other)
 
 
 @pytest.mark.parametrize("rule", ADMISSIONS)

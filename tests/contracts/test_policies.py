@@ -19,8 +19,8 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES, MEMORIES, load_backbone
-from recap.rollout import block_noise, rollout
-from recap.trace import block_record
+from recap.rollout import Resume, block_noise, rollout
+from recap.trace import BlockTrace
 from recap.types import Card, Role
 
 # Settings with which three blocks already compress, fold and replay; a memory without a row runs as it is.
@@ -82,8 +82,8 @@ def test_policy_runs_and_its_trace_adds_up(every_backbone, name):
         assert made.pixels.min() >= 0 and made.pixels.max() <= 1
         assert set(made.shares) == set(made.memory.tokens)
         torch.testing.assert_close(sum(made.shares.values()), torch.ones(2), rtol=0, atol=1e-5)
-    record = block_record(blocks[-1])
-    attended = sum(record["attended_tokens"].values()) / backbone.spec.frame_tokens
+    record = BlockTrace.of(blocks[-1])
+    attended = sum(record.tokens.values()) / backbone.spec.frame_tokens
     budgets, filled = CONFIGS[name].attended_frames(backbone.spec), blocks[-1].block.end_frame
     assert attended in budgets or attended == filled < max(budgets)
 
@@ -105,9 +105,9 @@ def test_stopping_and_going_on_changes_nothing(every_backbone, name):
         second, second_decoder = fresh()
         second.load_state(first.state())
         second_decoder.load_state(first_decoder.state())
-        tail = list(rollout(backbone, second, plan, seeds=[3], decoder=second_decoder, start=stop))
+        tail = list(rollout(backbone, second, plan, seeds=[3], decoder=second_decoder, resume=Resume(stop)))
         assert same(straight, head + tail)
-        assert [block_record(b) for b in straight] == [block_record(b) for b in head + tail]
+        assert [BlockTrace.of(b) for b in straight] == [BlockTrace.of(b) for b in head + tail]
         assert all(torch.equal(policy.state()[n], v) for n, v in second.state().items())
 
 

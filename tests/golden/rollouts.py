@@ -20,7 +20,7 @@ from recap.config import RunConfig
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
-from recap.trace import block_record
+from recap.trace import BlockTrace
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SEED = 3
@@ -60,7 +60,10 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
     for block in rollout(backbone, policy, make_plan([config.shots], backbone.spec), seeds=[SEED]):
         latents.update(block.latents.numpy().tobytes())
         figures.append([round(float(block.latents.mean()), 4), round(float(block.latents.std()), 4)])
-        trace.append(block_record(block))
+        line = BlockTrace.of(block).to_json()
+        # The golden file is older than the count of pictures.
+        assert line.pop("num_pictures") == block.pixels.shape[1]
+        trace.append(line)
     memory = hashlib.sha256()
     for tensor in tensors(policy.state()):
         memory.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())

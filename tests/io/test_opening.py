@@ -15,7 +15,7 @@ from recap.io.video import ClipWriter, open_clip
 from recap.registry import load_backbone
 from recap.run import generate, resume
 from recap.show.png import write_png
-from recap.trace import read_lines
+from recap.trace import read_trace
 
 SHOTS = [{"prompt": "a fox on a beach by day", "seconds": 1.5}]
 
@@ -55,9 +55,9 @@ def test_a_video_continues_from_a_clip(tmp_path, clip, spec):
     assert record.num_pictures == len(shown) == 17 + 24 and record.num_blocks == 4
     error = np.square(shown[:17].astype(float) - wanted[:17]).mean()
     assert 10 * np.log10(255**2 / error) > 25  # through the autoencoder and two codecs
-    trace = read_lines(tmp_path / "run" / "trace.jsonl")
-    assert [line["attention_share"] == {} for line in trace] == [True, True, False, False]
-    assert trace[2]["attended_tokens"]["sink"] == spec.frame_tokens and trace[2]["admitted"][0]
+    trace = read_trace(tmp_path / "run" / "trace.jsonl")
+    assert [line.shares["current"] is None for line in trace] == [True, True, False, False]
+    assert trace[2].tokens["sink"] == spec.frame_tokens and trace[2].admitted[0]
 
 
 def test_it_resumes_when_the_clip_is_gone(tmp_path, clip):

@@ -6,7 +6,7 @@ refuses the operations that hand one to Python or make a shape of it. On CUDA th
 
 The boundary, drawn where the values are wanted:
 - inside it: `begin`, `denoise`, `settle`, `decode`, `commit` (propose, admit, slide), RAFT-small, plain and fast;
-- outside: recorders (`block_record` reads the trace), the run's check that a block is finite, files, states that
+- outside: recorders (`BlockTrace.of` reads the trace), the run's check that a block is finite, files, states that
   are loaded; flow by OpenCV, which works on the CPU; a bank kept in the CPU's memory (`bank_on_host`).
 """
 
@@ -32,16 +32,16 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
-from recap.trace import block_record
+from recap.trace import BlockTrace
 from recap.types import Block
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "equal", "is_nonzero"}
 
 CPU_ONLY = {
     # On the CPU a block of NaN is refused at once; on other devices that check is left out.
-    ("flow_novelty.py", "_check"),
+    ("flow.py", "_check"),
     # torch checks quantiles to lie in 0..1 by their values, on the CPU alone (aten/native/Sorting.cpp).
-    ("flow_novelty.py", "_scale"),
+    ("flow.py", "_scale"),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_block_is_drawn_and_remembered_without_reading_a_value(elsewhere, kind
     assert policy.bank.count == elsewhere.spec.frame_tokens
     # The boundary: the trace is written down later, by whoever wants it, and that is where one waits.
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        block_record(made[-1])
+        BlockTrace.of(made[-1])
 
 
 @pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig(), SinkConfig(reinforcement=5.0)])

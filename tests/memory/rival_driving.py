@@ -47,7 +47,7 @@ def draw_block(policy, spec, block, passes):
     seen: dict[int, list[Segment]] = {}
     for made in passes:
         if made is passes[-1]:
-            context.settling()
+            context = context.clean_pass()
         for layer in range(spec.layers):
             own = [Segment(Role.CURRENT, made.keys[layer], made.values[layer], positions)]
             context.attend(layer, made.queries[layer], own)

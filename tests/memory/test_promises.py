@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +23,8 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.memory.store import Store
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
-from recap.rollout import rollout
-from recap.trace import append_line, block_record, read_lines
+from recap.rollout import Resume, rollout
+from recap.trace import BlockTrace, append_line, read_trace
 from recap.types import Role
 
 SOURCE = Path(recap.__file__).parent
@@ -111,10 +110,10 @@ def test_cuts_and_stopping_anywhere_around_them(backbone, name):
         again, other = config.build(backbone.spec, None), backbone.decoder()
         again.load_state(states[stop - 1][0])
         other.load_state(states[stop - 1][1])
-        tail = rollout(backbone, again, plan, seeds=[0, 1], decoder=other, start=stop)
+        tail = rollout(backbone, again, plan, seeds=[0, 1], decoder=other, resume=Resume(stop))
         for made, known in zip(islice(tail, 3), whole[stop:], strict=False):
             assert torch.equal(made.latents, known.latents)
-            assert block_record(made) == block_record(known)
+            assert BlockTrace.of(made) == BlockTrace.of(known)
         end = states[stop + 2][0]
         assert set(end) == set(again.state())
         assert all(torch.equal(end[n], v) for n, v in again.state().items())
@@ -252,9 +251,7 @@ def test_a_long_prior_is_read_again_without_a_look_ahead(name, seconds):
             kept = policy.arrange(layer, own)
             later = [keys[0, 0] for f, made in written.items() if f >= self.first for keys in made]
             if later and layer == 0:
-                seen = torch.cat(
-                    [s.keys[0, :, 0] for s in kept if s.role is not Role.CURRENT] or [own[0].keys[0, :0, 0]]
-                )
+                seen = torch.cat([later[0][None, :0], *(s.keys[0, :, 0] for s in kept)])
                 assert not (seen[:, None] == torch.stack(later)).all(-1).any()
             return kept
 
@@ -330,7 +327,9 @@ def test_sixty_blocks_on_the_embedded_backbone(embedded, name):
     told = torch.randn(1, 59 * 3, spec.latent_channels, *spec.latent_size)
     policy = DEFAULTS[name].build(spec, None)
     plan = make_plan([[Shot("a boat on the sea", 0.75)]], spec, told.shape[1])
-    *_, made = rollout(embedded, policy, plan, seeds=[0], told=told, decoder=Undecoded())
+    *_, made = rollout(
+        embedded, policy, plan, seeds=[0], resume=Resume(opening_latents=told), decoder=Undecoded()
+    )
     assert made.block.index == 59 and torch.isfinite(made.latents).all()
     frames = sum(made.memory.tokens.values()) / spec.frame_tokens
     assert frames in DEFAULTS[name].attended_frames(spec)
@@ -358,11 +357,10 @@ def test_every_memory_with_every_admission_by_name(embedded, tmp_path, dino, mem
     policy = recap.build_memory(config, embedded.spec)
     plan = recap.make_plan([config.shots], embedded.spec)
     for made in recap.rollout(embedded, policy, plan, seeds=[0]):
-        append_line(tmp_path / "trace.jsonl", block_record(made))
-    lines = read_lines(tmp_path / "trace.jsonl")
-    assert [line["clears_prior"] for line in lines] == [False, True]
-    assert all(line["attended_tokens"]["current"] == embedded.spec.block_tokens for line in lines)
-    json.dumps(lines)
+        append_line(tmp_path / "trace.jsonl", BlockTrace.of(made).to_json())
+    lines = read_trace(tmp_path / "trace.jsonl")
+    assert [line.clears_prior for line in lines] == [False, True]
+    assert all(line.tokens["current"] == embedded.spec.block_tokens for line in lines)
 
 
 def test_each_memory_file_stands_alone():

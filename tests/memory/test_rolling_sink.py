@@ -11,7 +11,7 @@ from rival_driving import absolute, draw_block, drive, frames_of, random_block
 from recap.memory.rolling_sink import RollingSinkConfig, replayed_frame, replayed_runs
 from recap.plan import Shot, make_plan
 from recap.rollout import block_noise, rollout
-from recap.trace import block_record
+from recap.trace import BlockTrace
 from recap.types import Role
 
 # first frame of the block: what stands in its window before the last three frames, which are real
@@ -139,7 +139,7 @@ def test_tiled_noise_starts_every_block_alike_and_is_said_in_the_trace(backbone)
     for tiled in (False, True):
         policy = RollingSinkConfig(tiled_noise=tiled).build(backbone.spec, None)
         drawn[tiled] = list(rollout(backbone, policy, plan, seeds=[0]))
-        assert all(block_record(made)["notes"] == {"tiled_noise": tiled} for made in drawn[tiled])
+        assert all(BlockTrace.of(made).notes == {"tiled_noise": tiled} for made in drawn[tiled])
     assert RollingSinkConfig().tiled_noise is False
     assert torch.equal(drawn[True][0].latents, drawn[False][0].latents)
     assert not torch.equal(drawn[True][1].latents, drawn[False][1].latents)

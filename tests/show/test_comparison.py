@@ -16,9 +16,9 @@ from recap.contracts import Curve
 from recap.eval.judges.probe import Probe, save_probe
 from recap.io.video import open_clip
 from recap.run import resume
-from recap.show.comparison import ComparisonSummary, compare, replay_bank
+from recap.show.comparison import ComparisonSummary, compare
 from recap.show.measures import ColourJudge, contrast, histogram_cosine
-from recap.trace import read_lines
+from recap.trace import bank_before, has_bank, read_trace
 
 SHOTS = [{"prompt": "a red boat </script>", "seconds": 2}, {"prompt": "a house", "seconds": 2}]
 MEMORIES = ("none", "sink", "recap")
@@ -151,19 +151,20 @@ def test_the_replayed_bank_is_the_one_the_run_ended_with(whole):
     state = load_file(whole.runs["recap"] / "state.safetensors")
     count = int(state["policy.bank.count"])
     source, score = (state[f"policy.bank.{part}"][0, :count].tolist() for part in ("source", "score"))
-    held = replay_bank(read_lines(whole.runs["recap"] / "trace.jsonl"))
-    assert held == {tuple(place): value for place, value in zip(source, score, strict=True)}
-    assert replay_bank(read_lines(whole.runs["sink"] / "trace.jsonl")) is None
+    trace = read_trace(whole.runs["recap"] / "trace.jsonl")
+    assert bank_before(trace, len(trace)) == {
+        tuple(place): value for place, value in zip(source, score, strict=True)
+    }
+    assert has_bank(trace) and not has_bank(read_trace(whole.runs["sink"] / "trace.jsonl"))
     # Something must have left it again, or the replay was not put to the test.
-    assert any(
-        line["evicted"][0] for line in read_lines(whole.runs["recap"] / "trace.jsonl") if "evicted" in line
-    )
+    assert any(line.evicted[0] for line in trace if line.evicted)
 
 
 def test_the_page_shows_that_bank(whole):
     none, _, recap = page_data(whole)["methods"]
-    held = replay_bank(read_lines(whole.runs["recap"] / "trace.jsonl"))
-    assert none["bank"] is None and held is not None
+    trace = read_trace(whole.runs["recap"] / "trace.jsonl")
+    held = bank_before(trace, len(trace))
+    assert none["bank"] is None and held
     new = sorted(place for place, score in held.items() if score > 0)
     assert [tuple(patch[1:4]) for patch in recap["bank"]["patches"]] == new
     assert [patch[0] for patch in recap["bank"]["patches"]] == [frame * 4 / 16 for frame, _, _ in new]

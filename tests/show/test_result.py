@@ -35,7 +35,7 @@ def test_a_prompt_becomes_a_run(made: recap.Run) -> None:
     assert made.video.name == "video.mp4" and made.videos == (made.video,)
     assert made.pictures.dtype == np.uint8 and made.pictures.shape[0] == round(made.seconds * 16)
     assert made.pictures.shape[-1] == 3 and made.pictures is made.pictures
-    assert [line["block"] for line in made.trace] == [0, 1, 2]
+    assert [line.block for line in made.trace] == [0, 1, 2]
     assert made.config.memory.name == "recap" and made.config.shots[0].prompt == "a red boat"
     assert made._repr_html_().startswith('<video src="data:video/mp4;base64,')
     assert repr(made) == f"Run({str(made.folder)!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from recap.eval.judges.witness import ProbeWitness
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.sampling import InMemoryClip
+from recap.trace import BlockTrace
 
 FPS = 16
 SIZE = (48, 64)
@@ -65,11 +67,11 @@ class LeftColumn(ProbeWitness):
 
 def trace_line(block, admitted, *, evicted=(), edge=0.5, cut=False):
     first = [max(0, 4 * frame - 3) for frame in range(3 * block, 3 * block + 3)]
-    return {
-        "block": block, "first_frame": 3 * block, "first_pictures": first, "clears_prior": cut,
-        "admitted": [[[*entry] for entry in admitted]], "evicted": [[[*entry] for entry in evicted]],
-        "bank_edge_share": [edge],
-    }  # fmt: skip
+    rows = [[{entry[:3]: entry[3] for entry in entries}] for entries in (admitted, evicted)]
+    return BlockTrace(
+        block, 3 * block, tuple(first), 12 - 3 * (block == 0), clears_prior=cut,
+        edge_share=[edge], admitted=rows[0], evicted=rows[1],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("cut", "edge", "share", "filled"), [(False, 0.75, 2 / 4, 4), (True, 0.5, 1 / 3, 3)])
@@ -119,7 +121,8 @@ def judged(monkeypatch, table, shots, show, measure, *, admit=None):
     trace = []
     for block, (text, cut) in enumerate(prompts):
         line = trace_line(block, (admit or {}).get(block, ()), cut=cut and block > 0)
-        trace.append({**line, "prompts": [text]} if admit is not None else without_a_bank(line, text))
+        bank = {} if admit is not None else {"admitted": None, "evicted": None, "edge_share": None}
+        trace.append(replace(line, prompts=(text,), **bank))
     pictures = np.repeat(ground()[None], pictures_of(len(prompts)), axis=0)
     for index, picture in enumerate(pictures):
         for actor, row, column in show(index / FPS):
@@ -127,11 +130,6 @@ def judged(monkeypatch, table, shots, show, measure, *, admit=None):
     monkeypatch.setattr("recap.eval.judged._probe", Squares)
     run = JudgedRun(data_of(table), InMemoryClip(pictures, FPS), trace)
     return {each.name: each for each in find_measure(measure).score(run)}
-
-
-def without_a_bank(line, text):
-    kept = ("block", "first_frame", "first_pictures", "clears_prior")
-    return {**{name: line[name] for name in kept}, "prompts": [text]}
 
 
 def ground():

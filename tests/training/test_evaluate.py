@@ -21,7 +21,7 @@ from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.eval.judges.probe import CELL, NOBODY, Judged, Probe
 from recap.flow import ClassicalFlow
 from recap.plan import Shot, make_plan
-from recap.rollout import rollout
+from recap.rollout import Resume, rollout
 from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
 from training.evaluate import PARTS, choose_flow, main, measure, read_arguments
 from training.measures import (
@@ -142,7 +142,7 @@ def test_a_given_past_leaves_the_same_memory_as_a_generated_one(bench, memory):
     generated, resumed = bench.policy(memory), bench.policy(memory)
     made = list(rollout(bench.models.four, generated, plan, seeds=[1, 2]))
     past = torch.cat([block.latents for block in made[:2]], dim=1)
-    again = list(rollout(bench.models.four, resumed, plan, seeds=[1, 2], told=past))
+    again = list(rollout(bench.models.four, resumed, plan, seeds=[1, 2], resume=Resume(opening_latents=past)))
     # After two given blocks, the third is generated as before.
     assert torch.equal(again[2].latents, made[2].latents)
     wanted = generated.state()

@@ -65,7 +65,7 @@ def step_through(model: CausalWan, batch: ClipBatch, policy: MemoryPolicy, cut: 
         prompt = model.condition(batch.text[:1, index])
         context = BlockContext(policy, policy.begin(block))
         flows.append(model(batch.noisy[:1, index], 1000 * batch.sigma[0, index].item(), prompt, context))
-        model(batch.clean[:1, index], 0.0, prompt, context.settling())
+        model(batch.clean[:1, index], 0.0, prompt, context.clean_pass())
         policy.commit(block, torch.zeros(1))
     return torch.stack(flows, dim=1)
 

@@ -1,6 +1,6 @@
 """attach: the memories of this package in a checkout of somebody else's model, for the length of a `with`.
 
-Nothing of the package is imported until it is used: the public name lives here, what it needs beside it.
+Nothing of the package is imported until it is used: the public name is here, what it needs in the other files.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def attach(
 
     if find_helios(pipeline) is not None:
         options = {"phases": phases != "window", "window_frames": window_frames, "decoder": decoder}
-        for option, given in options.items():
-            if given:
+        for option, chosen in options.items():
+            if chosen:
                 limit = "Helios has its own, which cannot be chosen"
                 raise refuse(option, locals()[option], limit, "leave it out")
         return attached_helios(
             pipeline, memory, admission=admission, flow=flow, stage_reinforcement=stage_reinforcement
         )
     if stage_reinforcement:
-        limit = "only Helios draws in stages"
+        limit = "only Helios generates in stages"
         raise refuse("stage_reinforcement", stage_reinforcement, limit, "set the memory's reinforcement")
     return attached(
         pipeline,

@@ -36,12 +36,14 @@ def plan_write(
 ) -> CacheWrite:
     """The write of `new` tokens, the first of which is token `start` of the video."""
     capacity, end = cache["k"].shape[1], start + new
-    global_end, held = int(cache["global_end_index"].item()), int(cache["local_end_index"].item())
-    evicted = max(held + new - capacity, 0) if rolls and end > global_end else 0
-    local_end = held + end - global_end - evicted
+    global_end, filled = int(cache["global_end_index"].item()), int(cache["local_end_index"].item())
+    evicted = max(filled + new - capacity, 0) if rolls and end > global_end else 0
+    local_end = filled + end - global_end - evicted
     if local_end > capacity:
         limit = f"it holds {capacity} tokens and never lets go of any; the video has come to token {end}"
-        raise refuse("kv_cache", capacity, limit, "set the model's local_attn_size, or draw a shorter video")
+        raise refuse(
+            "kv_cache", capacity, limit, "set the model's local_attn_size, or generate a shorter video"
+        )
     recompute = protects_sink and end <= global_end and start > 0
     write_start = max(local_end - new, sink_tokens) if recompute else local_end - new
     return CacheWrite(local_end - new, local_end, write_start, end, evicted, sink_tokens, recompute)

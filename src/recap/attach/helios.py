@@ -1,18 +1,18 @@
 """A memory in diffusers' own Helios pipelines: the user's pipeline, unchanged, the same call.
 
-What is heard, and what it means:
+What is hooked, and what a call of it means:
     pipeline.check_inputs    a call begins: a fresh memory
     a forward                of the transformer, by hooks of torch: the first since the last decode begins a chunk
     scheduler.step           its result is the chunk, in the bits that later chunks read
     vae.decode               once per chunk, which is finished: its pictures are scored, the clean pass runs
-Everything is set on instances and put back; nothing is drawn from a generator, so seeds stay comparable.
+Everything is set on instances and put back; no generator of random numbers is used, so seeds stay comparable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,15 +20,14 @@ from torch import Tensor
 
 from recap.attach.session import Attached, BuildMemory
 from recap.attach.wan import Patches, memory_builder
-from recap.attention.context import BlockContext
 from recap.backbones.helios.backbone import check_stages
 from recap.backbones.helios.history import Slices, clean_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.spec import PICTURES_PER_SECOND
 from recap.contracts import MemoryConfig
 from recap.errors import refuse
-from recap.trace import block_record
-from recap.types import BackboneSpec, Block, GeneratedBlock
+from recap.rollout import BlockRun
+from recap.types import BackboneSpec, Block
 
 PIPELINES = {"HeliosPipeline": "helios", "HeliosPyramidPipeline": "helios-pyramid"}
 HISTORY = ("latents_history_long", "latents_history_mid", "latents_history_short")
@@ -67,9 +66,9 @@ def attached_helios(
         for layer, block in enumerate(transformer.blocks):
             stock = block.attn1.processor
             patches.set(block.attn1, "processor", MemoryProcessor(stock, layer, session.reading))
-        patches.set(pipeline, "check_inputs", session.hears_call(pipeline.check_inputs))
-        patches.set(pipeline.scheduler, "step", session.hears_step(pipeline.scheduler.step))
-        patches.set(pipeline.vae, "decode", session.hears_decode(pipeline.vae.decode))
+        patches.set(pipeline, "check_inputs", session.wrap_call(pipeline.check_inputs))
+        patches.set(pipeline.scheduler, "step", session.wrap_step(pipeline.scheduler.step))
+        patches.set(pipeline.vae, "decode", session.wrap_decode(pipeline.vae.decode))
         # Hooks of torch, not a patched `forward`: offloading exchanges that one at the end of every call.
         handles.append(transformer.register_forward_pre_hook(session.before, with_kwargs=True))
         handles.append(transformer.register_forward_hook(session.after, always_call=True))
@@ -82,12 +81,11 @@ def attached_helios(
 
 @dataclass(slots=True)
 class Chunk:
-    """The one under way."""
+    """The chunk in progress."""
 
-    block: Block
-    context: BlockContext
+    run: BlockRun
     asked: dict[str, Any]  # history, indices and text of its forwards
-    given_opening: bool  # whether the opening frame is a real one
+    real_opening: bool  # whether there is an opening frame, and not zeros in its place
 
 
 class HeliosSession:
@@ -97,25 +95,24 @@ class HeliosSession:
         self._pipeline = pipeline
         self._build = build
         self._stages = stages
-        self._videos = 0
         self._finished = 0  # chunks of this video
-        self._offset = 0  # 1 where the opening was given and is no frame of the first chunk
+        self._offset = 0  # 1 where the user passed the opening, which is then no frame of the first chunk
         self._chunk: Chunk | None = None
         self._stepped: Tensor | None = None
         self._open: AbstractContextManager[None] | None = None
         self._settling = False
 
-    def hears_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def check_inputs(*args: Any, **kwargs: Any) -> Any:
             self._finished, self._chunk, self._stepped = 0, None, None
             self.attached.memory = None
             self.reading.forget()
-            self._videos += 1
+            self.attached.videos += 1
             return original(*args, **kwargs)
 
         return check_inputs
 
-    def hears_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             self._stepped = result[0]
@@ -123,7 +120,7 @@ class HeliosSession:
 
         return step
 
-    def hears_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def decode(z: Tensor, *args: Any, **kwargs: Any) -> Any:
             result = original(z, *args, **kwargs)
             if self._chunk is not None:
@@ -133,7 +130,7 @@ class HeliosSession:
         return decode
 
     def before(self, module: Any, args: tuple[Any, ...], asked: dict[str, Any]) -> None:
-        """A forward of the transformer begins."""
+        """Hook: a forward of the transformer begins."""
         if self._settling or any(asked.get(name) is None for name in HISTORY):
             return
         if self._chunk is None:
@@ -141,16 +138,15 @@ class HeliosSession:
         assert self.attached.spec is not None
         spec, chunk = self.attached.spec, self._chunk
         hidden = asked["hidden_states"]
-        level = (
-            max(spec.latent_size[0] // hidden.shape[-2], 1).bit_length() - 1
-        )  # halvings of full resolution
+        # Halvings of full resolution.
+        level = max(spec.latent_size[0] // hidden.shape[-2], 1).bit_length() - 1
         stage = max(int(self._pipeline.scheduler.config.stages) - 1 - level, 0)
         if self._stages and level >= len(self._stages):
-            limit = f"the pipeline draws a stage {level} halvings below full resolution"
+            limit = f"the pipeline has a stage {level} halvings below full resolution"
             raise refuse("stage_reinforcement", self._stages, limit, "give one value per stage")
-        self._open = self.reading.drawing(
-            chunk.context,
-            self._places(asked, _tokens(hidden, spec), real=chunk.given_opening),
+        self._open = self.reading.denoising(
+            chunk.run.context,
+            self._places(asked, _tokens(hidden, spec), real=chunk.real_opening),
             spec.grid,
             stage=stage,
             reinforcement=self._stages[-1 - level] if self._stages else None,
@@ -158,33 +154,27 @@ class HeliosSession:
         self._open.__enter__()
 
     def after(self, module: Any, args: Any, result: Any) -> None:
-        """It is over, also by an error."""
+        """Hook: the forward is over, also by an error."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
 
     def _begin(self, asked: dict[str, Any]) -> Chunk:
         opening = asked["latents_history_short"][:, :, 0]
-        given = self._finished > 0 or bool(opening.any())
+        real = self._finished > 0 or bool(opening.any())
         if self.attached.memory is None:
-            self._offset = int(given)
-            self.attached.spec = sizes = self._measure(asked)
-            built = self.attached.memory = self._build(sizes, str(asked["hidden_states"].device))
-            second = Block(1, sizes.frames_per_block, sizes.frames_per_block, ("",))
-            if built.noise_block(second) != second.index:
-                limit = (
-                    "it wants every block to start from the same noise, which the pipeline draws by itself"
-                )
-                raise refuse("memory", type(built).__name__, limit, "switch that setting off")
+            self._offset = int(real)
+            sizes = self._measure(asked)
+            self.attached.remember(sizes, self._build(sizes, str(asked["hidden_states"].device)))
         spec, memory = self.attached.spec, self.attached.memory
         assert spec is not None and memory is not None
         length, rows = spec.frames_per_block, opening.shape[0]
         block = Block(self._finished, self._offset + self._finished * length, length, ("",) * rows)
         kept = {name: asked[name] for name in (*HISTORY, *INDICES, "encoder_hidden_states")}
-        return Chunk(block, BlockContext(memory, memory.begin(block)), kept, given)
+        return Chunk(BlockRun(memory, spec, block), kept, real)
 
     def _measure(self, asked: dict[str, Any]) -> BackboneSpec:
-        """The sizes of the video under way; history is at full resolution at every stage."""
+        """The sizes of the video in progress; history is at full resolution at every stage."""
         pipeline, config = self._pipeline, self._pipeline.transformer.config
         short, (_, side, _) = asked["latents_history_short"], config.patch_size
         rows, columns = short.shape[-2:]
@@ -214,37 +204,36 @@ class HeliosSession:
     @torch.no_grad()
     def _finish(self, chunk: Chunk, z: Tensor, pictures: Tensor) -> None:
         """A chunk is decoded: score it, read it once more, keep what is new."""
-        memory, spec = self.attached.memory, self.attached.spec
-        assert memory is not None and spec is not None
+        spec = self.attached.spec
+        assert spec is not None
         self._chunk = None
-        shares, by_stage = chunk.context.shares(), chunk.context.stage_shares()
         latents = self._latents(z)
         pixels = (pictures.transpose(1, 2).float() * 0.5 + 0.5).clamp(0, 1)
-        memory.look(chunk.block, pixels)
-        if chunk.context.wants_tokens:
+        wait = chunk.run.look(pixels)
+        if chunk.run.clean.wants_tokens:
             self._settle(chunk, latents)
-        trace = memory.commit(chunk.block, pixels)
+        wait()
+        made = chunk.run.commit(latents, pixels)
         self.reading.forget()
-        # An opening that was given is a frame, but the pipeline hands out no pictures of it: these count chunks.
+        # The user's opening is a frame, but the pipeline gives no pictures of it: the first chunk's come first.
         starts = spec.first_pictures(self._finished * spec.frames_per_block, spec.frames_per_block)
-        made = GeneratedBlock(chunk.block, latents, pixels, trace, shares, by_stage, starts)
-        self.attached.trace.append({"video": self._videos - 1, **block_record(made)})
+        self.attached.record(replace(made, first_pictures=starts))
         self._finished += 1
 
     def _settle(self, chunk: Chunk, latents: Tensor) -> None:
         assert self.attached.spec is not None
-        opening = chunk.asked["latents_history_short"][:, :, :1] if chunk.given_opening else None
+        opening = chunk.asked["latents_history_short"][:, :, :1] if chunk.real_opening else None
         asked = clean_arguments(chunk.asked, latents, opening)
         self._settling = True
         try:
             places = self._places(asked, 0, real=True)
-            with self.reading.settled(chunk.context.settling(), places, self.attached.spec.grid):
+            with self.reading.settled(chunk.run.clean, places, self.attached.spec.grid):
                 self._pipeline.transformer(**asked, return_dict=False)
         finally:
             self._settling = False
 
     def _latents(self, z: Tensor) -> Tensor:
-        """The chunk as the loop keeps it, of what the autoencoder is given."""
+        """The chunk as the pipeline's loop keeps it, from what the autoencoder is called with."""
         config, shape = self._pipeline.vae.config, (1, -1, 1, 1, 1)
         mean = torch.tensor(config.latents_mean).view(shape).to(z)
         scale = 1.0 / torch.tensor(config.latents_std).view(shape).to(z)

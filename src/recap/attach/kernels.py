@@ -1,9 +1,9 @@
 """The checkout's own arithmetic under our contexts, so that what is attached and changes nothing changes no bit.
 
 Rotation: upstream multiplies complex numbers of fp64 by the rows of a table; so does this, by the same rows. Phases
-the table does not have (fractions, or beyond its end) are computed, so a video may go on where upstream's would fail.
+the table does not have (fractions, or beyond its end) are computed, so a video may last longer than upstream's can.
 Attention: one call of upstream's kernel where the layout is one that a checkout has itself, sink, prior and current
-without a bias. That kernel neither takes a bias nor tells how the mass was shared out, so every other layout goes
+without a bias. That kernel neither takes a bias nor returns how the mass was shared out, so every other layout goes
 through our merge of one kernel per role, which equals it to rounding.
 """
 
@@ -50,11 +50,11 @@ class CheckoutKernels:
         return torch.view_as_real(pairs * table).flatten(-2).to(x.dtype)
 
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
-        held = [segment for segment in segments if segment.keys.shape[1]]
-        if any(segment.log_bias or segment.role not in RELEASED_ROLES for segment in held):
-            return attend(query, held)
-        keys = torch.cat([segment.keys for segment in held], dim=1)
-        values = torch.cat([segment.values for segment in held], dim=1)
-        role = held[0].role if len(held) == 1 else None
+        filled = [segment for segment in segments if segment.keys.shape[1]]
+        if any(segment.log_bias or segment.role not in RELEASED_ROLES for segment in filled):
+            return attend(query, filled)
+        keys = torch.cat([segment.keys for segment in filled], dim=1)
+        values = torch.cat([segment.values for segment in filled], dim=1)
+        role = filled[0].role if len(filled) == 1 else None
         alone = {} if role is None else {role: query.new_ones(query.shape[0])}
         return Attended(self._checkout.attention(query, keys, values), alone)

@@ -42,7 +42,7 @@ class Pictures:
             return self._stream.decode(latents)
         if latents.shape[0] != 1:
             limit = "the pipeline's autoencoder streams one row at a time"
-            raise refuse("batch", latents.shape[0], limit, "draw rows one by one, or pass decoder=")
+            raise refuse("batch", latents.shape[0], limit, "generate rows one by one, or pass decoder=")
         pictures = self._decode(latents, use_cache=True)
         if self._keep:
             self._latents.append(latents.clone())

@@ -1,11 +1,11 @@
-"""What happens while attached: upstream's calls, told apart and turned into the verbs of a memory.
+"""What happens while attached: calls of the upstream code, recognised and passed on to a memory.
 
 A call of the generator is one of
-    a noisy step    of the block under way, or of the next one: the block begins, the memory is frozen
+    a noisy step    of the block in progress, or of the next one: the block begins, the memory is frozen
     the clean pass  of that block: its keys and values are written, it is decoded, scored and committed
     a re-cache      of frames already finished, at the clean time: upstream recomputes its past for a new prompt.
                     It runs as upstream has it; the memory's prior takes the new keys, nothing is scored
-Counting finished frames tells the last two apart even where their ranges are equal, after the first block.
+The number of finished frames separates the last two even where their ranges are equal, after the first block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from recap.attach.cache import CacheWrite, LayerCache, plan_write, write_later, 
 from recap.attach.checkout import Checkout
 from recap.attach.kernels import CheckoutKernels
 from recap.attach.pictures import Pictures
-from recap.attention.context import BlockContext
 from recap.contracts import MemoryPolicy
 from recap.errors import refuse
-from recap.trace import block_record
+from recap.rollout import BlockRun
+from recap.trace import BlockTrace
 from recap.types import BackboneSpec, Block, GeneratedBlock, Role, Segment, frame_positions
 
 VAE_STRIDE = 8
@@ -36,7 +36,7 @@ PICTURES_PER_SECOND = 16
 
 
 BuildMemory = Callable[[BackboneSpec, str], MemoryPolicy]
-"""A fresh memory for a model of that spec, drawing on that device."""
+"""Builds a fresh memory for a model of that spec on that device."""
 
 
 class Pass(Enum):
@@ -50,9 +50,22 @@ class Attached:
     """What a `with attach(...)` hands out."""
 
     checkout: str  # which code base was recognised
-    trace: list[dict[str, Any]] = field(default_factory=list)  # a record per block; `video` counts from 0
+    trace: list[BlockTrace] = field(default_factory=list)
     spec: BackboneSpec | None = None  # the sizes found, window and phases among them
-    memory: MemoryPolicy | None = None  # of the video under way or last drawn
+    memory: MemoryPolicy | None = None  # of the video in progress or last generated
+    videos: int = 0  # begun so far
+
+    def remember(self, spec: BackboneSpec, memory: MemoryPolicy) -> None:
+        """Take a fresh memory for the video in progress."""
+        second = Block(1, spec.frames_per_block, spec.frames_per_block, ("",))
+        if memory.noise_block(second) != second.index:
+            limit = "it wants every block to start from the same noise, which the pipeline makes by itself"
+            raise refuse("memory", type(memory).__name__, limit, "switch that setting off")
+        self.spec, self.memory = spec, memory
+
+    def record(self, made: GeneratedBlock) -> None:
+        """Add a finished block to the trace."""
+        self.trace.append(BlockTrace.of(made, video=self.videos - 1))
 
 
 class Session:
@@ -72,16 +85,13 @@ class Session:
         self._absolute = phases == "released" and checkout.bakes_phases
         self._window_frames = window_frames
         self._kernels = CheckoutKernels(checkout)
-        self._videos = 0
-        self._finished = 0  # frames of this video that are drawn and committed
-        self._pass: Pass | None = None  # of the call under way
+        self._finished = 0  # frames of this video that are committed
+        self._pass: Pass | None = None  # of the call in progress
         self._first = 0  # its first frame
         self._caches: list[LayerCache] = []
-        self._block: Block | None = None
-        self._context: BlockContext | None = None
+        self._run: BlockRun | None = None
         self._write: CacheWrite | None = None
-        self._table: Tensor | None = None  # turns keys to absolute time for a cache that holds them so
-        self._shares: dict[Role, Tensor] = {}
+        self._table: Tensor | None = None  # rotates keys to absolute time for a cache that stores them so
         self._recomputed: list[tuple[Tensor, Tensor]] = []
 
     def begin(self, latents: Tensor, timestep: Tensor, caches: list[LayerCache], start: int) -> None:
@@ -116,12 +126,11 @@ class Session:
         if self._pass is Pass.RECACHE:
             self._recomputed.append((keys, values))
             return original()
-        assert self._context is not None and self.attached.spec is not None and self._write is not None
+        assert self._run is not None and self.attached.spec is not None and self._write is not None
+        context = self._run.clean if self._pass is Pass.CLEAN else self._run.context
         query = attention.norm_q(attention.q(x)).view(shape)
-        own = [
-            Segment(Role.CURRENT, keys, values, self._context.positions(self.attached.spec.grid, x.device))
-        ]
-        output = attention.o(self._context.attend(layer, query, own).flatten(2))
+        own = [Segment(Role.CURRENT, keys, values, context.positions(self.attached.spec.grid, x.device))]
+        output = attention.o(context.attend(layer, query, own).flatten(2))
         cached = (
             keys if not self._checkout.bakes_phases else self._kernels.turn(keys, self._absolute_table(keys))
         )
@@ -131,25 +140,21 @@ class Session:
         return output
 
     def _start_video(self, latents: Tensor) -> None:
-        self.attached.spec = self._measure(latents)
-        memory = self.attached.memory = self._build(self.attached.spec, str(latents.device))
-        second = Block(1, self.attached.spec.frames_per_block, self.attached.spec.frames_per_block, ("",))
-        if memory.noise_block(second) != second.index:
-            limit = "it wants every block to start from the same noise, which the checkout draws by itself"
-            raise refuse("memory", type(memory).__name__, limit, "switch that setting off")
+        spec = self._measure(latents)
+        self.attached.remember(spec, self._build(spec, str(latents.device)))
+        self.attached.videos += 1
         self._pictures.restart()
-        self._videos += 1
-        self._finished, self._block, self._context = 0, None, None
+        self._finished, self._run = 0, None
 
     def _measure(self, latents: Tensor) -> BackboneSpec:
-        """The sizes of the model that drew these latents, B F C rows columns."""
+        """The sizes of the model that generates these latents, B F C rows columns."""
         checkout, (channels, rows, columns) = self._checkout, latents.shape[2:]
         patch = math.isqrt(max(rows * columns // checkout.frame_tokens, 1))
         grid = (rows // patch, columns // patch)
         if grid[0] * grid[1] != checkout.frame_tokens:
             limit = f"the pipeline counts {checkout.frame_tokens} tokens a frame (frame_seq_length)"
             raise refuse(
-                "latents.shape", tuple(latents.shape), limit, "draw at the size the checkout is made for"
+                "latents.shape", tuple(latents.shape), limit, "generate at the size the checkout is made for"
             )
         first, window_frames = checkout.attentions[0], self._window_frames
         if window_frames is None:
@@ -180,12 +185,10 @@ class Session:
         if frames != self.attached.spec.frames_per_block:
             limit = f"a memory takes blocks of {self.attached.spec.frames_per_block} frames"
             raise refuse("frames", frames, limit, "switch independent_first_frame off")
-        if self._block is None or self._context is None:
+        if self._run is None:
             index = first // self.attached.spec.frames_per_block
-            self._block = Block(index, first, frames, ("",) * latents.shape[0])
-            self._context = BlockContext(
-                self.attached.memory, self.attached.memory.begin(self._block), self._kernels
-            )
+            block = Block(index, first, frames, ("",) * latents.shape[0])
+            self._run = BlockRun(self.attached.memory, self.attached.spec, block, self._kernels)
             self._table = None
         checkout = self._checkout
         self._write = plan_write(
@@ -196,28 +199,21 @@ class Session:
             rolls=checkout.rolls,
             protects_sink=checkout.defers_writes,
         )
-        if clean:
-            self._shares = self._context.shares()  # of the noisy steps; the clean pass draws nothing
-            self._context.settling()
         return Pass.CLEAN if clean else Pass.NOISY
 
     def _absolute_table(self, keys: Tensor) -> Tensor:
         if self._table is None:
-            assert self._block is not None and self.attached.spec is not None
-            frames = torch.arange(self._block.num_frames, device=keys.device) + self._block.first_frame
+            assert self._run is not None and self.attached.spec is not None
+            block = self._run.block
+            frames = torch.arange(block.num_frames, device=keys.device) + block.first_frame
             self._table = self._kernels.table(frame_positions(frames, self.attached.spec.grid), keys)
         return self._table
 
     def _finish(self, latents: Tensor) -> None:
-        block, spec = self._block, self.attached.spec
-        assert block is not None and spec is not None and self.attached.memory is not None
-        pixels = self._pictures.decode(latents)
-        memory = self.attached.memory.commit(block, pixels)
-        starts = spec.first_pictures(block.first_frame, block.num_frames)
-        made = GeneratedBlock(block, latents, pixels, memory, self._shares, first_pictures=starts)
-        self.attached.trace.append({"video": self._videos - 1, **block_record(made)})
-        self._finished += block.num_frames
-        self._block = self._context = None
+        assert self._run is not None
+        self.attached.record(self._run.commit(latents, self._pictures.decode(latents)))
+        self._finished += self._run.block.num_frames
+        self._run = None
 
     def _refresh(self, first: int) -> None:
         assert self.attached.memory is not None

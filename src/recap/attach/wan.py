@@ -88,13 +88,13 @@ def _generator_hook(session: Session, original: Callable[..., Any]) -> Callable[
     begin, end, leave = untraced(session.begin), untraced(session.end), untraced(session.leave)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        given = bind(*args, **kwargs).arguments
-        if given.get("kv_cache") is None:
+        call = bind(*args, **kwargs).arguments
+        if call.get("kv_cache") is None:
             return original(*args, **kwargs)
-        latents, start = given["noisy_image_or_video"], given.get("current_start") or 0
+        latents, start = call["noisy_image_or_video"], call.get("current_start") or 0
         with torch.no_grad():
             try:
-                begin(latents, given["timestep"], given["kv_cache"], start)
+                begin(latents, call["timestep"], call["kv_cache"], start)
                 result = original(*args, **kwargs)
                 end(latents)
             finally:

@@ -26,7 +26,7 @@ HALF = (torch.bfloat16, torch.float16)
 class Readable(NamedTuple):
     """A segment as the kernels read it: keys already rotated."""
 
-    role: Role | None  # none, where it joins several
+    role: Role | None  # None where several are joined
     keys: Tensor  # B N H D
     values: Tensor  # B N H D
     log_bias: float
@@ -35,16 +35,15 @@ class Readable(NamedTuple):
 
 class Attended(NamedTuple):
     output: Tensor  # B N H D, in the query's dtype
-    shares: dict[
-        Role, Tensor
-    ]  # role -> B: mean over heads and queries; sums to one over roles, if all are told
+    # Role -> B: mean over heads and queries; sums to one over roles, if all are measured.
+    shares: dict[Role, Tensor]
 
 
 def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True) -> Attended:
-    """The same by one kernel per group of equal role and bias, merged by log-sum-exp.
+    """Attention by one kernel per group of equal role and bias, merged by log-sum-exp.
 
-    With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and of a group of several
-    roles no share is told.
+    With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and a group of several roles
+    has no share.
     """
     groups = _grouped(segments, by_role)
     q = query.transpose(1, 2)

@@ -20,6 +20,7 @@ from recap.eval.sampling import PER_SECOND, InMemoryClip, Sampled, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
 from recap.io.video import Clip
+from recap.trace import BlockTrace, has_bank
 
 Value = TypeVar("Value")
 EMBEDDED = "embedded"
@@ -37,7 +38,7 @@ class JudgedRun:
         self,
         data: Mapping[str, Any],
         clip: Clip | InMemoryClip,
-        trace: Sequence[Mapping[str, Any]],
+        trace: Sequence[BlockTrace],
         seconds: Sequence[float] = (),
         embedder: Embedder | None = None,
     ):
@@ -77,7 +78,7 @@ class JudgedRun:
 
     @property
     def has_bank(self) -> bool:
-        return any("admitted" in line for line in self.trace)
+        return has_bank(self.trace)
 
     @property
     def motion_judge(self) -> MotionJudge:

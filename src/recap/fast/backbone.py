@@ -62,7 +62,10 @@ def _settle(
 
 
 class FastWanBackbone:
-    """Generates with the weights of a readable backbone. One rollout at a time: windows are shared storage."""
+    """Generates with the weights of a readable backbone.
+
+    Rollouts may take turns: windows are shared storage, filled again where another block was there in between.
+    """
 
     def __init__(self, plain: WanBackbone, open_decoder: Callable[[], Decoder] | None = None) -> None:
         """Take over a readable backbone, and its decoder unless `open_decoder` opens a faster one."""
@@ -77,7 +80,7 @@ class FastWanBackbone:
         self._runners: dict[tuple[Layout, tuple[int, ...]], BlockRunner] = {}
         self._text: TextConditioning | None = None
         self._copied_text: TextConditioning | None = None
-        self._filled: tuple[BlockRunner, OpenContext] | None = None
+        self._filled: tuple[BlockRunner, object] | None = None
 
     def condition(self, prompts: tuple[str, ...]) -> TextConditioning:
         """Encode one prompt per row."""
@@ -146,10 +149,10 @@ class FastWanBackbone:
             self._runners[key] = BlockRunner(self._fast, self._sigmas, own_text, window)
         runner = self._runners[key]
         # The memory does not change within a block, so the clean pass finds the window as the steps left it.
-        if self._filled != (runner, context):
+        if self._filled != (runner, context.block_key):
             positions = context.positions(model.spec.grid, model.device)
             runner.window.fill(context, positions, self._fast.kernels)
-            self._filled = (runner, context)
+            self._filled = (runner, context.block_key)
         return runner
 
     def _copy_text(self, text: TextConditioning) -> TextConditioning:

@@ -120,7 +120,7 @@ def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
             worst = max(worst, float(error))
             # Both continue from the readable path's block.
             context = BlockContext(policy, policy.begin(block))
-            parts.readable.settle(found[0].float(), conditioning, context.settling())
+            parts.readable.settle(found[0].float(), conditioning, context.clean_pass())
             policy.commit(block, decoder.decode(found[0].float()))
     return {"largest_relative_error": worst, "limit": 2e-2 if settings.dtype != "float32" else 1e-3}
 

@@ -45,17 +45,11 @@ from recap.show.measures import ColourJudge, contrast
 from recap.show.preview import EMBED_LIMIT, embed
 from recap.show.sheet import Patches
 from recap.show.side_by_side import write_side_by_side
-from recap.trace import read_lines
+from recap.trace import Bank, Position, bank_before, has_bank, pictures_of_frames, read_seconds, read_trace
 from recap.types import BackboneSpec
 
 RECORD = "comparison.json"
 SAMPLES_PER_SECOND = 2
-
-Place = tuple[int, int, int]
-"""A token's frame, row and column."""
-
-Held = dict[Place, float]
-"""What a bank holds, with its scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +231,6 @@ def _finish(config: RunConfig, folder: Path, progress: Progress, notice: Notice)
     generate(config, folder, progress=progress, notice=notice)
 
 
-def replay_bank(trace: Sequence[Mapping[str, Any]]) -> Held | None:
-    """What the bank of row 0 holds after the last block of a trace; None of a memory that has no bank."""
-    if not any("admitted" in line for line in trace):
-        return None
-    held: Held = {}
-    for line in trace:
-        for frame, row, column, _ in line.get("evicted", [[]])[0]:
-            del held[frame, row, column]
-        held |= {(frame, row, column): score for frame, row, column, score in line.get("admitted", [[]])[0]}
-    return held
-
-
 def runs_page(
     out: Path,
     configs: Mapping[str, RunConfig],
@@ -300,8 +282,8 @@ def _scenes(plan: Plan, spec: BackboneSpec) -> Iterator[Scene]:
 
 
 def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, look: _Look, video: str) -> Method:
-    trace = read_lines(run / "trace.jsonl")
-    fired = [sum(line["fired_tokens"][0]) if "fired_tokens" in line else 0 for line in trace]
+    trace = read_trace(run / "trace.jsonl")
+    fired = [sum(line.fired[0]) if line.fired else 0 for line in trace]
     settings = dataclasses.asdict(config.memory.settings)
     return Method(
         name=name,
@@ -312,10 +294,10 @@ def _method(name: str, config: RunConfig, run: Path, spec: BackboneSpec, look: _
         video=video,
         curves=look.curves,
         contrast=look.contrast,
-        shares=[{role: share[0] for role, share in line["attention_share"].items()} for line in trace],
-        tokens=trace[-1]["attended_tokens"],
-        block_s=statistics.median(line["seconds"] for line in read_lines(run / "timing.jsonl")),
-        fired=fired if any("fired_tokens" in line for line in trace) else None,
+        shares=[{role: share[0] for role, share in line.shares.items() if share} for line in trace],
+        tokens={role.value: count for role, count in trace[-1].tokens.items()},
+        block_s=statistics.median(read_seconds(run / "timing.jsonl")),
+        fired=fired if any(line.fired for line in trace) else None,
         bank=look.bank,
         bank_about="" if look.bank is None else _about_bank(look.bank, look.subject_share, spec),
     )
@@ -343,14 +325,15 @@ class _Look:
 
 
 def _look(path: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Callable[[], None]) -> _Look:
-    held = replay_bank(read_lines(path.parent / "trace.jsonl"))
-    new = {place: score for place, score in (held or {}).items() if score > 0}
-    wanted: dict[int, list[Place]] = {}
-    for place in new:
-        wanted.setdefault(spec.last_picture(place[0]), []).append(place)
+    trace = read_trace(path.parent / "trace.jsonl")
+    new = {position: score for position, score in bank_before(trace, len(trace)).items() if score > 0}
+    last = {frame: pictures[-1] for frame, pictures in pictures_of_frames(trace).items()}
+    wanted: dict[int, list[Position]] = {}
+    for position in new:
+        wanted.setdefault(last[position[0]], []).append(position)
     clip, side, scenes = open_clip(path), spec.token_pixels, list(_scenes(plan, spec))
     contrasts: list[float] = []
-    cut: dict[Place, Picture] = {}
+    cut: dict[Position, Picture] = {}
     on_subject: list[bool] = []
 
     def samples() -> Iterator[Sample]:
@@ -371,18 +354,21 @@ def _look(path: Path, plan: Plan, spec: BackboneSpec, judge: Judge, shown: Calla
 
     curves = judge.curves(samples())
     share = sum(on_subject) / len(on_subject) if on_subject else None
-    return _Look(curves, contrasts, None if held is None else _patches(new, cut, spec), share)
+    bank = _patches(new, cut, last, spec) if has_bank(trace) else None
+    return _Look(curves, contrasts, bank, share)
 
 
-def _patches(held: Held, cut: Mapping[Place, Picture], spec: BackboneSpec) -> Patches:
-    """What the bank holds and was new, in order of first appearance."""
-    side, places = spec.token_pixels, sorted(held)
-    frames, rows, columns = np.array(places, np.int64).reshape(-1, 3).T
+def _patches(
+    new: Bank, cut: Mapping[Position, Picture], last: Mapping[int, int], spec: BackboneSpec
+) -> Patches:
+    """The bank's tokens that were new, in order of first appearance."""
+    side, positions = spec.token_pixels, sorted(new)
+    frames, rows, columns = np.array(positions, np.int64).reshape(-1, 3).T
     return Patches(
-        pixels=np.array([cut[place] for place in places], np.uint8).reshape(-1, side, side, 3),
-        seconds=np.array([spec.last_picture(int(f)) for f in frames]) / spec.pictures_per_second,
+        pixels=np.array([cut[position] for position in positions], np.uint8).reshape(-1, side, side, 3),
+        seconds=np.array([last[int(frame)] for frame in frames]) / spec.pictures_per_second,
         frames=frames,
         rows=rows,
         columns=columns,
-        scores=np.array([held[place] for place in places], np.float32),
+        scores=np.array([new[position] for position in positions], np.float32),
     )

@@ -23,7 +23,7 @@ from recap.plan import Shot
 from recap.run import Notice, Progress, new_folder, read_record
 from recap.show.preview import embed
 from recap.show.run_page import PAGE, write_run_page
-from recap.trace import read_lines
+from recap.trace import BlockTrace, read_trace
 
 
 class Run:
@@ -61,9 +61,9 @@ class Run:
         return np.stack(list(open_clip(self.video).pictures()))
 
     @cached_property
-    def trace(self) -> list[dict[str, Any]]:
-        """What the memory attended to, admitted and evicted, a table per block."""
-        return read_lines(self.folder / "trace.jsonl")
+    def trace(self) -> list[BlockTrace]:
+        """What the memory attended to, admitted and evicted, block by block."""
+        return read_trace(self.folder / "trace.jsonl")
 
     @cached_property
     def seconds(self) -> float:

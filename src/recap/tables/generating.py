@@ -33,7 +33,7 @@ from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
 from recap.tables.jobs import Result, canonical
 from recap.tables.looks import look_at, pack_look
-from recap.trace import block_record
+from recap.trace import BlockTrace
 from recap.types import GeneratedBlock
 
 LOOK = "look"
@@ -46,7 +46,7 @@ class Generated(NamedTuple):
 
     pictures: Path  # .npy, N Y X 3
     fps: float
-    trace: list[dict[str, Any]]
+    trace: list[BlockTrace]
     seconds: list[float]  # of every block; empty for a row of several
     vectors: Path | None = None  # .npy, N D, where pictures were embedded as they were generated
     backend: str = ""  # who embedded them
@@ -101,7 +101,7 @@ def generate_batch(
     shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
     files = [folder / f"{payload['key']}.npy" for payload in payloads]
     kept = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
-    traces: list[list[dict[str, Any]]] = [[] for _ in payloads]
+    traces: list[list[BlockTrace]] = [[] for _ in payloads]
     vectors: list[NDArray[np.float32]] = []
     offered = any(payload["options"].get("trace_offered") for payload in payloads)
     blocks = rollout(
@@ -115,10 +115,10 @@ def generate_batch(
     for made in blocks:
         pictures = _as_pictures(made)
         seconds.append(time.perf_counter() - began)
-        record = block_record(made, offered=offered)
+        record = BlockTrace.of(made, offered=offered)
         for row, (shown, trace) in enumerate(zip(kept, traces, strict=True)):
             shown[done : done + pictures.shape[1]] = pictures[row]
-            trace.append(row_of(record, row))
+            trace.append(record.row(row))
         if embedder is not None:
             seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
             vectors.append(seen.reshape(*pictures.shape[:2], -1))
@@ -176,24 +176,6 @@ def _write_clip(path: Path, clip: InMemoryClip) -> None:
     with video.ClipWriter(path, clip.shown.shape[1:3], clip.fps) as writer:
         for picture in clip.pictures():
             writer.write(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
-
-
-def row_of(record: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """One row of a batch's trace line, as if it had been generated alone."""
-    own = dict(record)
-    for name in ("prompts", "fired_tokens", "bank_edge_share", "admitted", "evicted"):
-        if name in own:
-            own[name] = [own[name][row]]
-    own["attention_share"] = _share_of(own["attention_share"], row)
-    if "attention_share_by_stage" in own:
-        own["attention_share_by_stage"] = [_share_of(s, row) for s in own["attention_share_by_stage"]]
-    if "offered" in own:
-        own["offered"] = {**own["offered"], "scores": [own["offered"]["scores"][row]]}
-    return own
-
-
-def _share_of(shares: Mapping[str, Sequence[float]], row: int) -> dict[str, list[float]]:
-    return {role: [share[row]] for role, share in shares.items()}
 
 
 def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import InMemoryClip, Pictures
 from recap.io.video import Clip
 from recap.show.bank_chart import BankHistory
-from recap.trace import picture_of_frame
+from recap.trace import BlockTrace, has_bank, pictures_of_frames
 
 MOMENTS = 5
 
@@ -27,7 +27,7 @@ class Look(NamedTuple):
 def look_at(
     clip: Clip | InMemoryClip,
     num_pictures: int,
-    trace: Sequence[Mapping[str, Any]],
+    trace: Sequence[BlockTrace],
     shots_s: Sequence[float],
 ) -> Look:
     """Pictures and bank of a run whose shots have these lengths."""
@@ -47,16 +47,16 @@ def moments_of(shots_s: Sequence[float], duration_s: float) -> list[float]:
     return [float(start + 0.7 * (end - start)) for start, end in zip(starts, ends, strict=True)]
 
 
-def history_of(trace: Sequence[Mapping[str, Any]], num_pictures: int, fps: float) -> BankHistory | None:
+def history_of(trace: Sequence[BlockTrace], num_pictures: int, fps: float) -> BankHistory | None:
     """The bank of a trace in seconds; None where there is none."""
-    if not any("admitted" in line for line in trace):
+    if not has_bank(trace):
         return None
-    second_of = {frame: picture / fps for frame, picture in picture_of_frame(trace).items()}
-    starts = [second_of[line["first_frame"]] for line in trace]
+    second_of = {frame: pictures[0] / fps for frame, pictures in pictures_of_frames(trace).items()}
+    starts = [second_of[line.first_frame] for line in trace]
     held = [
         {second_of[frame]: count for frame, count in sources.items()} for sources in sources_by_block(trace)
     ]
-    cuts = [start for start, line in zip(starts, trace, strict=True) if line["clears_prior"]]
+    cuts = [start for start, line in zip(starts, trace, strict=True) if line.clears_prior]
     return BankHistory([*starts[1:], num_pictures / fps], held, cuts)
 
 

@@ -15,8 +15,8 @@ from recap.flow import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS
-from recap.rollout import rollout
-from recap.trace import block_record
+from recap.rollout import Resume, rollout
+from recap.trace import BlockTrace
 from recap.types import Block
 
 CHUNKS, CHUNK_S = 4, 33 / 24
@@ -48,14 +48,15 @@ def test_four_chunks_with_a_cut_fill_the_bank_and_can_be_stopped(rule, dino, hel
     for made in begun:
         drawn.append(made)
         states.append(policy.state())
-    lines = json.loads(json.dumps([block_record(made, offered=True) for made in drawn]))
+    lines = [json.loads(json.dumps(BlockTrace.of(made, offered=True).to_json())) for made in drawn]
+    lines = [BlockTrace.from_json(line) for line in lines]
     assert len(lines) == CHUNKS and all(made.latents.isfinite().all() for made in drawn)
-    assert [line["clears_prior"] for line in lines] == [False, False, True, False]
+    assert [line.clears_prior for line in lines] == [False, False, True, False]
     for index, line in enumerate(lines):
         first = index * FRAMES + (index == 0)  # the opening frame is the sink's
-        assert line["offered"]["frames"] == list(range(first, (index + 1) * FRAMES))
-        assert len(line["fired_tokens"][0]) == FRAMES
-        assert line["attended_tokens"].get("bank", 0) == (spec.frame_tokens if index else 0)
+        assert line.offered.frames == list(range(first, (index + 1) * FRAMES))
+        assert len(line.fired[0]) == FRAMES
+        assert line.tokens.get("bank", 0) == (spec.frame_tokens if index else 0)
     story = bank_story(lines)
     assert story.complete and story.capacity == spec.frame_tokens
     if not rule.startswith("diversity"):  # which keeps what is different, whatever its score
@@ -65,9 +66,9 @@ def test_four_chunks_with_a_cut_fill_the_bank_and_can_be_stopped(rule, dino, hel
     second = memory(rule, spec, dino)
     second.load_state(states[2])
     seen = [made.latents for made in drawn[:3]]
-    tail = rollout(helios, second, plan, seeds=[1], start=3, recent=seen, opening=seen[0][:, :1])
+    tail = rollout(helios, second, plan, seeds=[1], resume=Resume(3, None, seen, seen[0][:, :1]))
     (last,) = tail
-    assert torch.equal(last.latents, drawn[3].latents) and block_record(last) == block_record(drawn[3])
+    assert torch.equal(last.latents, drawn[3].latents) and BlockTrace.of(last) == BlockTrace.of(drawn[3])
 
 
 @pytest.mark.parametrize("rule", REFUSED)
@@ -97,8 +98,8 @@ def test_texture_is_passed_over_in_the_users_pipeline_too():
     pipeline = make_pipeline("distilled")
     with attach(pipeline, "recap", admission="flow-texture", flow="classical") as attached:
         call(pipeline, "distilled", chunks=3)
-    assert [line["attended_tokens"].get("bank", 0) for line in attached.trace] == [0, 32, 32]
-    assert [line["first_pictures"] for line in attached.trace] == [
+    assert [line.tokens.get("bank", 0) for line in attached.trace] == [0, 32, 32]
+    assert [list(line.first_pictures) for line in attached.trace] == [
         [33 * chunk, *range(33 * chunk + 1, 33 * chunk + 33, 4)] for chunk in range(3)
     ]
 
@@ -106,5 +107,5 @@ def test_texture_is_passed_over_in_the_users_pipeline_too():
 def test_ages_of_a_single_chunk_are_shares_of_it(helios):
     plan = make_plan([[Shot(PROMPT, CHUNK_S)]], helios.spec)
     policy = memory("random", helios.spec, None)
-    story = bank_story([block_record(made) for made in rollout(helios, policy, plan, seeds=[1])])
+    story = bank_story([BlockTrace.of(made) for made in rollout(helios, policy, plan, seeds=[1])])
     assert {round(age * FRAMES) for age in story.ages} <= set(range(1, FRAMES))

@@ -31,8 +31,8 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
-from recap.rollout import rollout
-from recap.trace import block_record
+from recap.rollout import Resume, rollout
+from recap.trace import BlockTrace
 from recap.types import Block, Past, Role
 
 
@@ -49,7 +49,7 @@ def draw(backbone, kind, config, chunks=CHUNKS, noise=None):
         latents = backbone.denoise(noise.block(), given, context)
         shares = context.shares(), context.stage_shares()
         pixels = decoder.decode(latents)
-        backbone.settle(latents, given, context.settling())
+        backbone.settle(latents, given, context.clean_pass())
         told.append((*shares, policy.commit(block, pixels), pixels))
         drawn.append(latents)
         opening = latents[:, :1] if opening is None else opening
@@ -153,11 +153,11 @@ def test_stopping_and_going_on_changes_nothing():
     second = fresh()
     second.load_state(first.state())
     seen = [made.latents for made in head]
-    tail = rollout(backbone, second, plan, seeds=[1], start=2, recent=seen, opening=seen[0][:, :1])
+    tail = rollout(backbone, second, plan, seeds=[1], resume=Resume(2, None, seen, seen[0][:, :1]))
     for one, other in zip(straight[2:], tail, strict=True):
         assert torch.equal(one.latents, other.latents)
-        assert block_record(one) == block_record(other)
-    record = block_record(straight[-1])
+        assert BlockTrace.of(one) == BlockTrace.of(other)
+    record = BlockTrace.of(straight[-1]).to_json()
     assert [set(stage) for stage in record["attention_share_by_stage"]] == [
         {"sink", "bank", "prior", "current"}
     ] * 3
@@ -175,6 +175,22 @@ def test_a_cut_empties_the_history_and_keeps_sink_and_bank():
     assert not seen[-1]["latents_history_long"].any() and not short[:, :, 1].any()
     assert torch.equal(short[:, :, 0], made[0].latents[:, 0])
     assert Role.SINK in made[1].shares
+
+
+def test_one_model_serves_rollouts_that_take_turns():
+    backbone = make_backbone("distilled")
+    scripts = [(RecapConfig(), PROMPT), (SinkConfig(reinforcement=5.0), "a fox")]
+
+    def begun():
+        for config, prompt in scripts:
+            policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec))
+            plan = make_plan([[Shot(prompt, 2 * 33 / 24)]], backbone.spec)
+            yield rollout(backbone, policy, plan, seeds=[1])
+
+    alone = [[made.latents for made in live] for live in begun()]
+    in_turns = zip(*([made.latents for made in both] for both in zip(*begun(), strict=True)), strict=True)
+    for expected, found in zip(alone, in_turns, strict=True):
+        assert len(found) == 2 and all(map(torch.equal, expected, found))
 
 
 def test_two_rows_are_two_videos():

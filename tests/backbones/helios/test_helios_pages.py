@@ -25,8 +25,8 @@ from recap.flow import ClassicalFlow
 from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
 from recap.plan import make_plan
-from recap.rollout import rollout
-from recap.show.comparison import compare, replay_bank
+from recap.rollout import Resume, rollout
+from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
 from recap.tables.generating import generate_and_score, generate_batch, score_generated
 from recap.tables.looks import look_at, unpack_look
@@ -36,7 +36,7 @@ from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
 from recap.tables.scripts import reappearance_scripts
-from recap.trace import block_record, read_lines
+from recap.trace import BlockTrace, bank_before, read_trace
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
 CHUNKS = 8
@@ -69,15 +69,18 @@ def picture_range(frame: int) -> range:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_frames_and_pictures_are_counted_in_one_place(name):
     spec = PUBLIC[name].backbone_spec()
-    assert spec.last_picture(108) == 396 and spec.first_pictures(108, 2) == (396, 397)
+    assert spec.first_pictures(108, 2) == (396, 397)
     for frame in range(60):
         pictures = picture_range(frame)
-        assert spec.first_pictures(frame, 1) == (pictures[0],) and spec.last_picture(frame) == pictures[-1]
+        assert (
+            spec.first_pictures(frame, 1) == (pictures[0],)
+            and spec.num_pictures(frame + 1) == pictures[-1] + 1
+        )
         assert spec.num_frames(spec.num_pictures(frame)) == frame
 
 
 def test_frames_of_one_stream_are_counted_there_too(spec):
-    assert spec.first_pictures(0, 4) == (0, 1, 5, 9) and spec.last_picture(3) == 12
+    assert spec.first_pictures(0, 4) == (0, 1, 5, 9)
     assert [spec.num_frames(pictures) for pictures in (0, 1, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
 
 
@@ -88,11 +91,11 @@ def test_segments_of_the_whole_protocol_begin_where_they_are_cut():
     plan = make_plan([reappearance_scripts(NAME, 24.0)[0].shots], spec)
     latents = torch.zeros(1, plan.blocks[-1].end_frame, spec.latent_channels, *spec.latent_size)
     policy = NoMemoryConfig().build(spec, lambda: None)
-    drawn = list(rollout(helios, policy, plan, seeds=[0], told=latents))
+    drawn = list(rollout(helios, policy, plan, seeds=[0], resume=Resume(opening_latents=latents)))
     shown = np.cumsum([0, *(made.pixels.shape[1] for made in drawn)])
     assert shown[-1] == 17 * CHUNK
     cuts = [shown[made.block.index] / FPS for made in drawn if made.block.clears_prior]
-    assert starts_from_trace([block_record(made) for made in drawn], FPS) == [0.0, *cuts]
+    assert starts_from_trace([BlockTrace.of(made) for made in drawn], FPS) == [0.0, *cuts]
     assert cuts == [2.75, 9.625, 16.5]
 
 
@@ -153,7 +156,7 @@ def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
 
 def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
     found = scores_of(results, "recap")["bank_slots_from_B"]
-    held = replay_bank(ours[0].trace[:6])
+    held = bank_before(ours[0].trace, 6)
     assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in held)
 
 
@@ -174,7 +177,7 @@ def test_the_bank_of_a_page_is_shown_in_the_seconds_of_its_pictures(ours):
     shots_s = [shot["seconds"] for shot in job.data["config"]["shots"]]
     history = look_at(clip, CHUNKS * CHUNK, run.trace, shots_s).bank
     assert history.cuts == CUTS and list(history.ends) == [n * CHUNK / FPS for n in range(1, CHUNKS + 1)]
-    frames = {frame for frame, _, _ in replay_bank(run.trace)}
+    frames = {frame for frame, _, _ in bank_before(run.trace, len(run.trace))}
     assert set(history.held[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
 
 
@@ -202,9 +205,9 @@ def test_rows_of_a_batch_are_scored_as_runs_of_their_own(tmp_path):
         details = result["reappearance"]["reappearance_frame"]["details"]
         assert details["windows_s"][0][1] == pytest.approx(CUTS[1])
         for line in run.trace:
-            for stage in line.get("attention_share_by_stage", []):
+            for stage in line.stage_shares:
                 assert all(len(share) == 1 for share in stage.values())
-    own = [run.trace[1]["attention_share_by_stage"][-1]["bank"] for run in runs]
+    own = [run.trace[1].stage_shares[-1]["bank"] for run in runs]
     assert own[0] != own[1]
     assert unpack_look(results[0]["look"]).bank.cuts == CUTS
 
@@ -234,7 +237,8 @@ def test_bank_patches_are_cut_from_the_last_picture_of_their_frame(compared):
     summary, page = compared
     pictures = list(open_clip(summary.runs["recap"] / "video.mp4").pictures())
     assert len(pictures) == summary.num_pictures == 4 * CHUNK
-    held = replay_bank(read_lines(summary.runs["recap"] / "trace.jsonl"))
+    trace = read_trace(summary.runs["recap"] / "trace.jsonl")
+    held = bank_before(trace, len(trace))
     new = sorted(place for place, score in held.items() if score > 0)
     bank, side = page.methods[2].bank, SPEC.token_pixels
     assert list(zip(bank.frames, bank.rows, bank.columns, strict=True)) == new

@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_helios import HeliosAttnProcessor
 from helios_fakes import ROWS, make_transformer, text_of
 from torch.nn.functional import scaled_dot_product_attention
 
-from recap.backbones.helios.history import clean_arguments, draw_arguments, slices
+from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer, rotary_table
 from recap.backbones.helios.spec import DISTILLED
 from recap.types import Past, Role, Segment
@@ -110,7 +110,7 @@ def some_past(seed=4):
 def forward_arguments(stage, past=None):
     past = past or some_past()
     shape = (1, SPEC.latent_channels, 9, *SPEC.latent_size)
-    fixed = draw_arguments(past, ROW.history_frames, shape, torch.float32, torch.device("cpu"))
+    fixed = denoising_arguments(past, ROW.history_frames, shape, torch.float32, torch.device("cpu"))
     rows, columns = (side // STAGES[stage] for side in SPEC.latent_size)
     noisy = torch.randn(
         1, SPEC.latent_channels, 9, rows, columns, generator=torch.Generator().manual_seed(stage)
@@ -136,7 +136,7 @@ def ours(model, asked, places, context, stage, reinforcement=None):
     reading = install(model)
     with (
         torch.no_grad(),
-        reading.drawing(context, places, SPEC.grid, stage=stage, reinforcement=reinforcement),
+        reading.denoising(context, places, SPEC.grid, stage=stage, reinforcement=reinforcement),
     ):
         return model(**asked, return_dict=False)[0]
 
@@ -174,6 +174,35 @@ def test_sink_share_at_uniform_logits_is_the_closed_form(stage, reinforcement):
     for _, shares in context.shares:
         torch.testing.assert_close(shares[Role.SINK], torch.tensor([closed]), rtol=0, atol=1e-5)
         torch.testing.assert_close(sum(shares.values()), torch.ones(1), rtol=0, atol=1e-5)
+
+
+class Rebuilding(Remembered):
+    """Makes every segment again at every call: parts are known by their number, not by their tensors."""
+
+    def arranged(self, layer, own):
+        from dataclasses import replace
+
+        return [
+            replace(s, keys=s.keys.clone(), values=s.values.clone()) for s in super().arranged(layer, own)
+        ]
+
+
+class Forgetful(Remembered):
+    """Loses the number of the sequence's parts."""
+
+    def arranged(self, layer, own):
+        return [Segment(s.role, s.keys, s.values, s.positions, s.log_bias) for s in own]
+
+
+def test_parts_of_the_sequence_are_recognised_by_their_number():
+    stage = max(STAGES)
+    asked, places = forward_arguments(stage)
+    kept, rebuilt = (
+        ours(make_transformer(), asked, places, kind(slots=7), stage) for kind in (Remembered, Rebuilding)
+    )
+    assert torch.equal(kept, rebuilt)
+    with pytest.raises(ValueError, match=r"keep the 5 parts.*dataclasses\.replace"):
+        ours(make_transformer(), asked, places, Forgetful(), stage)
 
 
 def test_real_layout_and_its_shares_are_those_of_the_fact_sheet():

@@ -96,7 +96,7 @@ def test_ten_blocks_equal_the_slow_reference(window: int, sink: int, phases: str
         fast = backbone.denoise(noise_of(index, dtype=torch.float64), given, context)
         slow = backbone.denoise(noise_of(index, dtype=torch.float64), given, SlowContext(past, index))
         torch.testing.assert_close(fast, slow, atol=1e-9, rtol=1e-9)
-        backbone.settle(fast, given, context.settling())
+        backbone.settle(fast, given, context.clean_pass())
         backbone.settle(slow, given, SlowContext(past, index, settling=True))
         policy.commit(block, torch.zeros(0))
 
@@ -114,7 +114,7 @@ def test_the_memory_holds_the_clean_pass_and_not_the_noisy_steps() -> None:
     noisy = torch.cat([past.frames[1][frame][0] for frame in range(3)], dim=1)
     model(latents, 0.0, given, SlowContext(past, 0, settling=True))
     clean = torch.cat([past.frames[1][frame][0] for frame in range(3)], dim=1)
-    backbone.settle(latents, given, context.settling())
+    backbone.settle(latents, given, context.clean_pass())
     policy.commit(block, torch.zeros(0))
     stored = policy.state()["prior.keys"][1]
     torch.testing.assert_close(stored, clean, atol=1e-12, rtol=0)

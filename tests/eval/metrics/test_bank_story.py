@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ import torch
 
 from recap.admission.retention import retain_top
 from recap.config import RunConfig
-from recap.eval.metrics.bank import bank_story, held_before, uniform_distance
+from recap.eval.metrics.bank import bank_story, uniform_distance
 from recap.memory.bank import NoveltyBank
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory, generate
-from recap.trace import _entries, block_record, read_lines
+from recap.trace import BlockTrace, Offered, bank_before, banks_of, read_trace
 from recap.types import Candidates
 
 CAPACITY, FRAMES, GRID = 20, 3, (3, 4)
@@ -35,7 +35,7 @@ def offers(block: int, dice: torch.Generator) -> Candidates:
     return Candidates(places[None], torch.where(score < 0.5, 0.0, score))
 
 
-def replay(blocks: int = 25) -> tuple[list[dict], NoveltyBank]:
+def replay(blocks: int = 25) -> tuple[list[BlockTrace], NoveltyBank]:
     dice = torch.Generator().manual_seed(0)
     bank = NoveltyBank(CAPACITY, 1)
     trace = []
@@ -44,10 +44,12 @@ def replay(blocks: int = 25) -> tuple[list[dict], NoveltyBank]:
         blank = torch.zeros(1, 1, new.count, 1, 1)
         admitted, evicted = bank.admit(new, blank, blank, retain_top)
         frames = list(range(block * FRAMES, (block + 1) * FRAMES))
-        offered = {"frames": frames, "grid": list(GRID), "scores": new.score.tolist()}
-        trace.append({"first_frame": frames[0], "admitted": _entries(admitted), "evicted": _entries(evicted),
-                      "offered": offered})  # fmt: skip
-    return json.loads(json.dumps(trace)), bank
+        line = BlockTrace(
+            block, frames[0], tuple(frames), FRAMES, admitted=banks_of(admitted), evicted=banks_of(evicted),
+            offered=Offered(frames, GRID, new.score.tolist()),
+        )  # fmt: skip
+        trace.append(line)
+    return trace, bank
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +61,19 @@ def test_the_bank_is_the_oracle_after_every_block(run):
     trace, bank = run
     story = bank_story(trace)
     assert story.overlap == [1.0] * len(trace) and story.complete
-    assert set(story.held) == {tuple(place) for place in bank.held.source[0].tolist()}
+    assert set(story.bank) == {tuple(place) for place in bank.held.source[0].tolist()}
     assert story.ties_at_cutoff > 0  # the tie rule was put to the test
 
 
 def test_a_trace_of_what_was_admitted_alone_is_read_and_called_incomplete(run):
-    bare = [{name: value for name, value in line.items() if name != "offered"} for line in run[0]]
+    bare = [replace(line, offered=None) for line in run[0]]
     story = bank_story(bare)
-    assert not story.complete and story.overlap[-1] == 1.0 and story.held == bank_story(run[0]).held
+    assert not story.complete and story.overlap[-1] == 1.0 and story.bank == bank_story(run[0]).bank
 
 
 def test_a_bank_that_keeps_the_wrong_token_is_found_out():
     trace, _ = replay()
-    trace[10]["offered"]["scores"][0][0] = 99.0  # the best of all, which the bank did not take
+    trace[10].offered.scores[0][0] = 99.0  # the best of all, which the bank did not take
     story = bank_story(trace)
     assert story.overlap[9] == 1.0 and story.overlap[10:] == [1 - 1 / CAPACITY] * 15
 
@@ -86,8 +88,7 @@ def drawn():
     backbone = build_backbone(config)
     policy = build_memory(config, backbone.spec)
     blocks = rollout(backbone, policy, make_plan([config.shots] * 2, backbone.spec), seeds=[3, 4])
-    lines = [block_record(made, offered=True) for made in blocks]
-    return json.loads(json.dumps(lines)), policy.bank.held.source.tolist()
+    return [BlockTrace.of(made, offered=True) for made in blocks], policy.bank.held.source.tolist()
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -95,22 +96,18 @@ def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(drawn, row):
     trace, held = drawn
     story = bank_story(trace, row)
     assert story.complete and story.overlap == [1.0] * len(trace)
-    assert set(story.held) == {tuple(place) for place in held[row]} and story.evictions > 0
-    offered = [len(line["offered"]["scores"][row]) for line in trace]
-    assert offered == [208, 312, 312, 312, 312]  # the sink owns the first frame, all else is told
+    assert set(story.bank) == {tuple(place) for place in held[row]} and story.evictions > 0
+    offered = [len(line.offered.scores[row]) for line in trace]
+    assert offered == [208, 312, 312, 312, 312]  # the sink owns the first frame, all else is offered
 
 
 def test_a_tampered_slot_of_a_real_bank_is_found_out(drawn):
     """The best newcomer of the last block is replaced by one that the bank had refused."""
-    trace = json.loads(json.dumps(drawn[0]))
-    taken = trace[2]["admitted"][0]
-    best = max(taken, key=lambda entry: entry[3])
-    scores = trace[2]["offered"]["scores"][0]
-    frames, (rows, columns) = trace[2]["offered"]["frames"], trace[2]["offered"]["grid"]
-    worst = min(range(len(scores)), key=scores.__getitem__)
-    frame, cell = divmod(worst, rows * columns)
-    taken[taken.index(best)] = [frames[frame], cell // columns, cell % columns, scores[worst]]
-    story = bank_story(trace[:3])
+    *before, last = drawn[0][:3]
+    taken, candidates = dict(last.admitted[0]), last.candidates()
+    del taken[max(taken, key=taken.get)]
+    worst = min(candidates, key=candidates.get)
+    story = bank_story([*before, replace(last, admitted=[taken | {worst: candidates[worst]}])])
     assert story.overlap[:2] == [1.0, 1.0] and story.overlap[2] == pytest.approx(1 - 1 / story.capacity)
 
 
@@ -118,9 +115,9 @@ def test_a_trace_tells_what_was_refused_only_when_asked(drawn, tmp_path):
     settings = {"shots": [{"prompt": "x", "seconds": 0.75}], "backbone": "untrained", "flow": "classical"}
     for asked in (False, True):
         generate(RunConfig.from_dict({**settings, "trace_offered": asked}), tmp_path / str(asked))
-    plain, full = (read_lines(tmp_path / str(asked) / "trace.jsonl") for asked in (False, True))
-    assert all("offered" not in line for line in plain) and bank_story(full).complete
-    assert [{k: v for k, v in line.items() if k != "offered"} for line in full] == plain
+    plain, full = (read_trace(tmp_path / str(asked) / "trace.jsonl") for asked in (False, True))
+    assert all(line.offered is None for line in plain) and bank_story(full).complete
+    assert [replace(line, offered=None) for line in full] == plain
 
 
 def test_ages_and_evictions(run):
@@ -129,7 +126,7 @@ def test_ages_and_evictions(run):
     assert len(story.ages) == CAPACITY and 0 < story.mean_age <= 1
     assert sum(story.age_histogram) == pytest.approx(1)
     assert 0 < story.evicted_below_cutoff <= 1 and story.evictions > 0
-    assert held_before(trace, len(trace)) == story.held and held_before(trace, 0) == {}
+    assert bank_before(trace, len(trace)) == story.bank and bank_before(trace, 0) == {}
 
 
 def test_distance_to_uniform():
@@ -141,8 +138,8 @@ def test_distance_to_uniform():
 
 def test_traces_without_a_bank_or_with_damage_are_refused(run):
     with pytest.raises(ValueError, match="has no bank"):
-        bank_story([{"first_frame": 0}])
-    broken = [dict(line) for line in run[0]]
-    broken[0]["admitted"] = [broken[0]["admitted"][0][1:]]
+        bank_story([BlockTrace(0, 0, (0,), 1)])
+    first, *rest = run[0]
+    fewer = dict(list(first.admitted[0].items())[1:])
     with pytest.raises(ValueError, match="damaged"):
-        bank_story(broken)
+        bank_story([replace(first, admitted=[fewer]), *rest])

@@ -12,6 +12,7 @@ from recap.eval.metrics.reappearance import reappearance, segment_spans, slots_f
 from recap.eval.metrics.retention import retention
 from recap.eval.sampling import Sampled
 from recap.eval.witnesses import Box, CropWitness, FrameWitness, crop
+from recap.trace import BlockTrace
 
 SUBJECT = Box(60, 30, 100, 70)
 
@@ -113,17 +114,17 @@ def test_segments_from_a_trace():
     """Blocks have 3 frames, frames 4 pictures except the first; the protocol has 4, 8, 10 and 10 blocks."""
     cuts = {4, 12, 22}
     trace = [
-        {
-            "first_frame": 3 * b,
-            "first_pictures": [max(0, 4 * frame - 3) for frame in range(3 * b, 3 * b + 3)],
-            "clears_prior": b in cuts,
-        }
+        BlockTrace(
+            block=b,
+            first_frame=3 * b,
+            first_pictures=tuple(max(0, 4 * frame - 3) for frame in range(3 * b, 3 * b + 3)),
+            num_pictures=12 - 3 * (b == 0),
+            clears_prior=b in cuts,
+        )
         for b in range(32)
     ]
     starts = starts_from_trace(trace, 16)
     assert starts == pytest.approx([0, 45 / 16, 141 / 16, 261 / 16])
-    with pytest.raises(ValueError, match="draw the run again"):
-        starts_from_trace([{"block": 0, "first_frame": 0, "clears_prior": False}], 16)
     spans = segment_spans(STARTS, 24)
     assert spans["B"] == (4, 9) and spans["D"].start == 17.5
     # Half as long, so half a second of settling.

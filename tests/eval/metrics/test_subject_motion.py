@@ -10,6 +10,7 @@ from recap.eval.metrics.presence import presence, stretches
 from recap.eval.metrics.subject_motion import outline_change, subject_motion
 from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import Sampled, Span
+from recap.trace import BlockTrace
 
 CELL = 16
 # In cells: 96 x 160 pixels.
@@ -95,7 +96,8 @@ def test_outlines_are_laid_over_each_other_in_whole_cells():
 
 def line(block, prompt, *, cut=False):
     first = [max(0, 4 * frame - 3) for frame in range(3 * block, 3 * block + 3)]
-    return {"first_frame": 3 * block, "first_pictures": first, "prompts": [prompt], "clears_prior": cut}
+    count = 12 - 3 * (block == 0)
+    return BlockTrace(block, 3 * block, tuple(first), count, prompts=(prompt,), clears_prior=cut)
 
 
 def test_stretches_end_where_the_prompt_changes_and_at_cuts():

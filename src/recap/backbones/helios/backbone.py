@@ -1,4 +1,4 @@
-"""Helios as a `Backbone`: text, diffusers' transformer, its schedulers and the autoencoder under one roof."""
+"""Helios as a `Backbone`: text encoder, diffusers' transformer, its schedulers and the autoencoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.helios.history import clean_arguments, draw_arguments, slices
+from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.sampler import Sampler
 from recap.backbones.helios.spec import HeliosSpec
@@ -26,15 +26,18 @@ ZERO_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Conditioning:
-    """Prompts as the model reads them, B text_len text_dim; without guidance there is no second."""
+class HeliosConditioning:
+    """Prompts as the model reads them, B text_len text_dim; without guidance there is no negative one."""
 
     prompt: Tensor
     negative: Tensor | None
 
 
 class HeliosBackbone:
-    """A Helios model that keeps nothing between calls: what it drew before comes with the context."""
+    """A Helios model without state of its own: what it generated before comes with the context.
+
+    Rollouts may take turns; two calls must not overlap, since the processors of all layers share one `Reading`.
+    """
 
     def __init__(
         self,
@@ -64,36 +67,36 @@ class HeliosBackbone:
             block.attn1.set_processor(MemoryProcessor(block.attn1.processor, layer, self._reading))
 
     @torch.no_grad()
-    def condition(self, prompts: tuple[str, ...]) -> Conditioning:
+    def condition(self, prompts: tuple[str, ...]) -> HeliosConditioning:
         """One prompt per row."""
         if not prompts:
             raise refuse("prompts", prompts, "a batch has at least one row", "pass one prompt per row")
         place = {"device": self.device, "dtype": self.transformer.dtype}
         text = torch.cat([self._encode(prompt) for prompt in prompts]).to(**place)
         if self.row.guidance <= 1:
-            return Conditioning(text, None)
+            return HeliosConditioning(text, None)
         negative = self._encode(self._negative).to(**place)
-        return Conditioning(text, negative.expand(len(prompts), -1, -1))
+        return HeliosConditioning(text, negative.expand(len(prompts), -1, -1))
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: Conditioning, context: Context) -> Tensor:
-        """Draw one chunk, B F C rows columns; calls `noise` once, and once per finer stage of the pyramid."""
+    def denoise(self, noise: Noise, conditioning: HeliosConditioning, context: Context) -> Tensor:
+        """Generate one chunk, B F C rows columns; calls `noise` once, and once per finer stage of the pyramid."""
         assert isinstance(context, CarryingContext), "Helios reads its past from the context"
         row, spec, past = self.row, self.spec, context.past
         dtype = self.transformer.dtype
         shape = (
-            given.prompt.shape[0],
+            conditioning.prompt.shape[0],
             spec.latent_channels,
             spec.frames_per_block,
             *spec.latent_size,
         )
-        fixed = draw_arguments(past, row.history_frames, shape, dtype, self.device)
+        fixed = denoising_arguments(past, row.history_frames, shape, dtype, self.device)
 
         def predict(latents: Tensor, time: Tensor, stage: int, step: int) -> Tensor:
             rows, columns = (side // row.patch for side in latents.shape[-2:])
             current = latents.shape[2] * rows * columns
             places = slices(spec.grid, row.history_frames, current, real=past.opening is not None)
-            with self._reading.drawing(
+            with self._reading.denoising(
                 context,
                 places,
                 spec.grid,
@@ -101,35 +104,35 @@ class HeliosBackbone:
                 reinforcement=self._stages[stage] if self._stages else None,
             ):
                 asked = {"hidden_states": latents.to(dtype), "timestep": time, **fixed}
-                flow = self._forward(asked, given.prompt)
-                if given.negative is None:
+                flow = self._forward(asked, conditioning.prompt)
+                if conditioning.negative is None:
                     return flow
-                other = self._forward(asked, given.negative)
+                other = self._forward(asked, conditioning.negative)
             return self._guided(flow, other, skipped=stage == 0 and step < ZERO_STEPS)
 
         # A scheduler counts its steps in itself; a copy per chunk keeps this object without state.
         sampler = Sampler(row, copy.deepcopy(self._scheduler), self.device, dtype)
         try:
-            drawn = sampler.draw(noise, predict, first=past.opening is None)
+            generated = sampler.run(noise, predict, first=past.opening is None)
         finally:
             self._reading.forget()
-        return drawn.transpose(1, 2)
+        return generated.transpose(1, 2)
 
     @torch.no_grad()
-    def settle(self, latents: Tensor, given: Conditioning, context: Context) -> None:
+    def settle(self, latents: Tensor, conditioning: HeliosConditioning, context: Context) -> None:
         """The clean pass: the finished frames as short history at time 0, for a memory that has a use for it."""
         assert isinstance(context, CarryingContext), "Helios reads its past from the context"
         if not context.wants_tokens:
             return
         row, past, dtype = self.row, context.past, self.transformer.dtype
         finished = latents.transpose(1, 2).to(self.device)
-        drawn = draw_arguments(past, row.history_frames, finished.shape, dtype, self.device)
+        denoising = denoising_arguments(past, row.history_frames, finished.shape, dtype, self.device)
         opening = None if past.opening is None else past.opening.transpose(1, 2)
-        asked = clean_arguments(drawn, finished, opening)
+        asked = clean_arguments(denoising, finished, opening)
         history = (*row.history_frames[:2], finished.shape[2])
         places = slices(self.spec.grid, history, 0, real=True)
         with self._reading.settled(context, places, self.spec.grid):
-            self._forward(asked, given.prompt)
+            self._forward(asked, conditioning.prompt)
 
     def decoder(self) -> Decoder:
         """A fresh decoding stream, in which every chunk is alone."""
@@ -159,7 +162,7 @@ class HeliosBackbone:
 
 
 class ChunkDecoder:
-    """diffusers' `AutoencoderKLWan`, begun anew at every chunk, as Helios is decoded."""
+    """diffusers' `AutoencoderKLWan`, started again at every chunk, as Helios is decoded."""
 
     def __init__(self, vae: Any) -> None:
         self._vae = vae
@@ -185,12 +188,12 @@ class ChunkDecoder:
 
 def check_stages(reinforcement: Sequence[float], stages: int | None = None) -> tuple[float, ...]:
     """Lambda of every stage, coarsest first; empty leaves the memory's own everywhere."""
-    given = tuple(reinforcement)
-    if stages is not None and given and len(given) != stages:
+    values = tuple(reinforcement)
+    if stages is not None and values and len(values) != stages:
         limit = f"one value for each of the {stages} stages is needed, the coarsest first"
-        raise refuse("stage_reinforcement", given, limit, "leave it out for the memory's own everywhere")
-    for value in given:
+        raise refuse("stage_reinforcement", values, limit, "leave it out for the memory's own everywhere")
+    for value in values:
         if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             limit = "each must be a number above 0 and finite"
-            raise refuse("stage_reinforcement", given, limit, "1 leaves the sink as it is")
-    return given
+            raise refuse("stage_reinforcement", values, limit, "1 leaves the sink as it is")
+    return values

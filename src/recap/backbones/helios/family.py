@@ -56,7 +56,7 @@ class HeliosConfig:
         side = VAE_STRIDE * spec.patch * 2 ** (len(spec.steps) - 1)
         for name, value in (("height", spec.height), ("width", spec.width)):
             if value < side or value % side:
-                limit = f"{spec.name} draws at multiples of {side}"
+                limit = f"{spec.name} generates at multiples of {side}"
                 raise refuse(
                     f"backbone.{name}",
                     value,
@@ -153,14 +153,14 @@ class HeliosConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeliosBaseConfig(HeliosConfig):
-    """Helios-Base, 14B, 50 steps with guidance: no cache, the past is read anew (public checkpoint)."""
+    """Helios-Base, 14B, 50 steps with guidance: no cache, the past is read at every step (public checkpoint)."""
 
     row = BASE
 
 
 @dataclass(frozen=True, slots=True)
 class HeliosMidConfig(HeliosConfig):
-    """Helios-Mid, the same drawn in a pyramid of three stages (public checkpoint)."""
+    """Helios-Mid, the same in a pyramid of three stages (public checkpoint)."""
 
     row = MID
 
@@ -186,7 +186,7 @@ def offload_groups(transformer: Any, device: torch.device) -> None:
 
 
 def plan_memory(spec: HeliosSpec, parameters: int, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes that will be held at once, by part; the transformer first."""
+    """Bytes that are in memory at once, by part; the transformer first."""
     frame = 2 * spec.layers * spec.heads * spec.head_dim * dtype.itemsize
     frame *= spec.backbone_spec().frame_tokens
     return {

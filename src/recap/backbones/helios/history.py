@@ -1,4 +1,4 @@
-"""What a Helios forward sees beside its chunk: which latents, at which temporal indices, as which keys.
+"""What a Helios forward sees next to its chunk: which latents, at which temporal indices, as which keys.
 
 Sequence of every forward, with the indices of the released setting:
     long    16 frames, 4 x 4 x 4 tokens to one        1..16    PRIOR
@@ -51,7 +51,7 @@ def slices(grid: tuple[int, int], history: tuple[int, int, int], current: int, *
     return Slices(tuple(zip(roles, cut, strict=True)), cut[3], cut[4], real)
 
 
-def draw_arguments(
+def denoising_arguments(
     past: Past, history: tuple[int, int, int], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
     """History and indices of every forward of a chunk of latents `shape`, B C F rows columns."""
@@ -80,21 +80,21 @@ def draw_arguments(
     }
 
 
-def clean_arguments(drawn: dict[str, Any], latents: Tensor, opening: Tensor | None) -> dict[str, Any]:
+def clean_arguments(denoising: dict[str, Any], latents: Tensor, opening: Tensor | None) -> dict[str, Any]:
     """The clean pass of a finished chunk, B C F rows columns: its frames as short history, whole, at time 0.
 
     In that role, not as current frames, is a past frame read by what comes later: its own embedding, its time 0, no
-    text. Long and mid are those the chunk was drawn with. Something must stand in the current place; a small copy of
+    text. Long and mid are those of the chunk's own steps. Something must stand in the current place; a small copy of
     the chunk does. Without an opening the chunk's own first frame is one.
     """
-    dtype = drawn["latents_history_short"].dtype
+    dtype = denoising["latents_history_short"].dtype
     whole = latents.to(dtype)
     first = whole[:, :, :1] if opening is None else opening.to(whole)
     rows, columns = (max(side // PLACEHOLDER, 2) for side in whole.shape[-2:])
     small = functional.adaptive_avg_pool3d(whole, (whole.shape[2], rows, columns))
-    places = drawn["indices_hidden_states"]
+    places = denoising["indices_hidden_states"]
     return {
-        **drawn,
+        **denoising,
         "hidden_states": small,
         "timestep": torch.zeros(whole.shape[0], dtype=torch.int64, device=whole.device),
         "latents_history_short": torch.cat([first, whole], dim=2),

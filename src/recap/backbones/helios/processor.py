@@ -1,9 +1,9 @@
 """Where a memory meets Helios: a processor on every `blocks.*.attn1` of diffusers' untouched transformer.
 
-One `Reading` is shared by all layers and says what the forward under way is:
+One `Reading` is shared by all layers and says what the forward in progress is:
     nothing     the stock processor runs, as if we were not here
-    drawing     the chunk's queries see the sequence's own keys, the sink with its bias, and the bank, whose keys are
-                turned to (0, h, w) on the full grid at every stage; merged by log-sum-exp. Queries of history see
+    denoising   the chunk's queries see the sequence's own keys, the sink with its bias, and the bank, whose keys are
+                rotated to (0, h, w) on the full grid at every stage; merged by log-sum-exp. Queries of history see
                 what they always do. A memory that changes nothing is the stock call, bit for bit
     settling    the stock attention; keys (behind their norm, not rotated) and values of the finished frames go to
                 the memory
@@ -37,12 +37,12 @@ class Reading:
         self.stage = 0
         self.stage_bias: float | None = None  # replaces the memory's where it has one
         self.grid = (0, 0)
-        # By identity, of the block under way; the value keeps its key alive.
-        self._turned: dict[int, tuple[Segment, Readable]] = {}
+        # What the memory adds to each layer in this block, by layer and its place among those added.
+        self._turned: dict[tuple[int, int], Readable] = {}
         self._positions: dict[tuple[Any, ...], Tensor] = {}
 
     @contextmanager
-    def drawing(
+    def denoising(
         self,
         context: CarryingContext,
         places: Slices,
@@ -51,7 +51,7 @@ class Reading:
         stage: int,
         reinforcement: float | None,
     ) -> Iterator[None]:
-        """Forwards in here draw; the grid is that of full resolution."""
+        """Forwards in here are denoising steps; the grid is that of full resolution."""
         self._enter(context, places, grid)
         self.stage = stage
         self.stage_bias = None if reinforcement is None else math.log(reinforcement)
@@ -73,23 +73,22 @@ class Reading:
             self.forget()
 
     def forget(self) -> None:
-        """A block is over: what was turned for it can go."""
+        """A block is over: what was rotated for it can go."""
         self._turned = {}
 
     def _enter(self, context: CarryingContext, places: Slices, grid: tuple[int, int]) -> None:
-        assert self.context is None, "one forward at a time"
+        assert self.context is None, "one forward at a time: rollouts may take turns, but not overlap"
         self.context, self.places, self.grid = context, places, grid
 
-    def turned(self, segment: Segment, like: Tensor) -> Readable:
-        """A remembered segment with its keys at their phases: once per block where it lies on the device."""
-        known = self._turned.get(id(segment))
-        if known is not None:
-            return known[1]
+    def turned(self, layer: int, index: int, segment: Segment, like: Tensor) -> Readable:
+        """A segment that the memory added, rotated: once per block where it is stored on the device."""
+        if (known := self._turned.get((layer, index))) is not None:
+            return known
         keys, values = (part.to(like.device, like.dtype) for part in (segment.keys, segment.values))
         table = rotary_table(self._rope, segment.positions.to(like.device))
         made = Readable(segment.role, _rotate(keys, table), values, segment.log_bias, segment.token_bias)
         if segment.keys.device == like.device:
-            self._turned[id(segment)] = (segment, made)
+            self._turned[layer, index] = made
         return made
 
     def positions(self, first: int, frames: int, device: torch.device) -> Tensor:
@@ -150,8 +149,8 @@ class MemoryProcessor:
         if reading.settling:
             self._hand_over(query, key, value)
         turned = _rotate(query, rotary_emb), _rotate(key, rotary_emb), value
-        extra = [] if reading.settling else self._arranged(key, value)
-        output = self._read(*turned, extra) if extra else self._plain(*turned)
+        arranged = [] if reading.settling else self._arranged(key, value)
+        output = self._read(*turned, arranged) if arranged else self._plain(*turned)
         output = output.flatten(2, 3).type_as(query)
         return attn.to_out[1](attn.to_out[0](output))  # type: ignore[no-any-return]
 
@@ -166,34 +165,39 @@ class MemoryProcessor:
             self._layer, Tokens(query[:, whole], key[:, whole], value[:, whole], positions)
         )
 
-    def _arranged(self, key: Tensor, value: Tensor) -> list[tuple[Segment, slice | None]]:
-        """All segments as the memory wants them read, own ones with their place; none where it changes nothing."""
+    def _arranged(self, key: Tensor, value: Tensor) -> list[Segment]:
+        """All segments as the memory wants them read; an empty list where it changes nothing."""
         reading = self._reading
         assert reading.context is not None and reading.places is not None
-        nowhere = reading.positions(0, 0, key.device)  # own keys are turned by the model's own table
-        own = [Segment(role, key[:, place], value[:, place], nowhere) for role, place in reading.places.parts]
-        # A memory that biases a segment of ours makes another of it, of the same keys.
-        places = {id(mine.keys): place for mine, (_, place) in zip(own, reading.places.parts, strict=True)}
-        arranged = reading.context.arranged(self._layer, own)
-        found = [(segment, places.get(id(segment.keys))) for segment in arranged]
-        same = [place for _, place in found] == [place for _, place in reading.places.parts]
-        return [] if same and not any(segment.log_bias for segment in arranged) else found
-
-    def _read(
-        self, query: Tensor, key: Tensor, value: Tensor, arranged: Sequence[tuple[Segment, slice | None]]
-    ) -> Tensor:
-        """History's queries as ever; the chunk's with bias and bank."""
-        reading = self._reading
-        assert reading.context is not None and reading.places is not None
-        current = reading.places.current
-        readable = [
-            reading.turned(segment, key)
-            if place is None
-            else Readable(segment.role, key[:, place], value[:, place], self._bias(segment.log_bias))
-            for segment, place in arranged
+        # Own keys are rotated by the model's own table, so they need no positions.
+        nowhere = reading.positions(0, 0, key.device)
+        own = [
+            Segment(role, key[:, place], value[:, place], nowhere, part=part)
+            for part, (role, place) in enumerate(reading.places.parts)
         ]
+        arranged = reading.context.arranged(self._layer, own)
+        parts = [segment.part for segment in arranged if segment.part is not None]
+        if parts != list(range(len(own))):
+            limit = f"must keep the {len(own)} parts of Helios' sequence in order; it returned {parts}"
+            remedy = "return every segment it was passed, biased by dataclasses.replace if at all"
+            raise refuse("memory's arrange", f"layer {self._layer}", limit, remedy)
+        same = len(arranged) == len(own) and not any(segment.log_bias for segment in arranged)
+        return [] if same else arranged
+
+    def _read(self, query: Tensor, key: Tensor, value: Tensor, arranged: Sequence[Segment]) -> Tensor:
+        """Queries of history see what they always do, those of the chunk also bias and bank."""
+        reading = self._reading
+        assert reading.context is not None and reading.places is not None
+        current, parts = reading.places.current, reading.places.parts
+        readable: list[Readable] = []
+        for index, segment in enumerate(arranged):
+            if segment.part is None:
+                readable.append(reading.turned(self._layer, index, segment, key))
+            else:
+                place, bias = parts[segment.part][1], self._bias(segment.log_bias)
+                readable.append(Readable(segment.role, key[:, place], value[:, place], bias))
         history = self._plain(query[:, : current.start], key, value)
-        # On a GPU every kernel costs, so that there the sink's share is told, and no other.
+        # On a GPU only the sink's share is measured: a kernel per role is too slow.
         chunk, shares = attend(query[:, current], readable, by_role=not query.is_cuda)
         reading.context.measured(shares, reading.stage)
         return torch.cat([history, chunk], dim=1)

@@ -35,7 +35,7 @@ class Sampler:
         self._device = device
         self._dtype = dtype
 
-    def draw(self, noise: Noise, predict: Predict, *, first: bool) -> Tensor:
+    def run(self, noise: Noise, predict: Predict, *, first: bool) -> Tensor:
         """One chunk, B C F rows columns; `first` is the video's first one."""
         latents = self._taken(noise())
         if len(self._spec.steps) == 1:

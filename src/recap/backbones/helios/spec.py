@@ -28,9 +28,9 @@ class HeliosSpec:
     height: int
     width: int
     frames_per_block: int
-    history_frames: tuple[int, int, int]  # long, mid, newest; beside the opening frame
+    history_frames: tuple[int, int, int]  # long, mid, newest; next to the opening frame
     steps: tuple[int, ...]  # per stage of the pyramid, coarsest first; one entry is no pyramid
-    guidance: float  # 1 draws without a second pass
+    guidance: float  # 1: no second pass
     zero_star: bool  # the second pass is scaled to the first, and the first steps of a chunk are skipped
     distilled: bool
     amplify_first: bool  # twice the steps in the first chunk, as the authors' scripts have it

@@ -1,28 +1,22 @@
-"""Bank retention: does the bank hold the best of all it was ever offered, and how old is what it holds?
+"""Bank retention: does the bank contain the best of all it was ever offered, and how old are its tokens?
 
-A trace of a run with `trace_offered` tells every candidate, and the oracle ranks them all; from other traces it knows
+A trace of a run with `trace_offered` lists every candidate, and the oracle ranks them all; from other traces it knows
 those admitted alone, and is not `complete`. Scores are frozen and ties go to the older token, then row by row, so the
 overlap must be exactly 1: anything less is a fault of the bank, not a measurement.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
 from recap.eval.scores import Score
-
-Place = tuple[int, int, int]
-"""A token's frame, row and column."""
-
-Held = dict[Place, float]
-"""What a bank holds, with its scores."""
+from recap.trace import Bank, BlockTrace, Position, has_bank, replay_bank
 
 AGE_BINS = 10
 
@@ -30,7 +24,7 @@ AGE_BINS = 10
 class BankStory(NamedTuple):
     overlap: list[float]  # with the oracle, after every block
     complete: bool  # the oracle knew every candidate, not only those admitted
-    held: Held  # at the end
+    bank: Bank  # at the end
     capacity: int  # slots in use at the end
     evictions: int
     evicted_below_cutoff: float | None  # share of evictions that score below the final cut-off
@@ -42,39 +36,32 @@ class BankStory(NamedTuple):
     uniform_distance: float | None  # Kolmogorov-Smirnov, to the uniform distribution
 
 
-def bank_story(trace: Sequence[Mapping[str, Any]], row: int = 0) -> BankStory:
+def bank_story(trace: Sequence[BlockTrace], row: int = 0) -> BankStory:
     """Replay one row of a trace."""
-    if not any("admitted" in line for line in trace):
+    if not has_bank(trace):
         raise refuse("trace", f"{len(trace)} blocks", "its memory has no bank", "trace a run with one")
-    complete = all("offered" in line for line in trace if "admitted" in line)
-    held: Held = {}
-    pool: Held = {}
+    complete = all(line.offered is not None for line in trace if line.admitted is not None)
+    bank: Bank = {}
+    pool: Bank = {}
     overlap: list[float] = []
     evicted: list[float] = []
-    for block, line in enumerate(trace):
-        admitted = _places(line, "admitted", row)
-        for place, score in _places(line, "evicted", row).items():
-            if place not in held:
-                limit = f"block {block} evicts a token that the bank does not hold"
-                raise refuse("trace", list(place), limit, "the trace is damaged: draw the run again")
-            del held[place]
-            evicted.append(score)
-        held |= admitted
-        pool |= _offered(line, row) if complete else admitted
-        oracle = best(pool, len(held))
-        overlap.append(len(oracle & held.keys()) / len(held) if held else 1.0)
-    cutoff = min(held.values(), default=0.0)
-    end_frame = _end_frame(trace)
-    ages = sorted((end_frame - frame) / end_frame for frame, _, _ in held)
+    for line, bank in zip(trace, replay_bank(trace, row), strict=True):
+        evicted += line.evicted[row].values() if line.evicted else ()
+        pool |= line.candidates(row) if complete else line.admitted[row] if line.admitted else {}
+        oracle = best(pool, len(bank))
+        overlap.append(len(oracle & bank.keys()) / len(bank) if bank else 1.0)
+    cutoff = min(bank.values(), default=0.0)
+    end_frame = trace[-1].first_frame + len(trace[-1].first_pictures)
+    ages = sorted((end_frame - frame) / end_frame for frame, _, _ in bank)
     return BankStory(
         overlap=overlap,
         complete=complete,
-        held=held,
-        capacity=len(held),
+        bank=bank,
+        capacity=len(bank),
         evictions=len(evicted),
         evicted_below_cutoff=float(np.mean(np.array(evicted) < cutoff)) if evicted else None,
         cutoff=cutoff,
-        ties_at_cutoff=sum(score == cutoff for place, score in pool.items() if place not in held),
+        ties_at_cutoff=sum(score == cutoff for position, score in pool.items() if position not in bank),
         ages=ages,
         age_histogram=(np.histogram(ages, AGE_BINS, (0, 1))[0] / max(1, len(ages))).tolist(),
         mean_age=float(np.mean(ages)) if ages else None,
@@ -82,9 +69,9 @@ def bank_story(trace: Sequence[Mapping[str, Any]], row: int = 0) -> BankStory:
     )
 
 
-def best(pool: Mapping[Place, float], capacity: int) -> set[Place]:
+def best(pool: Mapping[Position, float], capacity: int) -> set[Position]:
     """The top `capacity` by score; ties: older first, then row-major."""
-    return set(sorted(pool, key=lambda place: (-pool[place], place))[:capacity])
+    return set(sorted(pool, key=lambda position: (-pool[position], position))[:capacity])
 
 
 def uniform_distance(values: Sequence[float]) -> float:
@@ -94,48 +81,9 @@ def uniform_distance(values: Sequence[float]) -> float:
     return float(max(above.max(), below.max()))
 
 
-def sources_by_block(trace: Sequence[Mapping[str, Any]], row: int = 0) -> list[Counter[int]]:
+def sources_by_block(trace: Sequence[BlockTrace], row: int = 0) -> list[Counter[int]]:
     """After every block, how many slots come from which frame."""
-    held: set[Place] = set()
-    told = []
-    for line in trace:
-        held = (held - _places(line, "evicted", row).keys()) | _places(line, "admitted", row).keys()
-        told.append(Counter(frame for frame, _, _ in held))
-    return told
-
-
-def held_before(trace: Sequence[Mapping[str, Any]], block: int, row: int = 0) -> Held:
-    """What the bank holds when a block begins."""
-    held: Held = {}
-    for line in trace[:block]:
-        for place in _places(line, "evicted", row):
-            held.pop(place, None)
-        held |= _places(line, "admitted", row)
-    return held
-
-
-def _places(line: Mapping[str, Any], which: str, row: int) -> Held:
-    rows = line.get(which)
-    return _as_places(rows[row]) if rows else {}
-
-
-def _offered(line: Mapping[str, Any], row: int) -> Held:
-    """Every candidate of a block; whole frames, row-major."""
-    if "offered" not in line:
-        return {}
-    told = line["offered"]
-    places = itertools.product(told["frames"], range(told["grid"][0]), range(told["grid"][1]))
-    return dict(zip(places, told["scores"][row], strict=True))
-
-
-def _as_places(entries: Sequence[Sequence[float]]) -> Held:
-    return {(int(frame), int(row), int(column)): score for frame, row, column, score in entries}
-
-
-def _end_frame(trace: Sequence[Mapping[str, Any]]) -> int:
-    starts = [int(line["first_frame"]) for line in trace]
-    told = len(trace[-1].get("first_pictures", ()))
-    return starts[-1] + (told or (starts[-1] - starts[-2] if len(starts) > 1 else 1))
+    return [Counter(frame for frame, _, _ in bank) for bank in replay_bank(trace, row)]
 
 
 def _measure(run: JudgedRun) -> list[Score]:

@@ -12,11 +12,14 @@ FULL_WINDOW = 3
 
 
 def _measure_attention(run: JudgedRun) -> list[Score]:
-    last = run.trace[-1]["attention_share"]
-    shares = [line["attention_share"] for line in run.trace[FULL_WINDOW:]] or [last]
-    roles = dict.fromkeys(role for share in shares for role in share)
-    means = {role: float(np.mean([share.get(role, [0.0])[0] for share in shares])) for role in roles}
-    return [Score(f"attention_{role}", mean, "native", len(shares)) for role, mean in means.items()]
+    shares = [line.shares for line in run.trace[FULL_WINDOW:] or run.trace[-1:]]
+    roles = dict.fromkeys(role for each in shares for role, share in each.items() if share is not None)
+    scores = []
+    for role in roles:
+        # A role that was not there got nothing; one that was not measured says nothing.
+        found = [share[0] for each in shares if (share := each.get(role, [0.0])) is not None]
+        scores.append(Score(f"attention_{role}", float(np.mean(found)), "native", len(found)))
+    return scores
 
 
 def _measure_time(run: JudgedRun) -> list[Score]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.metrics.bank import held_before
 from recap.eval.metrics.bank_content import content_before
 from recap.eval.metrics.presence import LEAVING_S, presence, stretches
 from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from
 from recap.eval.sampling import Span
 from recap.eval.scores import Score
+from recap.trace import bank_before
 
 
 def _measure(run: JudgedRun) -> list[Score]:
@@ -35,10 +35,10 @@ def _measure(run: JudgedRun) -> list[Score]:
         ):
             scores.append(presence(sampled, who, [span], name, witness.backend))
     if run.has_bank:
-        first, end = (run.trace[each.first_block]["first_frame"] for each in (visit, gone))
-        held = held_before(run.trace, back.first_block)
-        slots = float(slots_from(held, first, end))
-        scores.append(Score("bank_slots_from_visit", slots, "native", len(held)))
+        first, end = (run.trace[each.first_block].first_frame for each in (visit, gone))
+        bank = bank_before(run.trace, back.first_block)
+        slots = float(slots_from(bank, first, end))
+        scores.append(Score("bank_slots_from_visit", slots, "native", len(bank)))
         content = content_before(run, back.first_block)
         scores += [replace(each, name=f"{each.name}_at_return") for each in content]
     return scores

@@ -5,8 +5,8 @@ If a prompt does not name the subject, finding it is haunting: the memory brings
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from recap.eval.judges.witness import ProbeWitness
 from recap.eval.metrics.reappearance import SETTLING_S
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
-from recap.trace import picture_of_frame
+from recap.trace import BlockTrace
 
 LEAVING_S = 3.0
 """Without a cut, a subject that the prompt no longer names may take this long to leave, which is not haunting."""
@@ -38,19 +38,16 @@ class Stretch(NamedTuple):
         return Span(start + min(seconds, (end - start) * MOST_LEFT_OUT), end)
 
 
-def stretches(trace: Sequence[Mapping[str, Any]], fps: float, duration_s: float) -> list[Stretch]:
+def stretches(trace: Sequence[BlockTrace], fps: float, duration_s: float) -> list[Stretch]:
     """Split a rollout of one batch row at its prompt changes and cuts."""
-    pictures = picture_of_frame(trace)
     firsts = [
         block
         for block, line in enumerate(trace)
-        if block == 0 or line["clears_prior"] or line["prompts"] != trace[block - 1]["prompts"]
+        if block == 0 or line.clears_prior or line.prompts != trace[block - 1].prompts
     ]
-    starts = [pictures[trace[block]["first_frame"]] / fps for block in firsts]
+    starts = [trace[block].first_pictures[0] / fps for block in firsts]
     spans = [Span(start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
-    return [
-        Stretch(trace[block]["prompts"][0], block, span) for block, span in zip(firsts, spans, strict=True)
-    ]
+    return [Stretch(trace[block].prompts[0], block, span) for block, span in zip(firsts, spans, strict=True)]
 
 
 def presence(

@@ -7,20 +7,16 @@ pictures of B and of D and in at most a tenth of those of C.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.metrics.bank import held_before
 from recap.eval.metrics.identity import compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
-from recap.trace import picture_of_frame
+from recap.trace import Bank, BlockTrace, bank_before
 
 SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
 """Seconds of each segment; the subject is there in B and D."""
@@ -39,10 +35,9 @@ def segment_spans(starts_s: Sequence[float], duration_s: float) -> dict[str, Spa
     return {name: Span(start + settling, end) for name, start, end in zip(NAMES, starts_s, ends, strict=True)}
 
 
-def starts_from_trace(trace: Sequence[Mapping[str, Any]], fps: float) -> list[float]:
+def starts_from_trace(trace: Sequence[BlockTrace], fps: float) -> list[float]:
     """Where the segments of a rollout begin, in seconds: its start, and every cut."""
-    pictures = picture_of_frame(trace)
-    return [0.0, *(pictures[line["first_frame"]] / fps for line in trace if line["clears_prior"])]
+    return [0.0, *(line.first_pictures[0] / fps for line in trace if line.clears_prior)]
 
 
 def reappearance(
@@ -68,9 +63,9 @@ def reappearance(
     return replace(score, details={**score.details, "found_share": shares, "verified": bool(verified)})
 
 
-def slots_from(held: Mapping[tuple[int, int, int], float], first_frame: int, end_frame: int) -> int:
+def slots_from(bank: Bank, first_frame: int, end_frame: int) -> int:
     """How many of a bank's slots come from these frames."""
-    return int(np.sum([first_frame <= frame < end_frame for frame, _, _ in held])) if held else 0
+    return sum(first_frame <= frame < end_frame for frame, _, _ in bank)
 
 
 def _measure(run: JudgedRun) -> list[Score]:
@@ -89,10 +84,10 @@ def _measure(run: JudgedRun) -> list[Score]:
         value = first.value if details["verified"] else None
         scores.append(Score("reappearance_subject_verified", value, backend, first.n))
     if run.has_bank:
-        cuts = [index for index, line in enumerate(trace) if line["clears_prior"]]
-        held = held_before(trace, cuts[2])
-        count = slots_from(held, trace[cuts[0]]["first_frame"], trace[cuts[1]]["first_frame"])
-        scores.append(Score("bank_slots_from_B", float(count), "native", len(held)))
+        cuts = [index for index, line in enumerate(trace) if line.clears_prior]
+        bank = bank_before(trace, cuts[2])
+        count = slots_from(bank, trace[cuts[0]].first_frame, trace[cuts[1]].first_frame)
+        scores.append(Score("bank_slots_from_B", float(count), "native", len(bank)))
     return scores
 
 
