@@ -29,8 +29,9 @@ from recap.fast.stopwatch import Stopwatch
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.extras import import_extra
+from recap.io.lookup import look_up
 from recap.plan import Shot, make_plan
-from recap.registry import MEMORIES, look_up
+from recap.registry import MEMORIES
 from recap.rollout import rollout
 from recap.types import Role
 

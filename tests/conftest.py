@@ -87,11 +87,11 @@ SLOW = (
     "tests/contracts/test_policies.py::test_stopping_and_going_on_changes_nothing[embedded-",
     "tests/laws/test_resume.py::test_killed_at_a_random_moment_and_resumed_equals_undisturbed",
     "tests/tables/test_on_ray.py::test_ray_gives_the_same_bytes_as_this_machine_alone",
-    "tests/tables/test_sweep.py::test_200_jobs_killed_20_times_end_as_if_nothing_had_happened",
+    "tests/tables/test_runner.py::test_200_jobs_killed_20_times_end_as_if_nothing_had_happened",
     "tests/training/test_evaluate.py::test_every_part_runs_and_writes_its_numbers[lookup]",
     "tests/training/test_evaluate.py::test_the_command_measures_the_shipped_weights",
     "tests/training/test_probe.py::test_the_probe_learns_a_few_pictures",
-    "tests/training/test_train_autoencoder.py::test_the_loss_falls_on_a_clip_seen_again_and_again",
+    "tests/training/test_train_autoencoder.py::test_the_loss_falls_on_a_repeated_clip",
     "tests/training/test_train_dit.py::test_the_loss_falls_on_few_clips",
     "tests/training/test_train_flow.py::test_the_loss_falls_on_few_clips",
 )

@@ -18,9 +18,10 @@ from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
+from recap.io.lookup import look_up
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot
-from recap.registry import ADMISSIONS, BACKBONES, MEMORIES, look_up
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
 PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
 """What is chosen by name and has settings of its own."""

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -22,8 +17,8 @@ from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
 from recap.contracts import AdmissionConfig, Backbone, BackboneConfig, Judge, MemoryConfig
-from recap.errors import refuse, unknown_name
 from recap.eval.judges.subject import build_probe_judge
+from recap.io.lookup import look_up
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
 from recap.memory.recap import RecapConfig
@@ -60,36 +55,6 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
 }
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
 """Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""
-
-
-def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The table's entry, or the object a "package.module:Name" points at; the module may be in the current folder."""
-    if name in table:
-        return table[name]
-    if ":" not in name:
-        raise unknown_name(field, name, table)
-    module, _, attribute = name.partition(":")
-    try:
-        with _current_folder():
-            return getattr(importlib.import_module(module), attribute)
-    # Importing a user's module runs it, so any error is possible.
-    except Exception as error:
-        why = f"cannot be imported ({type(error).__name__}: {error})"
-        raise refuse(field, name, why, "write it as package.module:Name") from error
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """Let modules be imported from the current folder; last on the path, so that it cannot hide an installed one."""
-    folder = str(Path.cwd())
-    added = folder not in sys.path
-    if added:
-        sys.path.append(folder)
-    try:
-        yield
-    finally:
-        if added and folder in sys.path:
-            sys.path.remove(folder)
 
 
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:

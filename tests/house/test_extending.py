@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import csv
 import os
 import re
 import subprocess
@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from recap.tables.job import draw_and_score, job_of
 
 import recap
-from recap.registry import MEMORIES, look_up
-from recap.tables import recipes, scoring
-from recap.tables.recipes import Ask, find_recipe, plan_runs
+from recap.eval import metrics
+from recap.io.lookup import look_up
+from recap.registry import MEMORIES
+from recap.tables.recipes import Ask
+from recap.tables.reproduce import How, reproduce
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "extending.md").read_text()
@@ -121,15 +122,25 @@ def test_what_does_not_fit_is_refused_in_one_line(here, part, name, problem):
     assert "\n" not in str(refused.value)
 
 
-def test_a_table_measured_by_a_metric_runs(here, monkeypatch):
-    monkeypatch.syspath_prepend(str(here))
-    metric, table = importlib.import_module("my_metric"), importlib.import_module("my_table")
-    monkeypatch.setitem(scoring.MEASURES, "brightness", metric.brightness)
-    monkeypatch.setitem(recipes.TABLES, "brightness", table.brightness_table)
-    recipe = find_recipe("brightness")
-    ask = Ask(backbone="untrained", prompts=1, seeds=1, seconds=1.5, flow="classical")
-    planned = list(plan_runs(recipe, ask))
-    assert [each.row.name for each in planned] == ["sink", "recap"]
-    job = job_of(planned[0], recipe, "hsv")
-    result = draw_and_score({"data": job.data}, str(here / "run"))
-    assert 0 < result["scores"]["brightness"]["value"] < 1
+def test_a_table_measured_by_a_metric_runs(here, tmp_path):
+    """Both are named from the current folder, which worker processes find too."""
+    ask = Ask(
+        backbone="untrained", prompts=1, seeds=1, seconds=1.5, flow="classical", embedder="hsv", device="cpu"
+    )
+    done = reproduce(["my_table:brightness_table"], ask, tmp_path, How(workers=1), notice=lambda _: None)
+    assert done.left == 0
+    rows = list(csv.DictReader((tmp_path / "brightness" / "table.csv").open()))
+    assert [(row["row"], row["measure"]) for row in rows] == [("sink", "brightness"), ("recap", "brightness")]
+    assert all(0 < float(row["mean"]) < 1 for row in rows)
+
+
+def test_a_metric_in_its_folder_is_found_by_itself(tmp_path, monkeypatch):
+    """The folder of metrics with one file more, as a change to the package would have it."""
+    (tmp_path / "my_metric.py").write_text(RECIPES["my_metric"])
+    monkeypatch.setattr(metrics, "__path__", [*metrics.__path__, str(tmp_path)])
+    metrics.all_measures.cache_clear()
+    try:
+        assert metrics.find_measure("brightness").headlines == ("brightness",)
+    finally:
+        metrics.all_measures.cache_clear()
+        sys.modules.pop("recap.eval.metrics.my_metric", None)

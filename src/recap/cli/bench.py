@@ -12,7 +12,8 @@ from recap.cli.options import DecoderName, Device, Dtype, Eager
 from recap.config import resolve_device, resolve_dtype
 from recap.fast.parts import SpeedSettings
 from recap.fast.speed import run, table
-from recap.registry import BACKBONES, look_up
+from recap.io.lookup import look_up
+from recap.registry import BACKBONES
 
 
 def bench_command(

@@ -24,7 +24,8 @@ from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastDecoder, FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
-from recap.registry import BACKBONES, MEMORIES, look_up
+from recap.io.lookup import look_up
+from recap.registry import BACKBONES, MEMORIES
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.

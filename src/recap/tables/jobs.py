@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from recap.errors import refuse
-from recap.registry import look_up
+from recap.io.lookup import look_up
 
 Result = dict[str, Any]
 Work = Callable[[dict[str, Any], str], Result]

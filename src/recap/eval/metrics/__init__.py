@@ -7,8 +7,9 @@ import pkgutil
 from collections.abc import Iterable
 from functools import cache
 
-from recap.errors import refuse, unknown_name
+from recap.errors import refuse
 from recap.eval.judged import Measure
+from recap.io.lookup import look_up
 
 
 @cache
@@ -19,17 +20,8 @@ def all_measures() -> dict[str, Measure]:
 
 
 def find_measure(name: str) -> Measure:
-    """The measure of that name, or the one that `module:ATTRIBUTE` points at."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        known = all_measures()
-        if name not in known:
-            raise unknown_name("measure", name, known)
-        return known[name]
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise refuse("measure", name, f"cannot be imported ({error})", "write module:ATTRIBUTE") from error
+    """The measure of that name, or the one that `module:NAME` points at."""
+    found = look_up("measure", name, all_measures())
     if not isinstance(found, Measure):
         raise refuse("measure", name, "is not a Measure", "make one by recap.eval.judged.Measure")
     return found
