@@ -140,7 +140,7 @@ TAMPERINGS = {
     "no window": (lambda f: damage_state(f, "policy.window.frames"), "window"),
     "no trace": (lambda f: (f / "trace.jsonl").unlink(), "blocks generated so far"),
     "odd trace": (lambda f: (f / "trace.jsonl").write_text('{"a": 1}\n' * 4), "blocks generated so far"),
-    "listed trace": (lambda f: (f / "trace.jsonl").write_text("[1, 2]\n" * 4), "no tables"),
+    "listed trace": (lambda f: (f / "trace.jsonl").write_text("[1, 2]\n" * 4), "not objects"),
     "garbage trace": (lambda f: (f / "trace.jsonl").write_text("garbage\n"), "trace.jsonl"),
     "no latents": (lambda f: (f / "work" / "000001.safetensors").unlink(), "missing or damaged"),
     "cut latents": (lambda f: (f / "work" / "000001.safetensors").write_bytes(b"12"), "missing or damaged"),
@@ -224,5 +224,5 @@ def test_what_a_prompt_loses_is_told_once_in_a_run(tmp_path, capsys):
     shots = [{"prompt": text, "seconds": 0.5} for text in texts]
     two = config(shots=shots, seeds=[0, 1], backbone="embedded", memory="none")
     generate(two, tmp_path / "run", notice=lines.append)
-    assert len(lines) == 1 and "'lion'" in lines[0] and "a cat is drawn instead" in lines[0]
+    assert len(lines) == 1 and "'lion'" in lines[0] and "a cat is shown instead" in lines[0]
     assert capsys.readouterr().out == ""

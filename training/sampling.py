@@ -46,7 +46,7 @@ class EulerBackbone(WanBackbone):
     @torch.no_grad()
     def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
         """Generate one block, B F C rows columns; this calls `noise` once."""
-        x = self._draw(noise)
+        x = self._next(noise)
         unprompted = None
         if self.no_text is not None:
             unprompted = self.model.condition(self.no_text.expand(len(x), -1, -1))

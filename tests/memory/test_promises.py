@@ -251,7 +251,7 @@ def test_a_long_prior_is_read_again_without_a_look_ahead(name, seconds):
             kept = policy.arrange(layer, own)
             later = [keys[0, 0] for f, made in written.items() if f >= self.first for keys in made]
             if later and layer == 0:
-                seen = torch.cat([later[0][None, :0], *(s.keys[0, :, 0] for s in kept)])
+                seen = torch.cat([later[0].new_empty(0, len(later[0])), *(s.keys[0, :, 0] for s in kept)])
                 assert not (seen[:, None] == torch.stack(later)).all(-1).any()
             return kept
 

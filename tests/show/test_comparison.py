@@ -333,6 +333,6 @@ def test_what_a_prompt_loses_is_told_once_for_all_runs(tmp_path, capsys):
     summary = compare(
         config(shots=shots, backbone="embedded"), ["none", "sink"], tmp_path / "out", notice=lines.append
     )
-    assert len(lines) == 2 and "'cute'" in lines[0] and "a cat is drawn instead" in lines[1]
+    assert len(lines) == 2 and "'cute'" in lines[0] and "a cat is shown instead" in lines[1]
     assert capsys.readouterr().out == "", "all of it goes to the notice"
     assert page_data(summary)["subjects"] == ["the cat"]

@@ -203,7 +203,7 @@ def test_the_command_says_what_is_next(drawn, lines):
     wanted = f"recap vbench run {drawn} --suite moviegen128 --prompts {lines} --partial"
     assert wanted in done.stderr.replace("\n", "") and "4 of 4 done" in done.stderr
     refused = CliRunner().invoke(app, [*map(str, words), "--set", "seeds=[1]"])
-    assert refused.exit_code != 0 and "the suite decides that" in str(refused.exception)
+    assert refused.exit_code != 0 and "the suite determines it" in str(refused.exception)
 
 
 def test_killed_in_the_midst_it_ends_as_undisturbed(lines, tmp_path, drawn):

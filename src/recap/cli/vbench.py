@@ -22,7 +22,7 @@ from recap.tables.suite_videos import Order, SuiteVideos, generate_suite
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Score videos with VBench-Long: VBench's own models in an environment of their own.",
+    help="Score videos with VBench-Long.",
 )
 
 Folder = Annotated[

@@ -130,7 +130,8 @@ def resume(folder: Path | str, *, progress: Progress | None = None, notice: Noti
 
 def _finished(folder: Path, notice: Notice) -> Run:
     """Write the page of a run that has just ended, and say where its length is not the one asked for."""
-    write_run_page(folder)
+    if not (folder / PAGE).is_file():
+        write_run_page(folder)
     made = Run(folder)
     asked = sum(shot.seconds for shot in made.config.shots)
     if not made.config.opening and abs(made.seconds - asked) >= 0.1:

@@ -142,6 +142,8 @@ def test_rows_of_a_batch_match_the_rows_alone(backbone: WanBackbone) -> None:
 
 
 class NoMemory:
+    needs_queries = False
+
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         return own
 

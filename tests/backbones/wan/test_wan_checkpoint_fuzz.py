@@ -31,6 +31,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recap.backbones.wan.checkpoint import load_checkpoint
+from recap.errors import RecapError
 
 STATE = make_state()
 SINGLE = (self_forcing, bare, legacy, one_safetensors)
@@ -43,7 +44,7 @@ def load(path: Path, lora: Path | None = None) -> None:
 def refused(path: Path, named: Path, lora: Path | None = None) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011 (the name is checked)
         load(path, lora)
-    assert type(refusal.value) is ValueError
+    assert type(refusal.value) is RecapError
     assert named.name in str(refusal.value), str(refusal.value)
 
 

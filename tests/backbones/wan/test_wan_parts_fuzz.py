@@ -17,6 +17,7 @@ from recap.backbones.wan.cached_text import load_prompt_embeds
 from recap.backbones.wan.taehv import Taehv, load_taehv
 from recap.backbones.wan.umt5 import load_umt5
 from recap.backbones.wan.vae import load_wan_vae, published_name
+from recap.errors import RecapError
 
 State = dict[str, Tensor]
 
@@ -55,7 +56,7 @@ def write(state: State, path: Path) -> Path:
 def refused(load: Callable[[Path], Any], path: Path, *words: str) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011 (the name is checked)
         load(path)
-    assert type(refusal.value) is ValueError
+    assert type(refusal.value) is RecapError
     for word in (path.name, *words):
         assert word in str(refusal.value), str(refusal.value)
 

@@ -168,7 +168,7 @@ def _with_one_table(found: Mapping[str, Stored], path: Path) -> dict[str, Stored
     """Savers keep the table of word vectors under either of its names, or under both."""
     tables = [found[name].read() for name in (SHARED, EMBED) if name in found]
     if len(tables) == 2 and not torch.equal(*tables):
-        limit = f"{SHARED} and {EMBED} differ, and are one table"
+        limit = f"{SHARED} and {EMBED} must be one table, but differ"
         raise refuse(FIELD, str(path), limit, REMEDY)
     return {SHARED if name == EMBED else name: tensor for name, tensor in found.items()}
 
@@ -179,7 +179,7 @@ def _sizes(found: Mapping[str, Stored], path: Path, file_name: Callable[[str], s
     def shape(name: str) -> tuple[int, int]:
         tensor = found.get(file_name(name))
         if tensor is None or len(tensor.shape) != 2 or 0 in tensor.shape:
-            limit = f"{file_name(name)} is missing, or no matrix"
+            limit = f"{file_name(name)} is missing or not a matrix"
             raise refuse(FIELD, str(path), limit, "pass the weights of a UMT5 encoder")
         return tensor.shape[0], tensor.shape[1]
 
