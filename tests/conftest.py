@@ -85,6 +85,12 @@ SLOW = (
     # On `untrained` these stay in `make test`.
     "tests/contracts/test_policies.py::test_policy_runs_and_its_trace_adds_up[embedded-",
     "tests/contracts/test_policies.py::test_stopping_and_going_on_changes_nothing[embedded-",
+    "tests/contracts/test_policies.py::test_memory_changes_what_is_drawn[embedded",
+    "tests/contracts/test_policies.py::test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit[embedded",
+    # Growth over fewer blocks is tested on `untrained`.
+    "tests/contracts/test_admissions.py::test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow",
+    "tests/memory/test_promises.py::test_sixty_blocks_on_the_embedded_backbone",
+    "tests/tables/test_suite_videos.py::test_killed_in_the_midst_it_ends_as_undisturbed",
     "tests/laws/test_resume.py::test_killed_at_a_random_moment_and_resumed_equals_undisturbed",
     "tests/tables/test_on_ray.py::test_ray_gives_the_same_bytes_as_this_machine_alone",
     "tests/tables/test_runner.py::test_200_jobs_killed_20_times_end_as_if_nothing_had_happened",
