@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,29 @@ def test_what_is_not_a_finished_run_is_refused(tmp_path: Path, made: recap.Run) 
     for attempt in (recap.Run, write_run_page):
         with pytest.raises(recap.RecapError, match="--resume"):
             attempt(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("trace.jsonl", "", "0 of 3 blocks"),
+        ("trace.jsonl", '{"block": 0', "0 of 3 blocks"),
+        ("timing.jsonl", "", "0 of 3 blocks"),
+        ("timing.jsonl", '{"block": 0}\n' * 3, "0 of 3 blocks"),
+        ("summary.json", "", "is not JSON"),
+        ("summary.json", "[]", "names no videos"),
+        ("summary.json", '{"videos": [3]}', "names no videos"),
+    ],
+)
+def test_files_of_a_run_that_were_cut_short_are_refused(
+    made: recap.Run, tmp_path: Path, name: str, content: str, problem: str
+) -> None:
+    folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
+    (folder / name).write_text(content)
+    before = (folder / "index.html").read_bytes()
+    with pytest.raises(recap.RecapError, match=problem):
+        write_run_page(folder)
+    assert (folder / "index.html").read_bytes() == before
 
 
 def test_a_length_that_blocks_cannot_make_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import safe_open
 
-from recap.config import RunConfig
+from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.plan import make_plan
@@ -15,6 +15,7 @@ from recap.registry import JUDGES
 from recap.run import OPENING, read_record, read_spec
 from recap.show.comparison import runs_page
 from recap.show.measures import ColourJudge
+from recap.trace import read_lines
 
 PAGE = "index.html"
 
@@ -27,7 +28,8 @@ def write_run_page(folder: Path) -> Path:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
     plan = make_plan([config.shots] * len(config.seeds), spec, _opening_frames(folder))
-    video = folder / json.loads((folder / "summary.json").read_text())["videos"][0]
+    video = folder / _first_video(folder / "summary.json")
+    _check_blocks(folder, len(plan.blocks))
     rows = f"; row 0 of {len(config.seeds)}" if len(config.seeds) > 1 else ""
     seconds = spec.num_pictures(plan.blocks[-1].end_frame) / spec.pictures_per_second
     subtitle = (
@@ -38,6 +40,23 @@ def write_run_page(folder: Path) -> Path:
     page = runs_page(folder, {name: config}, {name: video}, plan, spec, judge, lambda: None, subtitle)
     write_whole(folder / PAGE, page.encode())
     return folder / PAGE
+
+
+def _first_video(summary: Path) -> str:
+    found = read_json(summary)
+    videos = found.get("videos") if isinstance(found, Mapping) else None
+    if not isinstance(videos, list) or not videos or not isinstance(videos[0], str):
+        raise refuse("file", str(summary), "names no videos", "put it back, or generate the run again")
+    return videos[0]
+
+
+def _check_blocks(folder: Path, num_blocks: int) -> None:
+    """Refuse files of a finished run that were cut short since."""
+    for name, key in (("trace.jsonl", "block"), ("timing.jsonl", "seconds")):
+        found = sum(key in line for line in read_lines(folder / name))
+        if found != num_blocks:
+            limit = f"it describes {found} of {num_blocks} blocks"
+            raise refuse("file", str(folder / name), limit, "put it back, or generate the run again")
 
 
 def _opening_frames(folder: Path) -> int:
