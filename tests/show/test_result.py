@@ -130,6 +130,9 @@ def test_files_of_a_run_that_were_cut_short_are_refused(
     with pytest.raises(recap.RecapError, match=problem):
         write_run_page(folder)
     assert (folder / "index.html").read_bytes() == before
+    if name == "summary.json":
+        with pytest.raises(recap.RecapError, match=problem):
+            recap.Run(folder)
 
 
 def test_a_length_that_blocks_cannot_make_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

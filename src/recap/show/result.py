@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from recap.io.video import open_clip
 from recap.plan import Shot
 from recap.run import Notice, Progress, new_folder, read_record
 from recap.show.preview import embed
-from recap.show.run_page import PAGE, write_run_page
+from recap.show.run_page import PAGE, read_videos, write_run_page
 from recap.trace import BlockTrace, read_trace
 
 
@@ -35,7 +34,7 @@ class Run:
         if not (self.folder / "summary.json").is_file():
             limit = "the run is not finished"
             raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
-        self._summary = json.loads((self.folder / "summary.json").read_text())
+        self._videos = read_videos(self.folder)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
@@ -43,7 +42,7 @@ class Run:
     @property
     def videos(self) -> tuple[Path, ...]:
         """The video files, one per row of the batch."""
-        return tuple(self.folder / name for name in self._summary["videos"])
+        return tuple(self.folder / name for name in self._videos)
 
     @property
     def video(self) -> Path:

@@ -28,7 +28,7 @@ def write_run_page(folder: Path) -> Path:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
     plan = make_plan([config.shots] * len(config.seeds), spec, _opening_frames(folder))
-    video = folder / _first_video(folder / "summary.json")
+    video = folder / read_videos(folder)[0]
     _check_blocks(folder, len(plan.blocks))
     rows = f"; row 0 of {len(config.seeds)}" if len(config.seeds) > 1 else ""
     seconds = spec.num_pictures(plan.blocks[-1].end_frame) / spec.pictures_per_second
@@ -42,12 +42,14 @@ def write_run_page(folder: Path) -> Path:
     return folder / PAGE
 
 
-def _first_video(summary: Path) -> str:
+def read_videos(folder: Path) -> list[str]:
+    """Read the names of a finished run's videos from its summary."""
+    summary = folder / "summary.json"
     found = read_json(summary)
     videos = found.get("videos") if isinstance(found, Mapping) else None
-    if not isinstance(videos, list) or not videos or not isinstance(videos[0], str):
+    if not isinstance(videos, list) or not videos or not all(isinstance(name, str) for name in videos):
         raise refuse("file", str(summary), "names no videos", "put it back, or generate the run again")
-    return videos[0]
+    return videos
 
 
 def _check_blocks(folder: Path, num_blocks: int) -> None:
