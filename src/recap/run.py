@@ -13,7 +13,6 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +30,7 @@ from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.flow import build_flow, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, write_whole
 from recap.io.opening import read_opening
+from recap.io.report import SILENT, Notice, Progress, Reporter
 from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, at_once, reach, rollout
@@ -38,7 +38,6 @@ from recap.trace import BlockTrace, append_line, read_lines, read_seconds
 from recap.types import BackboneSpec, GeneratedBlock
 
 VERSION = "0.1.0"
-Notice = Callable[[str], None]
 # The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
 LONG_WRITE_S = 0.3
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
@@ -47,21 +46,6 @@ OPENING = "opening.safetensors"
 
 # Characters of the prompt in a folder's name.
 LONGEST_NAME = 48
-
-Progress = Callable[[int, int, float], None]
-"""Called with (blocks finished, blocks in all, mean pictures per second so far)."""
-
-
-def each_once(notice: Notice) -> Notice:
-    """Make a notice that shows every line once: parts that are built several times repeat themselves."""
-    shown: set[str] = set()
-
-    def give(line: str) -> None:
-        if line not in shown:
-            shown.add(line)
-            notice(line)
-
-    return give
 
 
 def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
@@ -114,10 +98,6 @@ def _no_flow(pictures: Tensor) -> Flow:
     raise AssertionError("an admission with needs_flow = False asked for flow")
 
 
-def no_progress(done: int, total: int, rate: float) -> None:
-    """Show no progress."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A finished run on disk."""
@@ -129,15 +109,13 @@ class RunRecord:
     num_pictures: int
 
 
-def generate(
-    config: RunConfig, folder: Path, *, progress: Progress = no_progress, notice: Notice = print
-) -> RunRecord:
-    """Start a run in a new or empty folder and finish it."""
+def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()) -> RunRecord:
+    """Start a run in a new or empty folder and finish it; progress counts blocks, at pictures per second."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         limit = "already exists and is not empty"
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     # Everything that can be refused is refused before a file is made.
-    run = _Run(config, folder, notice)
+    run = _Run(config, folder, reporter.notice)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, *BUSY):
         if {path.name for path in folder.iterdir()} != {LOCK}:
@@ -147,17 +125,17 @@ def generate(
         spec = asdict(run.backbone.spec)
         about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
-        return run.finish(progress)
+        return run.finish(reporter.progress)
 
 
-def resume(folder: Path, *, progress: Progress = no_progress, notice: Notice = print) -> RunRecord:
+def resume(folder: Path, *, reporter: Reporter = Reporter()) -> RunRecord:
     """Continue a stopped run from its last whole block; a finished one is left as it is."""
     about = read_record(folder, "--resume")
     if about.get("versions") != versions():
-        notice("resuming under other versions than the run began with: bits may differ from here on")
-    run = _Run(RunConfig.from_dict(about["config"]), folder, notice)
+        reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
+    run = _Run(RunConfig.from_dict(about["config"]), folder, reporter.notice)
     with alone_in(folder, *BUSY):
-        return run.finish(progress)
+        return run.finish(reporter.progress)
 
 
 def read_record(folder: Path, field: str = "run") -> dict[str, Any]:
@@ -173,7 +151,7 @@ def read_record(folder: Path, field: str = "run") -> dict[str, Any]:
 def read_spec(about: dict[str, Any]) -> BackboneSpec:
     """Read the spec that a run recorded; the record of an older version has none, and its backbone is loaded."""
     if "spec" not in about:
-        return build_backbone(RunConfig.from_dict(about["config"]), lambda _: None).spec
+        return build_backbone(RunConfig.from_dict(about["config"]), SILENT.notice).spec
     spec: BackboneSpec = from_settings(BackboneSpec, about["spec"], "spec")
     return spec
 

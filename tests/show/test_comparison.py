@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from recap.config import RunConfig
 from recap.contracts import Curve
 from recap.eval.judges.probe import Probe, save_probe
+from recap.io.report import SILENT
 from recap.io.video import open_clip
 from recap.run import resume
 from recap.show.comparison import ComparisonSummary, compare
@@ -130,7 +131,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, whole):
     shutil.copytree(whole.runs["none"], tmp_path / "run")
     with pytest.raises(ValueError, match="no comparison"):
         compare(config(), ["none"], tmp_path / "run", notice=quiet)
-    assert resume(tmp_path / "run", notice=quiet).num_blocks == BLOCKS
+    assert resume(tmp_path / "run", reporter=SILENT).num_blocks == BLOCKS
 
 
 def test_equal_names_are_told_apart_by_their_settings(tmp_path):

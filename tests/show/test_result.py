@@ -15,6 +15,7 @@ import torch
 import recap
 from recap import run as runs
 from recap.config import RunConfig, resolve_device, resolve_dtype
+from recap.io.report import SILENT
 from recap.io.video import ClipWriter
 from recap.registry import BACKBONES
 from recap.show.run_page import write_run_page
@@ -78,7 +79,7 @@ def test_a_run_of_an_older_version_has_a_page_too(made: recap.Run, tmp_path: Pat
 def test_a_batch_shows_its_first_row(tmp_path: Path) -> None:
     shots = [{"prompt": "a boat", "seconds": 1}]
     config = RunConfig.from_dict({**SMALL, "shots": shots, "seeds": [0, 1]})
-    record = runs.generate(config, tmp_path / "run", notice=quiet)
+    record = runs.generate(config, tmp_path / "run", reporter=SILENT)
     page = write_run_page(record.folder).read_text()
     assert "row 0 of 2" in page and page.count("<video") == 1
     assert [path.name for path in recap.Run(record.folder).videos] == ["video-0.mp4", "video-1.mp4"]

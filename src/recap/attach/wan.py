@@ -17,7 +17,8 @@ from recap.attach.session import Attached, BuildMemory, Session
 from recap.config import Choice, RunConfig
 from recap.contracts import Decoder, MemoryConfig
 from recap.errors import refuse, unknown_name
-from recap.run import build_memory, each_once
+from recap.io.report import each_once
+from recap.run import build_memory
 
 ABSENT = object()
 MARK = "recap_hook"

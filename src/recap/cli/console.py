@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from recap.io.report import Progress as Report
+
 _console = Console(stderr=True, soft_wrap=True, highlight=False)
 # Seconds between two lines of progress where standard error is no terminal.
 LINE_EVERY_S = 5.0
@@ -33,10 +35,6 @@ def show_notice(text: str) -> None:
 def show_error(text: str) -> None:
     """Print the one line that a command fails with."""
     _console.print(Text("error: ", style="bold red") + Text(" ".join(text.split()), style=""))
-
-
-Report = Callable[[int, int | None, float], None]
-"""Called with (done, total, mean pictures per second)."""
 
 
 @contextmanager

@@ -25,17 +25,14 @@ from recap.errors import refuse
 from recap.flow import FLOWS
 from recap.io.files import LOCK, remove_strays, write_whole
 from recap.io.opening import read_opening
+from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import Picture, open_clip
 from recap.plan import Plan, make_plan
 from recap.registry import JUDGES
 from recap.run import (
-    Notice,
-    Progress,
     build_backbone,
     build_memory,
-    each_once,
     generate,
-    no_progress,
     resume,
     settle_flow,
     versions,
@@ -151,7 +148,7 @@ def _checked(configs: Mapping[str, RunConfig], notice: Notice) -> tuple[dict[str
         flow = settle_flow(replace(config, flow=flow), backbone.spec, notice).flow
     settled = {name: replace(config, flow=flow) for name, config in configs.items()}
     for config in settled.values():
-        build_memory(config, backbone.spec, notice=lambda _: None)
+        build_memory(config, backbone.spec, notice=SILENT.notice)
     return settled, backbone.spec
 
 
@@ -159,7 +156,7 @@ def _given_frames(config: RunConfig, spec: BackboneSpec) -> int:
     """Frames of the pictures that all runs go on from."""
     if not config.opening:
         return 0
-    return spec.num_frames(read_opening(config.opening, spec, notice=lambda _: None).shape[1])
+    return spec.num_frames(read_opening(config.opening, spec, notice=SILENT.notice).shape[1])
 
 
 def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
@@ -202,7 +199,7 @@ def _refuse_other(folder: Path, found: Any, wanted: dict[str, Any]) -> None:
 def _counted(progress: Progress, number: int, runs: int, blocks: int) -> Progress:
     """Progress of one run of several, counted over all of them."""
 
-    def report(done: int, total: int, rate: float) -> None:
+    def report(done: int, total: int | None, rate: float) -> None:
         progress(number * blocks + done, runs * blocks, rate)
 
     return report
@@ -223,12 +220,12 @@ def _ticking(progress: Progress, total: int) -> Callable[[], None]:
 
 def _finish(config: RunConfig, folder: Path, progress: Progress, notice: Notice) -> None:
     if (folder / "run.json").is_file():
-        resume(folder, progress=progress, notice=notice)
+        resume(folder, reporter=Reporter(notice, progress))
         return
     if folder.is_dir():  # stopped before it was a run
         remove_strays(folder)
         (folder / LOCK).unlink(missing_ok=True)
-    generate(config, folder, progress=progress, notice=notice)
+    generate(config, folder, reporter=Reporter(notice, progress))
 
 
 def runs_page(

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.io.files import staged_folder, write_whole
 from recap.io.framing import Lens, cut_tokens, fit
+from recap.io.report import Notice, Progress, no_progress
 from recap.io.video import Clip, ClipWriter, open_clip
 from recap.memory.bank import NoveltyBank
 from recap.show.overlay import tint
@@ -49,14 +50,6 @@ RESULTS = ("overlay.mp4", "scores.npz", "bank.png", "index.html", RECORD)
 TOKEN_PIXELS = 16
 PICTURES_PER_FRAME = 4
 FRAMES_PER_BLOCK = 3
-
-Notice = Callable[[str], None]
-Progress = Callable[[int, int | None, float], None]
-"""Called with (pictures done, pictures in all or None where the file does not say, pictures per second)."""
-
-
-def no_progress(done: int, total: int | None, rate: float) -> None:
-    """The progress that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)

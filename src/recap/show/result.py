@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from recap import run
 from recap.config import RunConfig
 from recap.errors import refuse
+from recap.io.report import Notice, Progress, Reporter
 from recap.io.video import open_clip
 from recap.plan import Shot
-from recap.run import Notice, Progress, new_folder, read_record
+from recap.run import new_folder, read_record
 from recap.show.preview import embed
 from recap.show.run_page import PAGE, read_videos, write_run_page
 from recap.trace import BlockTrace, read_trace
@@ -118,12 +119,12 @@ def generate(
 def generate_run(config: RunConfig, folder: Path | str | None, progress: Progress, notice: Notice) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
     chosen = new_folder(config) if folder is None else Path(folder)
-    return _finished(run.generate(config, chosen, progress=progress, notice=notice).folder, notice)
+    return _finished(run.generate(config, chosen, reporter=Reporter(notice, progress)).folder, notice)
 
 
 def resume(folder: Path | str, *, progress: Progress | None = None, notice: Notice = print) -> Run:
     """Continue a stopped run from its last whole block, and write its page."""
-    record = run.resume(Path(folder), progress=progress or print_progress, notice=notice)
+    record = run.resume(Path(folder), reporter=Reporter(notice, progress or print_progress))
     return _finished(record.folder, notice)
 
 
@@ -140,7 +141,7 @@ def _finished(folder: Path, notice: Notice) -> Run:
     return made
 
 
-def print_progress(done: int, total: int, rate: float) -> None:
+def print_progress(done: int, total: int | None, rate: float) -> None:
     """Keep one line on standard error up to date."""
     end = "\n" if done == total else ""
     print(

@@ -23,8 +23,9 @@ import torch
 from recap.contracts import Backbone
 from recap.eval.embedders import build_embedder
 from recap.fast.accelerate import accelerate
+from recap.io.report import Notice
 from recap.plan import Shot
-from recap.run import Notice, build_backbone
+from recap.run import build_backbone
 from recap.tables.generating import Generated, config_of, generate_batch, needs_readable_path
 from recap.tables.jobs import Job, canonical
 from recap.tables.processes import Processes, describe

@@ -20,7 +20,7 @@ from recap.eval.metrics import find_measures
 from recap.eval.motion_judge import build_motion_judge
 from recap.eval.qwen import find_qwen
 from recap.flow import FLOWS, build_flow, resolve_flow
-from recap.run import Notice, each_once
+from recap.io.report import SILENT, Notice, each_once
 from recap.tables.recipes import Ask, Planned, Recipe, plan_runs
 from recap.types import BackboneSpec
 
@@ -129,7 +129,7 @@ def admits(config: RunConfig) -> bool:
 @cache
 def _any_spec() -> BackboneSpec:
     """What is asked is whether weights are there, and for that any spec will do."""
-    untrained = UntrainedConfig().build(device="cpu", dtype=torch.float32, prompts=[], notice=lambda _: None)
+    untrained = UntrainedConfig().build(device="cpu", dtype=torch.float32, prompts=[], notice=SILENT.notice)
     return untrained.spec
 
 

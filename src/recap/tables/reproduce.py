@@ -21,7 +21,7 @@ from recap.config import check_place
 from recap.errors import refuse
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in, write_whole
-from recap.run import Notice
+from recap.io.report import Notice
 from recap.tables.about import VERSIONS, about_table, cores, made_here
 from recap.tables.batches import ROWS, Batches
 from recap.tables.folder import LEFT_OUT, Finished, begin_folder, begun_with, check_folder, write_table

@@ -23,7 +23,8 @@ from recap.eval.vbench.environment import installed
 from recap.eval.vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
-from recap.run import Notice, generate, resume, versions
+from recap.io.report import SILENT, Notice
+from recap.run import generate, resume, versions
 from recap.tables.about import VERSIONS, cores
 from recap.tables.folder import RECORD
 from recap.tables.jobs import Job, Result
@@ -115,13 +116,13 @@ def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
     """The work of a process: one video, resumed where it was begun, and the digest by which it is known again."""
     place = Path(folder)
     if (place / "run.json").is_file():
-        resume(place, notice=lambda _: None)
+        resume(place, reporter=SILENT)
     else:
         if place.is_dir():
             # It was stopped before it was a run.
             remove_strays(place)
             (place / LOCK).unlink(missing_ok=True)
-        generate(RunConfig.from_dict(payload["data"]["config"]), place, notice=lambda _: None)
+        generate(RunConfig.from_dict(payload["data"]["config"]), place, reporter=SILENT)
     # Those of a suite's minutes are tens of gigabytes.
     for name in ("latents.safetensors", "state.safetensors"):
         (place / name).unlink(missing_ok=True)
