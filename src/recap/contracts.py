@@ -151,6 +151,11 @@ class MemoryPolicy(ABC):
         limit = "it cannot read its prior again, which this script asks for"
         raise refuse("memory", type(self).__name__, limit, "give it a method reread, see recap.contracts")
 
+    def reinforce(self, factor: float) -> None:
+        """Multiply the sink's unnormalised weight by another factor from the next block on."""
+        limit = "it has no sink whose weight could be changed"
+        raise refuse("memory", type(self).__name__, limit, "choose recap or sink")
+
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         """Replace the recent past by the frames from `first_frame` to the newest, recomputed, L B N H D, unrotated.
 

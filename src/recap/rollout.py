@@ -112,85 +112,71 @@ def rollout(
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
-    decoder = decoder if decoder is not None else backbone.decoder()
-    return Rollout(backbone, policy, plan, seeds, decoder, resume or Resume(), recorder, aside, noise)
+    resume = resume or Resume()
+    before = plan.blocks[resume.block - len(resume.recent_latents) : resume.block]
+    conductor = Conductor(
+        backbone,
+        policy,
+        seeds=seeds,
+        decoder=decoder if decoder is not None else backbone.decoder(),
+        aside=aside,
+        noise=noise,
+        first_latent=resume.first_latent,
+        past=list(zip(before, resume.recent_latents, strict=True)),
+    )
+    return Rollout(conductor, plan, resume.block, resume.opening_latents, recorder)
 
 
-class Rollout(Iterator[GeneratedBlock]):
-    """The blocks of a rollout, each generated when it is asked for; see `rollout`."""
+class Conductor:
+    """Generates the blocks of one video in order, and keeps what later blocks need of earlier ones."""
 
     def __init__(
         self,
         backbone: Backbone,
         policy: MemoryPolicy,
-        plan: Plan,
+        *,
         seeds: Sequence[int],
         decoder: Decoder,
-        resume: Resume,
-        recorder: Recorder,
-        aside: Aside,
-        noise: NoiseSource | None,
+        aside: Aside = at_once,
+        noise: NoiseSource | None = None,
+        first_latent: Tensor | None = None,
+        past: Sequence[tuple[Block, Tensor]] = (),
     ) -> None:
         self._backbone = backbone
         self._policy = policy
-        self._plan = plan
         self._seeds = seeds
         self._decoder = decoder
-        self._recorder = recorder
         self._aside = aside
         self._noise = noise
-        self._opening = resume.opening_latents
-        self._first = resume.first_latent
-        before = plan.blocks[resume.block - len(resume.recent_latents) : resume.block]
-        self._past = list(zip(before, resume.recent_latents, strict=True))
-        # Prompts that were sent with their conditioning, until the plan's next shot.
-        self._sent: tuple[tuple[str, ...], Any] | None = None
-        self._blocks = self._generate(resume.block)
+        self._first = first_latent
+        self._past = list(past)
+        # The prompts of the last block, with what the backbone made of them.
+        self._conditioned: tuple[tuple[str, ...], Any] = ((), None)
 
-    def __next__(self) -> GeneratedBlock:
-        return next(self._blocks)
+    def condition(self, prompts: tuple[str, ...]) -> Any:
+        """Return the conditioning of one prompt per row; a prompt that the backbone refuses changes nothing."""
+        if prompts != self._conditioned[0]:
+            self._conditioned = prompts, self._backbone.condition(prompts)
+        return self._conditioned[1]
 
-    def send(self, prompt: str | None) -> GeneratedBlock:
-        """Generate the next block under another prompt, which then stays until the plan's next shot.
-
-        A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
-        """
-        if prompt is not None:
-            prompts = (prompt,) * self._plan.num_rows
-            self._sent = prompts, self._backbone.condition(prompts)
-        return next(self._blocks)
-
-    def _generate(self, start: int) -> Iterator[GeneratedBlock]:
-        planned: tuple[str, ...] | None = None
-        prompts: tuple[str, ...] | None = None
-        conditioning: Any = None
-        for block in self._plan.blocks[start:]:
-            if planned is not None and block.prompts != planned:
-                self._sent = None
-            planned = block.prompts
-            if self._sent is not None:
-                prompts, conditioning = self._sent
-                block = replace(block, prompts=prompts)
-            elif block.prompts != prompts:
-                prompts, conditioning = block.prompts, self._backbone.condition(block.prompts)
-            if block.rereads_prior:
-                self._reread(block, conditioning)
-            made = self._run(block, conditioning)
-            self._past = [*self._past, (block, made.latents)][-reach(self._backbone.spec) :]
-            self._first = made.latents[:, :1] if self._first is None else self._first
-            self._recorder(made)
-            yield made
+    def run(self, block: Block, latents: Tensor | None = None) -> GeneratedBlock:
+        """Generate the next block; one whose latents are known is only decoded and remembered."""
+        conditioning = self.condition(block.prompts)
+        if block.rereads_prior:
+            self._reread(block, conditioning)
+        made = self._run(block, conditioning, latents)
+        self._past = [*self._past, (block, made.latents)][-reach(self._backbone.spec) :]
+        self._first = made.latents[:, :1] if self._first is None else self._first
+        return made
 
     @torch.no_grad()
-    def _run(self, block: Block, conditioning: Any) -> GeneratedBlock:
+    def _run(self, block: Block, conditioning: Any, latents: Tensor | None) -> GeneratedBlock:
         backbone, policy = self._backbone, self._policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
         past = Past(self._first, _since_cut(self._past, block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, past=past)
-        if self._opening is not None and block.end_frame <= self._opening.shape[1]:
-            latents = self._opening[:, block.first_frame : block.end_frame]
-        else:
+        if latents is None:
             latents = backbone.denoise(noise, conditioning, run.context)
         pixels = self._decoder.decode(latents)
         wait = run.look(pixels, self._aside)
@@ -203,8 +189,7 @@ class Rollout(Iterator[GeneratedBlock]):
         first = policy.noise_block(block)
         if self._noise is None:
             return block_noise(spec, self._seeds, block, first)
-        start = block if first == block.index else self._plan.blocks[first]
-        return _from_outside(self._noise, spec, block, start)
+        return _from_outside(self._noise, spec, block, first)
 
     @torch.no_grad()
     def _reread(self, block: Block, conditioning: Any) -> None:
@@ -224,6 +209,50 @@ class Rollout(Iterator[GeneratedBlock]):
             context = BlockContext(policy, policy.begin(earlier))
             self._backbone.settle(latents, conditioning, context.clean_pass())
             policy.reread(earlier)
+
+
+class Rollout(Iterator[GeneratedBlock]):
+    """The blocks of a plan, each generated when it is asked for; see `rollout`."""
+
+    def __init__(
+        self, conductor: Conductor, plan: Plan, start: int, opening: Tensor | None, recorder: Recorder
+    ) -> None:
+        self._conductor = conductor
+        self._plan = plan
+        self._opening = opening
+        self._recorder = recorder
+        # Prompts that were sent, until the plan's next shot.
+        self._sent: tuple[str, ...] | None = None
+        self._blocks = self._generate(start)
+
+    def __next__(self) -> GeneratedBlock:
+        return next(self._blocks)
+
+    def send(self, prompt: str | None) -> GeneratedBlock:
+        """Generate the next block under another prompt, which then stays until the plan's next shot.
+
+        A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
+        """
+        if prompt is not None:
+            prompts = (prompt,) * self._plan.num_rows
+            self._conductor.condition(prompts)
+            self._sent = prompts
+        return next(self._blocks)
+
+    def _generate(self, start: int) -> Iterator[GeneratedBlock]:
+        planned: tuple[str, ...] | None = None
+        for block in self._plan.blocks[start:]:
+            if planned is not None and block.prompts != planned:
+                self._sent = None
+            planned = block.prompts
+            if self._sent is not None:
+                block = replace(block, prompts=self._sent)
+            known = None
+            if self._opening is not None and block.end_frame <= self._opening.shape[1]:
+                known = self._opening[:, block.first_frame : block.end_frame]
+            made = self._conductor.run(block, known)
+            self._recorder(made)
+            yield made
 
 
 def reach(spec: BackboneSpec) -> int:
@@ -257,14 +286,17 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
     return draw
 
 
-def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: Block) -> Noise:
-    """The noise of one block from another program; its first draw is that of the block `first`."""
+def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: int) -> Noise:
+    """The noise of one block from another program; its first draw is that of the block of index `first`."""
     shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
+    earlier = replace(
+        block, index=first, first_frame=block.first_frame - (block.index - first) * block.num_frames
+    )
     draws = count()
 
     def draw() -> Tensor:
         index = next(draws)
-        asked = block if index else first
+        asked = block if index else earlier
         found = source(asked, index)
         if not isinstance(found, Tensor) or tuple(found.shape) != shape or not found.is_floating_point():
             about = (

@@ -55,6 +55,9 @@ class WindowMemory(MemoryPolicy):
     def clear_prior(self) -> None:
         self.window.clear_prior()
 
+    def reinforce(self, factor: float) -> None:
+        self.window.reinforce(factor)
+
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         self.window.refresh(first_frame, keys, values)
 

@@ -48,14 +48,11 @@ class Window:
     ):
         """By default the prior gets all that sink and block leave; a memory that fills a part itself passes less."""
         self._check(spec, sink_frames)
-        if not (reinforcement > 0 and math.isfinite(reinforcement)):
-            limit = "must be above 0 and finite"
-            raise refuse("reinforcement", reinforcement, limit, "1 leaves the sink as it is")
         rest = spec.window_frames - spec.frames_per_block - sink_frames
         self.spec = spec
         self.sink_frames = sink_frames
         self.prior_frames = rest if prior_frames is None else prior_frames
-        self._log_bias = math.log(reinforcement)
+        self.reinforce(reinforcement)
         self.current = Store(spec.layers, spec.block_tokens)
         self.sink = Store(spec.layers, sink_frames * spec.frame_tokens)
         self.prior = Store(spec.layers, self.prior_frames * spec.frame_tokens)
@@ -70,6 +67,12 @@ class Window:
         if not 0 <= sink_frames <= most:
             limit = f"0 to {most} fit next to a block in {spec.name}'s window"
             raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
+
+    def reinforce(self, factor: float) -> None:
+        """Multiply the sink's unnormalised weight by this factor (lambda) from the next block on."""
+        if not (factor > 0 and math.isfinite(factor)):
+            raise refuse("reinforcement", factor, "must be above 0 and finite", "1 leaves the sink as it is")
+        self._log_bias = math.log(factor)
 
     def start(self, block: Block) -> int:
         """Temporal phase of the block's first frame."""

@@ -1,0 +1,327 @@
+"""A session is a video that is directed while it is generated, block by block, without an end.
+
+    session = Session(RunConfig(shots=(Shot("a fox on a beach by day", 10),)))
+    block = session.step()
+    session.prompt("a bus on a beach by day")
+    session.rewind(3)
+    other = session.fork(2)
+
+What decides the video is a timeline: from which block on which prompt and which reinforcement hold. It stays when
+the session goes back, so stepping forward again generates the same blocks, unless the timeline was changed. The
+memory of any earlier block is rebuilt from the nearest state that was kept: blocks in between are not generated again
+but read from their latents, which are always kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from recap.config import RunConfig
+from recap.contracts import Backbone, Decoder, MemoryPolicy, State
+from recap.errors import refuse
+from recap.fast.accelerate import choose_aside
+from recap.io.opening import read_opening
+from recap.io.report import Reporter
+from recap.plan import make_plan
+from recap.rollout import Conductor, at_once, reach
+from recap.run import build_backbone, build_memory, settle_flow
+from recap.types import Block, GeneratedBlock
+
+HISTORY_S = 600.0
+"""How far back a session can go by default, in seconds of video."""
+
+STATES_BYTES = 512 * 2**20
+"""How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """Says under which prompt the blocks from some block on are generated, and what happens to the prior there."""
+
+    prompt: str
+    cut: bool = False
+    reread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """Holds all that later blocks depend on besides latents, on the CPU."""
+
+    policy: State
+    decoder: State
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(
+            x.numel() * x.element_size() for part in (self.policy, self.decoder) for x in part.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Holds a session at a block boundary, with its history; nothing that happens to the session later changes it."""
+
+    config: RunConfig
+    block: int  # that comes next
+    cues: dict[int, Cue]
+    reinforcements: dict[int, float]
+    memory: MemoryState
+    first_latent: Tensor | None  # of the video
+    latents: dict[int, Tensor]  # by block, on the CPU: those of the history
+    states: dict[int, MemoryState]  # by the block that comes next
+
+
+class Session:
+    """Generates one video block by block, and can go back to any block of it; see the module's first lines."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        backbone: Backbone | None = None,
+        reporter: Reporter = Reporter(),
+        history_s: float = HISTORY_S,
+        states_bytes: int = STATES_BYTES,
+    ) -> None:
+        """Load the model, or share one that is loaded: sessions may take turns on it, block by block."""
+        for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
+            if not value >= 0:
+                raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
+        self.backbone = backbone if backbone is not None else build_backbone(config, reporter.notice)
+        self.config = settle_flow(config, self.backbone.spec, reporter.notice)
+        self.paused = False
+        self._reporter = reporter
+        spec = self.backbone.spec
+        block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
+        self._history = math.ceil(history_s / block_s)
+        self._states_bytes = states_bytes
+        self._opening = self._read_opening()
+        given = 0 if self._opening is None else self._opening.shape[1]
+        # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
+        plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
+        self._given = tuple(block for block in plan.blocks if block.end_frame <= given)
+        self._cues = {0: Cue(config.shots[0].prompt)}
+        for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
+            if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
+                self._cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
+        for cue in self._cues.values():
+            self.backbone.condition((cue.prompt,) * len(config.seeds))
+        self._reinforcements: dict[int, float] = {}
+        self.next_block = 0
+        self._first: Tensor | None = None
+        self._latents: dict[int, Tensor] = {}
+        self._states: dict[int, MemoryState] = {}
+        self._begin(MemoryState({}, {}))
+        self._states[0] = self._state()
+
+    def _read_opening(self) -> Tensor | None:
+        if not self.config.opening:
+            return None
+        pixels = read_opening(self.config.opening, self.backbone.spec, self._reporter.notice)
+        latents = self.backbone.encode(pixels.to(self.config.device))
+        return latents.repeat(len(self.config.seeds), 1, 1, 1, 1)
+
+    @property
+    def oldest_block(self) -> int:
+        """Return the first block that `rewind` can return to."""
+        return min(self._states)
+
+    @property
+    def cues(self) -> dict[int, Cue]:
+        """Return the prompts of the timeline by the block where they begin, in order."""
+        return dict(sorted(self._cues.items()))
+
+    def __iter__(self) -> Iterator[GeneratedBlock]:
+        """Generate blocks until the session is paused."""
+        while not self.paused:
+            yield self.step()
+
+    def step(self) -> GeneratedBlock:
+        """Generate the next block."""
+        return self._advance(self._known_latents(self.next_block))
+
+    def pause(self) -> None:
+        """End a loop over the session after its present block; `step` still works."""
+        self.paused = True
+
+    def play(self) -> None:
+        """Undo `pause`."""
+        self.paused = False
+
+    def prompt(self, text: str, at: int | None = None, *, cut: bool = False, reread: bool = False) -> None:
+        """Change the prompt from the next block on, or from the later block `at`; refused prompts change nothing.
+
+        `cut` drops the recent past there, `reread` makes it again under the new prompt; sink and bank stay.
+        """
+        block = self._at_or_after_next(at)
+        if not isinstance(text, str) or not text.strip():
+            raise refuse("prompt", text, "must be text", "say what the picture shows")
+        if cut and reread:
+            limit = "a cut drops the prior, so there is none to read again"
+            raise refuse("reread", reread, limit, "choose one of the two")
+        self.backbone.condition((text,) * len(self.config.seeds))
+        self._cues[block] = Cue(text, cut and block > 0, reread and block > 0)
+
+    def drop_cue(self, block: int) -> None:
+        """Remove a prompt that has not begun yet; the one before it stays on."""
+        if block not in self._cues or block < max(1, self.next_block):
+            later = [index for index in self.cues if index >= max(1, self.next_block)]
+            raise refuse("cue", block, f"those that can be removed begin at {later}", "name one of them")
+        del self._cues[block]
+
+    def set(self, *, reinforcement: float) -> None:
+        """Reinforce the sink by another factor (lambda) from the next block on."""
+        self._policy.reinforce(reinforcement)
+        self._reinforcements[self.next_block] = reinforcement
+
+    def rewind(self, block: int) -> None:
+        """Go back to where `block` was next; what was generated from there on is dropped, the timeline stays."""
+        self._check_block(block)
+        start = max(at for at in self._states if at <= block)
+        between = [self._latents[index] for index in range(start, block)]
+        self._states = {at: state for at, state in self._states.items() if at <= start}
+        self._latents = {index: latents for index, latents in self._latents.items() if index < start}
+        self._first = self._first if start else None
+        self.next_block = start
+        self._begin(self._states[start])
+        for latents in between:
+            if self._policy.needs_queries:
+                # Queries exist only where a block is generated; its latents are the same again.
+                self.step()
+            else:
+                self._advance(latents.to(self.config.device))
+
+    def fork(self, block: int | None = None) -> Session:
+        """Return a second session that is as this one was before `block`, by default as it is now.
+
+        Both share the model, and from here on nothing else.
+        """
+        if block is not None:
+            self._check_block(block)
+        other = object.__new__(Session)
+        other.__dict__.update(self.__dict__)
+        other.paused = False
+        other.restore(self.snapshot())
+        if block is not None:
+            other.rewind(block)
+        return other
+
+    def snapshot(self) -> Snapshot:
+        """Take the session as it is now, with its timeline and its history."""
+        return Snapshot(
+            self.config,
+            self.next_block,
+            dict(self._cues),
+            dict(self._reinforcements),
+            self._state(),
+            self._first,
+            dict(self._latents),
+            dict(self._states),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot back: of this session, or of another one with the same config."""
+        if snapshot.config != self.config:
+            limit = "was taken under another config than this session's"
+            raise refuse("snapshot", f"block {snapshot.block}", limit, "make a session with its config")
+        self.next_block, self._first = snapshot.block, snapshot.first_latent
+        self._cues, self._reinforcements = dict(snapshot.cues), dict(snapshot.reinforcements)
+        self._latents, self._states = dict(snapshot.latents), dict(snapshot.states)
+        self._begin(snapshot.memory)
+
+    def _begin(self, state: MemoryState) -> None:
+        """Make memory, decoder and conductor for the block that is next."""
+        device, spec = self.config.device, self.backbone.spec
+        self._policy: MemoryPolicy = build_memory(self.config, spec, lambda _: None)
+        self._decoder: Decoder = self.backbone.decoder()
+        if self.next_block:
+            self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
+            self._decoder.load_state({name: value.to(device) for name, value in state.decoder.items()})
+        near = range(max(0, self.next_block - reach(spec)), self.next_block)
+        self._conductor = Conductor(
+            self.backbone,
+            self._policy,
+            seeds=self.config.seeds,
+            decoder=self._decoder,
+            aside=at_once if self.config.eager else choose_aside(device),
+            first_latent=None if self._first is None else self._first.to(device),
+            past=[(self._block(index), self._latents[index].to(device)) for index in near],
+        )
+
+    def _state(self) -> MemoryState:
+        parts = (self._policy.state(), self._decoder.state())
+        return MemoryState(*({name: value.cpu().clone() for name, value in part.items()} for part in parts))
+
+    def _advance(self, latents: Tensor | None) -> GeneratedBlock:
+        """Generate the next block, or read its latents, and keep what the way back needs."""
+        factor = _latest(self._reinforcements, self.next_block)
+        if factor is not None:
+            self._policy.reinforce(factor)
+        made = self._conductor.run(self._block(self.next_block), latents)
+        self._latents[self.next_block] = made.latents.detach().cpu()
+        self._first = self._latents[0][:, :1] if self._first is None else self._first
+        self.next_block += 1
+        if self.next_block - max(self._states) >= self._spacing():
+            self._states[self.next_block] = self._state()
+        self._forget_oldest()
+        return made
+
+    def _spacing(self) -> int:
+        """Return how many blocks lie between two kept states, so that all of the history fits."""
+        largest = max(state.num_bytes for state in self._states.values())
+        affordable = max(1, self._states_bytes // max(1, largest))
+        return max(1, math.ceil(self._history / affordable))
+
+    def _forget_oldest(self) -> None:
+        """Drop what only the way back beyond the history needs."""
+        beyond = [at for at in self._states if at <= self.next_block - self._history]
+        for at in sorted(beyond)[:-1]:
+            del self._states[at]
+        needed = self.oldest_block - reach(self.backbone.spec)
+        for index in [index for index in self._latents if index < needed]:
+            del self._latents[index]
+
+    def _block(self, index: int) -> Block:
+        cue = _latest(self._cues, index)
+        assert cue is not None, "a timeline has a prompt at block 0"
+        prompts = (cue.prompt,) * len(self.config.seeds)
+        if index < len(self._given):
+            return replace(self._given[index], prompts=prompts)
+        length = self.backbone.spec.frames_per_block
+        given = self._given[-1].end_frame if self._given else 0
+        first = given + (index - len(self._given)) * length
+        begins = index in self._cues
+        return Block(index, first, length, prompts, begins and cue.cut, begins and cue.reread)
+
+    def _known_latents(self, index: int) -> Tensor | None:
+        if self._opening is None or index >= len(self._given):
+            return None
+        block = self._given[index]
+        return self._opening[:, block.first_frame : block.end_frame]
+
+    def _at_or_after_next(self, at: int | None) -> int:
+        if at is None:
+            return self.next_block
+        if isinstance(at, bool) or not isinstance(at, int) or at < self.next_block:
+            limit = f"the next block is {self.next_block}"
+            raise refuse("at", at, limit, "name a later one, or go back first with rewind")
+        return at
+
+    def _check_block(self, block: int) -> None:
+        first, last = self.oldest_block, self.next_block
+        if isinstance(block, bool) or not isinstance(block, int) or not first <= block <= last:
+            limit = f"the history of this session has the blocks {first} to {last}"
+            raise refuse("block", block, limit, "name one of them, or give the session a longer history_s")
+
+
+def _latest(timeline: dict[int, Value], index: int) -> Value | None:
+    """Return what holds at a block: the entry that began last."""
+    begun = [block for block in timeline if block <= index]
+    return timeline[max(begun)] if begun else None
