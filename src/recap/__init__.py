@@ -1,7 +1,8 @@
 """RECAP: appearance memory for long video generation.
 
 `recap.generate("a fox on a beach by day")` makes a video; `recap.rollout` is the loop under it, block by block;
-`recap.attach` puts a memory into somebody else's pipeline.
+`recap.Session` lets you direct a video while it is generated; `recap.attach` puts a memory into somebody else's
+pipeline.
 """
 
 from recap.attach import attach
@@ -13,6 +14,7 @@ from recap.registry import load_backbone
 from recap.rollout import rollout
 from recap.run import VERSION as __version__
 from recap.run import build_backbone, build_memory
+from recap.session import Session
 from recap.show.result import Run, generate, resume
 from recap.types import Role, Segment
 
@@ -25,6 +27,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "Segment",
+    "Session",
     "Shot",
     "__version__",
     "attach",

@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,
+    "session": COMPOSED,
     # The fast twins of models, and `recap bench`, which times whole runs of them.
     "fast": COMPOSED | {"show.svg"},
-    "__init__": COMPOSED | {"attach", "show.result"},
+    "__init__": COMPOSED | {"attach", "session", "show.result"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words
     "show": COMPOSED,

@@ -119,6 +119,21 @@ def test_the_loop_of_the_researchers_page_generates_blocks(capsys):
     assert "torch.Size([1, 9, 3, 128, 208])" in capsys.readouterr().out
 
 
+def test_the_lines_of_the_directors_page_run(capsys):
+    page = (ROOT / "docs" / "how-to" / "direct.md").read_text()
+    lines = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    exec(compile(lines, "page", "exec"), {})
+    # The first line is a notice about the flow.
+    out = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(" (")[0] for line in out[:4]] == [
+        "0 a fox on a beach by day",
+        "1 a fox on a beach by day",
+        "2 a fox and a bus on a beach by day",
+        "3 a fox and a bus on a beach by day",
+    ]
+    assert out[-1].startswith("3 2 {0: Cue(prompt='a fox on a beach by day'")
+
+
 @pytest.fixture
 def _example(monkeypatch, tmp_path):
     """The memory of the README as a file of the current folder."""
