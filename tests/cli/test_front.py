@@ -129,7 +129,7 @@ def test_compare_takes_what_generate_takes():
     options = {
         name: {word for p in COMMANDS[name].params for word in p.opts} for name in ("generate", "compare")
     }
-    assert options["generate"] - options["compare"] == {"--memory", "--rows", "--from", "--resume"}
+    assert options["generate"] - options["compare"] == {"--memory", "--resume"}
 
 
 def test_compare_hands_its_options_to_every_run(recap, tmp_path):
@@ -182,11 +182,11 @@ def test_the_videos_of_two_runs_are_inspected_in_two_folders(recap, tmp_path):
 def test_a_log_gets_a_line_every_few_seconds(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    with console.progress_bar("generating", "blocks") as report:
+    with console.progress_bar("generating", "blocks") as reporter:
         for done in range(11):
-            report(done, 10, 2.0 if done else 0.0)
+            reporter.progress(done, 10, 2.0 if done else 0.0)
             clock[0] += 2.0
-        report(10, 10, 2.0)
+        reporter.progress(10, 10, 2.0)
     lines = capsys.readouterr().err.splitlines()
     assert [int(line.split()[1]) for line in lines] == [0, 3, 6, 9, 10]
     assert (
@@ -202,9 +202,9 @@ def test_a_terminal_shows_that_the_model_is_loaded_and_then_a_bar(monkeypatch):
         console.progress_bar("generating", "blocks", "loading the model") as generating,
         console.progress_bar("showing", "pictures") as showing,
     ):
-        for report in (generating, showing):
+        for reporter in (generating, showing):
             for done in range(3):
-                report(done, 2, 4.0)
+                reporter.progress(done, 2, 4.0)
     shown = screen.getvalue()
     assert shown.index("loading the model") < shown.index("generating") < shown.index("showing")
     assert "2/2" in shown and "4.0 pictures/s" in shown

@@ -1,4 +1,4 @@
-"""`make demo`: one minute with three memories, in which one actor joins another, leaves and comes back."""
+"""`make demo` generates one minute with three memories, in which one actor joins another, leaves and comes back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from recap.cli.main import run_safely
 from recap.config import RunConfig, read_json
 from recap.plan import Shot
 from recap.show.comparison import RECORD, compare
-from recap.show.moments import moments_sheet
-from recap.show.png import write_png
+from recap.show.sheet import moments_sheet, write_png
 
 FIRST, SECOND = "a fox", "a bus"
 SCENE = "on a beach by day"
@@ -40,9 +39,9 @@ def demo() -> None:
         progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
-        summary = compare(config, MEMORIES, out, generating, show_notice, showing=showing)
+        summary = compare(config, MEMORIES, out, reporter=generating, showing=showing.progress)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
-    labels = {second: f"{second:g}s {who.upper()}" for second, who in MOMENTS.items()}
+    labels = {second: f"{second:g} s: {who}" for second, who in MOMENTS.items()}
     write_png(FOLDER / "figure.png", moments_sheet(clips, labels))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}\nLook at {summary.page}")
 

@@ -1,4 +1,4 @@
-"""`recap weights`: fetch public weights that the package does not carry."""
+"""`recap weights` fetches public weights that the package does not carry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from recap.backbones.helios.published import fetch_helios_weights
 from recap.backbones.helios.spec import ROWS
 from recap.backbones.wan.published import SETS, fetch_weights
-from recap.cli.console import byte_bar, show_notice
+from recap.cli.console import byte_bar
 from recap.errors import unknown_name
 from recap.flow import RAFT_SMALL
 from recap.io.report import Reporter
@@ -27,8 +27,8 @@ def weights_command(
     """Fetch public weights, check them and put them where they are found."""
     if name not in NAMES:
         raise unknown_name("weights", name, NAMES)
-    with byte_bar("checking") as progress:
-        found = _fetch(name, dry_run, Reporter(show_notice, progress))
+    with byte_bar("checking") as reporter:
+        found = _fetch(name, dry_run, reporter)
     if found is not None:
         typer.echo(found)
 

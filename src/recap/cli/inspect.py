@@ -1,4 +1,4 @@
-"""`recap inspect`: see what novelty notices in any clip, without a generator."""
+"""`recap inspect` shows what novelty notices in any clip, without a generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recap.admission.flow import FlowNoveltyConfig
-from recap.cli.console import progress_bar, show_notice
+from recap.cli.console import progress_bar
 from recap.cli.options import Device
 from recap.config import check_place, from_settings, override, resolve_device
 from recap.errors import refuse
@@ -44,17 +44,16 @@ def inspect_command(
     check_place(chosen, "float32")
     # What is not a video is refused before weights are looked for.
     open_clip(clip)
-    with progress_bar("noticing", "pictures") as report:
+    with progress_bar("noticing", "pictures") as reporter:
         summary = inspect_clip(
             clip,
             out or Path("inspections") / _result_name(clip),
-            flow=build_flow(flow, device=chosen, notice=show_notice),
+            flow=build_flow(flow, device=chosen, notice=reporter.notice),
             config=config,
             capacity_frames=capacity_frames,
             size=pixels,
             device=chosen,
-            progress=report,
-            notice=show_notice,
+            reporter=reporter,
         )
     typer.echo(summary.page)
 

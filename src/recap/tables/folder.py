@@ -16,7 +16,7 @@ from typing import Any
 from recap.config import read_json
 from recap.errors import refuse
 from recap.io.files import write_whole
-from recap.show.results_page import Results, build_results_page
+from recap.show.page import build_results_page
 from recap.tables.jobs import canonical
 from recap.tables.looks import Look
 from recap.tables.page import Video, figures_of, section_of
@@ -98,7 +98,7 @@ def write_table(folder: Path, done: Finished) -> None:
     record = {**read_json(folder / RECORD), LEFT_OUT: list(done.left_out), **{n: about[n] for n in GROWING}}
     figures = figures_of(recipe, cells, done.lines)
     section = section_of(recipe, cells, figures, done.first, done.looks, done.left_out, done.video)
-    page = Results(recipe.title, f"recap reproduce {recipe.name}", [section], about)
+    page = build_results_page(recipe.title, f"recap reproduce {recipe.name}", [section], about)
     texts = {
         "results.jsonl": "".join(
             canonical({**asdict(line), "key": key}) + "\n"
@@ -107,13 +107,13 @@ def write_table(folder: Path, done: Finished) -> None:
         "table.csv": as_csv(cells),
         "table.md": as_markdown(recipe, cells, about, done.left_out),
         "figure.svg": figures[0] if figures else "",
-        "index.html": build_results_page(page),
+        "index.html": page,
         RECORD: json.dumps(record, indent=2),
         # Last: whoever finds it finds all the others.
         TABLE: json.dumps(
             {"table": recipe.name, "title": recipe.title, "ours": recipe.ours, "note": recipe.note,
              "about": dict(about), "left_out": list(done.left_out), "cells": [cell_dict(cell) for cell in cells],
-             "figures": list(section.figures), "sheet_said": section.sheet_said},
+             "figures": list(section.figures), "sheet_said": section.sheet_about},
             indent=1,
         ),
     }  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import InMemoryClip, Pictures
 from recap.io.video import Clip
-from recap.show.bank_chart import BankHistory
+from recap.show.chart import BankHistory
 from recap.trace import BlockTrace, has_bank, pictures_of_frames
 
 MOMENTS = 5

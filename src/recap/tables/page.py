@@ -10,14 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from recap.eval.metrics import find_measures
-from recap.show.bank_chart import draw_bank
-from recap.show.chart import Bar, interval_chart, line_chart
+from recap.show.chart import Bar, draw_bank, interval_chart, line_chart
 from recap.show.chart import Line as Curve
-from recap.show.moments import pictures_sheet
-from recap.show.png import png_bytes
-from recap.show.preview import embed
-from recap.show.results_page import Measured, Section
-from recap.show.side_by_side import write_side_by_side
+from recap.show.clips import embed, write_side_by_side
+from recap.show.page import Measured, Section
+from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.looks import Look
 from recap.tables.recipes import Planned, Recipe
 from recap.tables.table import Cell, Line, markdown_row, remarks, short_name
@@ -117,17 +114,17 @@ def section_of(
 ) -> Section:
     """The section of a page; `looks` show the runs of the first prompt and seed, by row."""
     prompts = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
-    labels = [f"{second:.1f} S" for look in looks.values() for second in look.moments]
+    labels = [f"{second:.1f} s" for look in looks.values() for second in look.moments]
     shown = {name: list(look.pictures) for name, look in looks.items()}
     return Section(
         title=recipe.title,
-        said=remarks(recipe.note, left_out),
+        remarks=remarks(recipe.note, left_out),
         measured=measured_of(recipe.ours, cells),
         figures=[*figures, *_timelines(recipe, looks)],
         video=video.source,
-        video_said=f"The same runs in motion. {video.remark}",
+        video_about=f"The same runs in motion. {video.remark}",
         sheet=png_bytes(pictures_sheet(shown, labels[: len(labels) // len(looks)])) if looks else b"",
-        sheet_said=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
+        sheet_about=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
     )
 
 
@@ -152,5 +149,5 @@ def measured_of(ours: str, cells: Sequence[Cell]) -> list[Measured]:
 def side_by_side(folder: Path, clips: Mapping[str, Path]) -> Video:
     """One video of clips of equal length, by their rows, written into the folder of a table."""
     target = folder / "side-by-side.mp4"
-    write_side_by_side(target, clips, lambda: None)
+    write_side_by_side(target, clips)
     return Video(*embed(target))

@@ -10,7 +10,7 @@ from recap.config import read_json
 from recap.errors import refuse
 from recap.eval.scores import Estimate
 from recap.io.files import write_whole
-from recap.show.results_page import Results, Section, build_results_page
+from recap.show.page import Section, build_results_page
 from recap.tables.folder import SHEET
 from recap.tables.page import measured_of
 from recap.tables.recipes import TABLES
@@ -39,7 +39,7 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     sections = [_section(table, path.parent, shared) for table, path in pairs]
     page = folder / "report.html"
     subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
-    write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections, shared)).encode())
+    write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
     if markdown is not None:
         texts = [(path.parent / "table.md").read_text(encoding="utf-8").strip() for _, path in pairs]
         # One heading for the file; those of the tables step down.
@@ -99,14 +99,14 @@ def _section(table: dict[str, Any], folder: Path, shared: dict[str, Any]) -> Sec
     about = ", ".join(f"{name} {value}" for name, value in own.items())
     return Section(
         title=table["title"],
-        said=[
+        remarks=[
             *remarks(table["note"], table["left_out"]),
             f"{about}. Its own page: {folder.name}/index.html.",
         ],
         measured=measured_of(table["ours"], cells),
         figures=table["figures"],
         sheet=sheet.read_bytes() if sheet.is_file() else b"",
-        sheet_said=table["sheet_said"],
+        sheet_about=table["sheet_said"],
     )
 
 
