@@ -50,14 +50,15 @@ def _make_room(out: Path) -> None:
     """Delete a finished demo, or one of another script; a stopped one is kept, to be resumed."""
     if not (out / RECORD).is_file():
         return
-    if (out / "index.html").is_file():
-        show_notice(f"{out} holds a finished demo: it is generated again")
-    elif read_json(out / RECORD).get("shots") != [dataclasses.asdict(shot) for shot in SHOTS]:
-        show_notice(f"{out} holds a stopped demo of another script: it is generated again")
-    else:
-        show_notice(f"{out} holds a stopped demo: it is resumed")
-        return
-    shutil.rmtree(out)
+    finished = (out / "index.html").is_file()
+    same = read_json(out / RECORD).get("shots") == [dataclasses.asdict(shot) for shot in SHOTS]
+    state = (
+        "a finished demo" if finished else "a stopped demo" if same else "a stopped demo of another script"
+    )
+    resumed = same and not finished
+    show_notice(f"{out} holds {state}: it is {'resumed' if resumed else 'generated again'}")
+    if not resumed:
+        shutil.rmtree(out)
 
 
 if __name__ == "__main__":

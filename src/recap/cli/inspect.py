@@ -14,7 +14,7 @@ from recap.config import check_place, from_settings, override, resolve_device
 from recap.errors import refuse
 from recap.flow import build_flow
 from recap.io.video import open_clip
-from recap.show.inspection import inspect_clip
+from recap.show.inspection import clip_title, inspect_clip
 
 
 def inspect_command(
@@ -47,7 +47,7 @@ def inspect_command(
     with progress_bar("noticing", "pictures") as reporter:
         summary = inspect_clip(
             clip,
-            out or Path("inspections") / _result_name(clip),
+            out or Path("inspections") / Path(clip_title(clip)).with_suffix("").as_posix().replace("/", "-"),
             flow=build_flow(flow, device=chosen, notice=reporter.notice),
             config=config,
             capacity_frames=capacity_frames,
@@ -56,12 +56,6 @@ def inspect_command(
             reporter=reporter,
         )
     typer.echo(summary.page)
-
-
-def _result_name(clip: Path) -> str:
-    """Name the result after the clip; the video of a run, which is called the same in every run, after the run."""
-    folder = clip.resolve().parent
-    return f"{folder.name}-{clip.stem}" if (folder / "run.json").is_file() else clip.stem
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

@@ -209,7 +209,7 @@ class _Scan:
         _, new, cutoff = self.filling[-1]
         return InspectionSummary(
             out=out,
-            clip=os.fsencode(_title(self.clip.path)).decode(errors="replace"),
+            clip=os.fsencode(clip_title(self.clip.path)).decode(errors="replace"),
             fps=self.clip.fps,
             size=self.lens.size,
             grid=self.lens.grid,
@@ -271,7 +271,7 @@ class _Scan:
         return {name: array.ravel() for name, array in arrays.items()}
 
 
-def _title(clip: Path) -> str:
+def clip_title(clip: Path) -> str:
     """Name a clip by its file; the video of a run, which is called the same in every run, also by its folder."""
     folder = clip.resolve().parent
     return f"{folder.name}/{clip.name}" if (folder / "run.json").is_file() else clip.name
