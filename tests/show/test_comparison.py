@@ -56,17 +56,21 @@ def page_data(summary):
     text = summary.page.read_text()
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None
-    return json.loads(found[1])
+    data = json.loads(found[1])
+    (_, _, data["judged"]), (_, _, data["measured"]) = data["cards"]
+    return data
 
 
 def subjects_of(data):
     """The curves of the judge, by subject."""
-    return {plot["title"]: plot["values"] for plot in data["plots"] if plot["card"] == 0}
+    return {plot["title"]: plot["values"] for plot in data["judged"]}
 
 
-def without_pixels(data):
-    data["plots"] = [plot for plot in data["plots"] if plot["steps"]]
+def without_pixels_and_times(data):
+    del data["cards"], data["judged"]
+    data["measured"] = [plot for plot in data["measured"] if plot["steps"]]
     for method in data["methods"]:
+        del method["block_s"]
         if method["bank"] is not None:
             del method["bank"]["sprite"]
     return data
@@ -102,7 +106,7 @@ def test_a_batch_has_a_page_and_a_video_per_row(tmp_path):
 
 
 def test_every_memory_begins_with_the_same_picture(whole):
-    """The first block sees no memory yet, so the same seed must draw the same."""
+    """The first block sees no memory yet, so the same seed must generate the same."""
     first = [load_file(run / "latents.safetensors")["latents"][:, :3] for run in whole.runs.values()]
     assert all((one == first[0]).all() for one in first)
 
@@ -117,7 +121,7 @@ def test_a_stopped_comparison_is_resumed(tmp_path, whole, block):
         for file in ("latents.safetensors", "trace.jsonl"):
             assert (again.runs[name] / file).read_bytes() == (whole.runs[name] / file).read_bytes()
     # Without what is measured in the videos: about 1 encoding in 500 of the same pictures differs in its bytes.
-    assert without_pixels(page_data(again)) == without_pixels(page_data(whole))
+    assert without_pixels_and_times(page_data(again)) == without_pixels_and_times(page_data(whole))
 
 
 def test_finished_runs_are_kept_and_memories_can_be_added(tmp_path):
@@ -187,9 +191,9 @@ def test_the_replayed_bank_is_the_one_the_run_ended_with(whole):
 def test_the_page_shows_that_bank(whole):
     none, _, recap = page_data(whole)["methods"]
     trace = read_trace(whole.runs["recap"] / "trace.jsonl")
-    held = bank_before(trace, len(trace))
-    assert none["bank"] is None and held
-    new = sorted(place for place, score in held.items() if score > 0)
+    bank = bank_before(trace, len(trace))
+    assert none["bank"] is None and bank
+    new = sorted(place for place, score in bank.items() if score > 0)
     assert [tuple(patch[1:4]) for patch in recap["bank"]["patches"]] == new
     assert [patch[0] for patch in recap["bank"]["patches"]] == [frame * 4 / 16 for frame, _, _ in new]
 
@@ -199,7 +203,7 @@ def test_curves_have_a_value_per_sample_and_per_block(whole):
     assert data["duration"] == pytest.approx(PICTURES / 16, abs=1e-3) and len(data["blocks"]) == BLOCKS
     assert data["blocks"][:3] == [0, 0.5625, 1.3125]
     assert [scene[1:] for scene in data["scenes"]] == [["a red boat </script>", False], ["a house", True]]
-    judged, contrasts, fired = data["plots"]
+    (judged,), (contrasts, fired) = data["judged"], data["measured"]
     assert judged["starts_s"] == contrasts["starts_s"] == [n / 2 for n in range(8)]
     assert fired["starts_s"] == data["blocks"] and fired["title"] == "Something new"
     for method, colours, levels in zip(data["methods"], judged["values"], contrasts["values"], strict=True):
@@ -233,12 +237,12 @@ def test_the_page_says_what_a_bank_is_made_of(tmp_path, whole):
 
     summary = compare(config(), ["recap"], tmp_path / "out", reporter=SILENT, judge=LeftHalf())
     trace = [json.loads(line) for line in (summary.runs["recap"] / "trace.jsonl").read_text().splitlines()]
-    held = {}
+    bank = {}
     for line in trace:
         for entry in line["evicted"][0]:
-            held.pop(tuple(entry[:3]))
-        held |= {tuple(entry[:3]): entry[3] for entry in line["admitted"][0]}
-    columns = [column for (_, _, column), score in held.items() if score > 0]
+            bank.pop(tuple(entry[:3]))
+        bank |= {tuple(entry[:3]): entry[3] for entry in line["admitted"][0]}
+    columns = [column for (_, _, column), score in bank.items() if score > 0]
     edge = sum(column in (0, 5) for column in columns) / len(columns)
     left = sum(column < 3 for column in columns) / len(columns)
     assert trace[-1]["bank_edge_share"] == [pytest.approx(edge, abs=1e-6)]
@@ -251,14 +255,14 @@ def test_the_page_says_what_a_bank_is_made_of(tmp_path, whole):
 
 def test_another_judge_can_be_handed_in(tmp_path, whole):
     shutil.copytree(whole.out, tmp_path / "out")
-    told = []
+    received = []
 
     class Half:
         name, about = "Half", "Always one half, or nothing."
 
         def curves(self, samples):
-            told.extend((sample.second, sample.prompt, tuple(sample.picture.shape)) for sample in samples)
-            return [Curve("one", [0.5] * len(told)), Curve("<two>", [None] * len(told))]
+            received.extend((sample.second, sample.prompt, tuple(sample.picture.shape)) for sample in samples)
+            return [Curve("one", [0.5] * len(received)), Curve("<two>", [None] * len(received))]
 
         def subjects(self, picture):
             return None
@@ -266,7 +270,7 @@ def test_another_judge_can_be_handed_in(tmp_path, whole):
     summary = compare(config(), ["none"], tmp_path / "out", reporter=SILENT, judge=Half())
     boat, house = (shot["prompt"] for shot in SHOTS)
     # The second shot begins with the fourth block, at 2.0625 s.
-    assert told == [(n / 2, boat if n <= 4 else house, (64, 96, 3)) for n in range(8)]
+    assert received == [(n / 2, boat if n <= 4 else house, (64, 96, 3)) for n in range(8)]
     data = page_data(summary)
     assert subjects_of(data) == {"one": [[0.5] * 8], "<two>": [[None] * 8]}
     assert "Always one half, or nothing." in summary.page.read_text()
@@ -274,7 +278,7 @@ def test_another_judge_can_be_handed_in(tmp_path, whole):
 
 @pytest.fixture
 def blank_probe(tmp_path, monkeypatch):
-    """Weights drawn by chance, with which the probe finds nobody."""
+    """Random weights, with which the probe finds nobody."""
     save_probe(Probe(), tmp_path / "probe.safetensors")
     monkeypatch.setattr("recap.eval.judges.probe.SHIPPED", tmp_path / "probe.safetensors")
 
@@ -284,19 +288,19 @@ def test_videos_of_the_embedded_backbone_are_judged_by_the_probe(tmp_path, blank
         {"prompt": "a fox on a beach by day", "seconds": 1},
         {"prompt": "a bus and a fox on a beach by day", "seconds": 1, "cut": False},
     ]
-    drawn, shown = [], []
+    generated, shown = [], []
     summary = compare(
         config(shots=shots, backbone="embedded"),
         ["none"],
         tmp_path / "out",
-        reporter=Reporter(quiet, lambda done, total, rate: drawn.append((done, total))),
+        reporter=Reporter(quiet, lambda done, total, rate: generated.append((done, total))),
         showing=lambda done, total, rate: shown.append((done, total)),
     )
     data = page_data(summary)
     # The bus is asked for from the second block on, at 0.5625 s.
     assert subjects_of(data) == {"the fox": [[0, 0, 0, 0, 0]], "the bus": [[None, None, 0, 0, 0]]}
     assert "not found" in summary.page.read_text()
-    assert drawn[-1] == (3, 3) and shown[-1] == (66, 66)  # 33 pictures side by side, 33 judged
+    assert generated[-1] == (3, 3) and shown[-1] == (66, 66)  # 33 pictures side by side, 33 judged
 
 
 def test_a_missing_probe_is_reported_before_anything_is_generated(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.flow.exact import ExactFlow
 from recap.io.report import Reporter
 from recap.io.video import Clip, ClipWriter, Picture, open_clip
-from recap.show.inspection import InspectionSummary, inspect_clip
+from recap.show.inspection import inspect_clip
 
 SIZE, FILES = (64, 96), ["bank.png", "index.html", "inspect.json", "overlay.mp4", "scores.npz"]
 
@@ -39,15 +40,21 @@ def still(count: int, size: tuple[int, int]) -> ExactFlow:
 
 def inspect(
     tmp_path: Path, scene: str = "entering", count: int = 41, capacity_frames: float = 1.0
-) -> InspectionSummary:
+) -> SimpleNamespace:
     clip = film(tmp_path / "clip.mp4", scene, count)
-    return inspect_clip(
+    page = inspect_clip(
         tmp_path / "clip.mp4",
         tmp_path / "out",
         flow=exact(clip),
         config=FlowNoveltyConfig(),
         capacity_frames=capacity_frames,
     )
+    return summary_of(page)
+
+
+def summary_of(page: Path) -> SimpleNamespace:
+    """The figures of inspect.json, which lies next to the page."""
+    return SimpleNamespace(**json.loads((page.parent / "inspect.json").read_text())["summary"])
 
 
 def names(folder: Path) -> list[str]:
@@ -121,7 +128,7 @@ def test_the_page_has_a_timeline_of_what_was_new_and_of_the_bank(tmp_path: Path)
     summary = inspect(tmp_path, "pan", capacity_frames=0.5)
     page = (tmp_path / "out/index.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    rates, slots, cutoffs = data["plots"]
+    ((_, _, (rates, slots, cutoffs)),) = data["cards"]
     seconds = 41 / 16
     assert data["duration"] == pytest.approx(seconds, abs=1e-3) and len(rates["starts_s"]) == 11
     assert sum(rates["values"][0]) * seconds / 11 == pytest.approx(summary.fired_tokens, rel=1e-3)
@@ -151,17 +158,19 @@ def test_too_few_pictures(tmp_path: Path, count: int) -> None:
 def test_sizes_between_tokens_are_cropped_and_said(tmp_path: Path) -> None:
     film(tmp_path / "clip.mp4", count=9, size=(70, 98))
     config = FlowNoveltyConfig()
-    summary = inspect_clip(tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config)
-    assert summary.size == SIZE and any("98x70 to 96x64" in line for line in summary.notices)
+    page = inspect_clip(tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config)
+    summary = summary_of(page)
+    assert tuple(summary.size) == SIZE and any("98x70 to 96x64" in line for line in summary.notices)
 
 
 def test_size_rescales(tmp_path: Path) -> None:
     film(tmp_path / "clip.mp4", count=9, size=(96, 144))
     config = FlowNoveltyConfig()
-    summary = inspect_clip(
+    page = inspect_clip(
         tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config, size=SIZE
     )
-    assert summary.size == SIZE and summary.grid == (4, 6) and not summary.notices
+    summary = summary_of(page)
+    assert tuple(summary.size) == SIZE and summary.grid == [4, 6] and not summary.notices
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_the_data_can_be_read_back() -> None:
     bank = data["methods"][0]["bank"]
     assert len(bank["patches"]) == 5 and bank["patches"][2] == [0.5, 2, 2, 2, 1.0]
     assert bank["sprite"].startswith("data:image/png;base64,iVBOR")
-    assert data["plots"][0]["values"] == [[0.5, None]] and data["duration"] == 4
+    assert data["cards"][0][2][0]["values"] == [[0.5, None]] and data["duration"] == 4
 
 
 def test_a_page_without_patches() -> None:

@@ -45,7 +45,7 @@ def inspect_command(
     # What is not a video is refused before weights are looked for.
     open_clip(clip)
     with progress_bar("noticing", "pictures") as reporter:
-        summary = inspect_clip(
+        page = inspect_clip(
             clip,
             out or Path("inspections") / Path(clip_title(clip)).with_suffix("").as_posix().replace("/", "-"),
             flow=build_flow(flow, device=chosen, notice=reporter.notice),
@@ -55,7 +55,7 @@ def inspect_command(
             device=chosen,
             reporter=reporter,
         )
-    typer.echo(summary.page)
+    typer.echo(page)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

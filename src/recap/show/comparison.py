@@ -79,7 +79,7 @@ def compare(
 
 
 def _named(config: RunConfig, memories: Sequence[str | Mapping[str, Any]]) -> dict[str, RunConfig]:
-    """Make a config per memory, by a name that serves as a folder's; equal names are told apart by settings."""
+    """Make a config per memory, by a name that serves as a folder's; equal names are distinguished by settings."""
     if not memories:
         raise refuse("memories", list(memories), "at least 1 is needed", "for example none,sink,recap")
     plain = config.to_dict()

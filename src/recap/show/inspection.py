@@ -49,49 +49,6 @@ FRAMES_PER_BLOCK = 3
 _MOST_BARS, _BAR_S = 130, 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionSummary:
-    """Says what an inspection found; `notices` are lines for the user."""
-
-    out: Path
-    clip: str
-    fps: float
-    # Rows and columns of the pictures as scored, and of their tokens.
-    size: tuple[int, int]
-    grid: tuple[int, int]
-    num_pictures: int
-    num_scored_pictures: int
-    num_frames: int
-    fired_tokens: int
-    bank_capacity: int
-    # Slots that hold something new, that is with a score above 0, and the share of them in the first or last column.
-    bank_new: int
-    bank_edge_share: float
-    # The lowest score in a full bank, which a newcomer must beat; 0 while there is room.
-    bank_cutoff: float
-    elapsed_s: float
-    notices: tuple[str, ...]
-
-    @property
-    def page(self) -> Path:
-        """The page of the clip."""
-        return self.out / "index.html"
-
-    def numbers(self) -> list[tuple[str, str]]:
-        """Return the figures of the page: values, and what they are."""
-        seconds, tokens = self.num_pictures / self.fps, self.num_frames * math.prod(self.grid)
-        (height, width), (rows, columns) = self.size, self.grid
-        share = f"{self.fired_tokens / tokens:.1%}"
-        return [
-            (f"{seconds:.1f} s", f"{self.num_pictures} pictures at {self.fps:g} per second"),
-            (f"{width}x{height}", f"pixels, {columns}x{rows} tokens a frame"),
-            (f"{self.fired_tokens:,}", f"tokens showed something new, {share} of all"),
-            (f"{self.bank_new:,} of {self.bank_capacity:,}", "slots of the bank hold something new"),
-            (f"{self.bank_cutoff:.2f}" if self.bank_cutoff else "any", "score that a newcomer must beat"),
-            (f"{self.elapsed_s:.1f} s", "to inspect"),
-        ]
-
-
 def inspect_clip(
     path: Path | str,
     out: Path | str,
@@ -102,10 +59,11 @@ def inspect_clip(
     size: tuple[int, int] | None = None,
     device: torch.device | str = "cpu",
     reporter: Reporter = Reporter(),
-) -> InspectionSummary:
+) -> Path:
     """Write `out/`: overlay.mp4, scores.npz, bank.png, index.html and inspect.json; whole or not at all.
 
-    size (rows, columns) rescales every picture first. `device` is where the flow and the scores are computed.
+    Returns the page; inspect.json has the figures. `size` (rows, columns) rescales every picture first. `device` is
+    where the flow and the scores are computed.
     """
     started = time.monotonic()
     clip = open_clip(path)
@@ -123,11 +81,11 @@ def inspect_clip(
                 overlay.write(scan.take(pictures))
                 rate = scan.num_pictures / (time.monotonic() - started)
                 reporter.progress(scan.num_pictures, clip.num_pictures, rate)
-        summary = scan.summary(Path(out), started)
-        _write_results(folder, scan, summary, {**dataclasses.asdict(config), **settings})
-    for line in summary.notices:
+        elapsed_s = round(time.monotonic() - started, 2)
+        _write_results(folder, scan, elapsed_s, {**dataclasses.asdict(config), **settings})
+    for line in scan.notices():
         reporter.notice(line)
-    return summary
+    return Path(out) / "index.html"
 
 
 def _blocks(clip: Clip, lens: Lens) -> Iterator[Tensor]:
@@ -200,30 +158,35 @@ class _Scan:
         """Return what was kept of every frame as an array F rows columns."""
         return np.frombuffer(kept, kind).reshape(-1, *self.lens.grid)
 
-    def summary(self, out: Path, started: float) -> InspectionSummary:
-        """Say what was found in the whole clip."""
-        notices, left = self.lens.notices, self.num_pictures - self.num_scored
-        if left:
-            ending = "the last picture does" if left == 1 else f"the last {left} pictures do"
-            notices += (f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored",)
+    def notices(self) -> list[str]:
+        """Return lines for the user: what was cropped, and what was left unscored."""
+        left = self.num_pictures - self.num_scored
+        ending = "the last picture does" if left == 1 else f"the last {left} pictures do"
+        line = f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored"
+        return [*self.lens.notices, *([line] if left else [])]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of inspect.json.
+
+        `bank_new` counts slots with a score above 0, `bank_edge_share` is the share of them in the first or last
+        column, and `bank_cutoff` the lowest score in a full bank, which a newcomer must beat; 0 while there is room.
+        """
         _, new, cutoff = self.filling[-1]
-        return InspectionSummary(
-            out=out,
-            clip=os.fsencode(clip_title(self.clip.path)).decode(errors="replace"),
-            fps=self.clip.fps,
-            size=self.lens.size,
-            grid=self.lens.grid,
-            num_pictures=self.num_pictures,
-            num_scored_pictures=self.num_scored,
-            num_frames=self.num_frames,
-            fired_tokens=int((self.frames(self.raw) > 0).sum()),
-            bank_capacity=self.bank.capacity,
-            bank_new=new,
-            bank_edge_share=edge_share(self.patches(), self.lens.grid),
-            bank_cutoff=cutoff,
-            elapsed_s=round(time.monotonic() - started, 2),
-            notices=notices,
-        )
+        return {
+            "clip": os.fsencode(clip_title(self.clip.path)).decode(errors="replace"),
+            "fps": self.clip.fps,
+            "size": self.lens.size,
+            "grid": self.lens.grid,
+            "num_pictures": self.num_pictures,
+            "num_scored_pictures": self.num_scored,
+            "num_frames": self.num_frames,
+            "fired_tokens": int((self.frames(self.raw) > 0).sum()),
+            "bank_capacity": self.bank.capacity,
+            "bank_new": new,
+            "bank_edge_share": edge_share(self.patches(), self.lens.grid),
+            "bank_cutoff": cutoff,
+            "notices": self.notices(),
+        }
 
     def patches(self) -> Patches:
         """Return what the bank holds and was new, by the second in which it scored highest."""
@@ -286,28 +249,42 @@ def _peak(fired: Tensor, grid: tuple[int, int], opening: bool) -> Tensor:
     return torch.cat([torch.zeros_like(patches[:1], dtype=torch.long), frames]) if opening else frames
 
 
-def _write_results(
-    folder: Path, scan: _Scan, summary: InspectionSummary, settings: dict[str, object]
-) -> None:
+def _write_results(folder: Path, scan: _Scan, elapsed_s: float, settings: dict[str, object]) -> None:
     with (folder / "scores.npz").open("wb") as file:
         arrays = {"settings": np.array(json.dumps(settings)), **scan.tokens()}
         np.savez_compressed(file, allow_pickle=False, **arrays)
-    bank = scan.patches()
+    bank, grid, summary = scan.patches(), scan.lens.grid, scan.summary() | {"elapsed_s": elapsed_s}
     write_png(folder / "bank.png", contact_sheet(bank))
     video, remark = embed(folder / "overlay.mp4")
-    green = "Green: tokens in which something new appeared."
+    about, green = describe_bank(bank, grid), "Green: tokens in which something new appeared."
     page = VideoPage(
-        title=summary.clip,
-        subtitle=f"What a bank of {summary.bank_capacity} slots would remember of it",
-        duration_s=summary.num_pictures / summary.fps,
-        grid=summary.grid,
-        methods=[Method("recap", green, video, bank=bank, bank_about=describe_bank(bank, summary.grid))],
+        title=summary["clip"],
+        subtitle=f"What a bank of {scan.bank.capacity} slots would remember of it",
+        duration_s=scan.num_pictures / scan.clip.fps,
+        grid=grid,
+        methods=[Method("recap", green, video, bank=bank, bank_about=about)],
         cards=[("Timeline", "", scan.plots())],
         settings={**settings, **versions()},
-        remarks=[line[0].upper() + line[1:] for line in (*summary.notices, remark) if line],
-        numbers=summary.numbers(),
+        remarks=[line[0].upper() + line[1:] for line in (*scan.notices(), remark) if line],
+        numbers=_numbers(summary),
     )
     write_whole(folder / "index.html", build_video_page(page).encode())
-    about = dataclasses.asdict(summary) | {"out": str(summary.out)}
-    record = {"summary": about, "settings": settings, "versions": versions()}
+    record = {"summary": summary, "settings": settings, "versions": versions()}
     write_whole(folder / RECORD, json.dumps(record, indent=2).encode())
+
+
+def _numbers(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of the page: values, and what they are."""
+    pictures, fps, fired, cutoff = (
+        summary[name] for name in ("num_pictures", "fps", "fired_tokens", "bank_cutoff")
+    )
+    (height, width), (rows, columns) = summary["size"], summary["grid"]
+    share = f"{fired / (summary['num_frames'] * rows * columns):.1%}"
+    return [
+        (f"{pictures / fps:.1f} s", f"{pictures} pictures at {fps:g} per second"),
+        (f"{width}x{height}", f"pixels, {columns}x{rows} tokens a frame"),
+        (f"{fired:,}", f"tokens showed something new, {share} of all"),
+        (f"{summary['bank_new']:,} of {summary['bank_capacity']:,}", "slots of the bank hold something new"),
+        (f"{cutoff:.2f}" if cutoff else "any", "score that a newcomer must beat"),
+        (f"{summary['elapsed_s']:.1f} s", "to inspect"),
+    ]

@@ -16,7 +16,6 @@ from recap.show.palette import colours_of
 from recap.show.sheet import Patches, lay_out, png_bytes
 from recap.types import Role
 
-_ROLES = [role.value for role in Role]
 _SPRITE_COLUMNS = 32
 
 
@@ -88,15 +87,10 @@ def build_video_page(page: VideoPage) -> str:
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for value, name in page.numbers
     )
-    cards = [_plots_card(index, *card) for index, card in enumerate(page.cards) if card[2]]
-    if any(method.shares for method in methods):
-        cards.append(_attention_card(methods))
-    cards += [_wall(index, method) for index, method in enumerate(methods) if method.bank is not None]
     body = {
         "screens": "".join(_screen(i, method) for i, method in enumerate(methods)),
         "numbers": f'<dl class="facts">{facts}</dl>' if facts else "",
         "remarks": "".join(f"<p>{escape(text)}</p>" for text in page.remarks),
-        "cards": "".join(cards),
         "settings": table_rows(page.settings),
         # In a script element no text may look like a tag.
         "data": json.dumps(_rounded(_data(page)), separators=(",", ":")).replace("<", "\\u003c"),
@@ -119,80 +113,42 @@ def edge_share(bank: Patches, grid: tuple[int, int]) -> float:
     return float(np.mean((bank.columns == 0) | (bank.columns == grid[1] - 1))) if len(bank) else 0.0
 
 
-def _chip(index: int, name: str) -> str:
-    return f'<i class="chip" style="background:var(--m{index})"></i>{escape(name)}'
-
-
 def _screen(index: int, method: Method) -> str:
+    chip = f'<i class="chip" style="background:var(--m{index})"></i>'
     return (
         f'<figure><div class="screen"><video src="{escape(method.video)}" muted playsinline preload="auto">'
-        f'</video><div class="spot"></div></div><figcaption><b>{_chip(index, method.name)}</b>'
+        f'</video><div class="spot"></div></div><figcaption><b>{chip}{escape(method.name)}</b>'
         f"<span>{escape(method.about)}</span></figcaption></figure>"
-    )
-
-
-def _plots_card(index: int, title: str, about: str, plots: Sequence[Plot]) -> str:
-    head = f'<h2>{escape(title)}</h2><div class="remarks"><p>{escape(about)}</p></div>' if title else ""
-    return f'<section class="card">{head}<div class="plots" id="card{index}"></div></section>'
-
-
-def _attention_card(methods: Sequence[Method]) -> str:
-    roles = [role for role in _ROLES if any(role in method.tokens for method in methods)]
-    head = "".join(f"<th>{name}</th>" for name in ("", *roles, "tokens in all", "s per block"))
-    lines = []
-    for index, method in enumerate(methods):
-        counts = [f"{method.tokens[role]:,}" if role in method.tokens else "–" for role in roles]
-        cells = [*counts, f"{sum(method.tokens.values()):,}", f"{method.block_s:.2f}"]
-        line = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f"<tr><th>{_chip(index, method.name)}</th>{line}</tr>")
-    return (
-        '<section class="card"><h2>What each memory attended to</h2><div class="plots" id="areas"></div>'
-        f'<div class="numbers"><table><tr>{head}</tr>{"".join(lines)}</table></div><div class="remarks"><p>'
-        "Areas: share of attention by role, mean over steps, layers, heads and queries of a block. Table: tokens "
-        "every query could see in the last block, and the median time to generate one.</p></div></section>"
-    )
-
-
-def _wall(index: int, method: Method) -> str:
-    return (
-        f'<section class="card"><div class="bar-top"><h2>What the bank of {_chip(index, method.name)} '
-        f'remembers at the end</h2><div class="switch" role="group" aria-label="How to show the patches">'
-        f'<button aria-pressed="true">Cut-outs</button><button aria-pressed="false">Patches</button></div></div>'
-        f'<p class="quiet"></p><p class="made-of">{escape(method.bank_about)}</p>'
-        f'<div class="wall" data-method="{index}"></div></section>'
     )
 
 
 def _data(page: VideoPage) -> dict[str, Any]:
     """Describe a page as video.js reads it."""
-    shares = [share for method in page.methods for share in method.shares]
+    shown = ("name", "shares", "tokens", "block_s", "bank_about")
     return {
         "duration": page.duration_s,
         "scenes": page.scenes,
         "blocks": page.block_starts_s,
         "grid": page.grid,
-        "roles": [role for role in _ROLES if any(role in share for share in shares)],
-        "plots": [
-            {"card": index, **asdict(plot)}
-            for index, (_, _, plots) in enumerate(page.cards)
-            for plot in plots
-        ],
+        "roles": list(Role),
+        "cards": [(title, about, [asdict(plot) for plot in plots]) for title, about, plots in page.cards],
         "methods": [
-            {"name": m.name, "shares": m.shares, "bank": None if m.bank is None else _bank_data(m.bank)}
-            for m in page.methods
+            {
+                **{name: getattr(method, name) for name in shown},
+                "bank": None if method.bank is None else _bank_data(method.bank),
+            }
+            for method in page.methods
         ],
     }
 
 
 def _bank_data(bank: Patches) -> dict[str, object]:
     """Describe a bank as wall.js reads it."""
-    picture = (
-        base64.b64encode(png_bytes(lay_out(list(bank.pixels), _SPRITE_COLUMNS))).decode() if len(bank) else ""
-    )
+    sprite = png_bytes(lay_out(list(bank.pixels), _SPRITE_COLUMNS)) if len(bank) else b""
     columns = bank.seconds, bank.frames, bank.rows, bank.columns, bank.scores
     return {
         "columns": _SPRITE_COLUMNS,
-        "sprite": f"data:image/png;base64,{picture}",
+        "sprite": f"data:image/png;base64,{base64.b64encode(sprite).decode()}",
         "patches": list(zip(*(column.tolist() for column in columns), strict=True)),
     }
 

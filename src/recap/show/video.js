@@ -3,6 +3,7 @@ const videos = [...document.querySelectorAll(".screen video")], spots = [...docu
 const methods = data.methods, lead = videos[0], scrubber = byId("scrubber"), play = byId("play");
 const escaped = (text) => { const b = document.createElement("b"); b.textContent = text; return b.innerHTML; };
 const colour = (i) => `var(--m${i})`;
+const chip = (paint, name) => `<i class="chip" style="background:${paint}"></i>${escaped(name)}`;
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 
 // --- one clock for all videos: the first one leads, the others are pulled along where they stray
@@ -109,7 +110,7 @@ function frameChart(host, height, top, unit) {
 }
 // rows: [{name, colour, value}], value being text
 const readout = (rows) => rows.map((row) =>
-  `<span><i class="chip" style="background:${row.colour}"></i>${escaped(row.name)} <b>${row.value}</b></span>`).join("");
+  `<span>${chip(row.colour, row.name)} <b>${row.value}</b></span>`).join("");
 
 // plot.values: a list per method, null where it has none; plot.steps: a value lasts until the next one begins
 function lineChart(plot, { values, host }) {
@@ -159,17 +160,35 @@ function areaChart(method, { values, host }) {
   });
 }
 
+const cards = data.cards.filter(([, , plots]) => plots.length), attends = methods.some((method) => method.shares.length);
+const plotCards = cards.map(([title, about]) => {
+  const card = document.createElement("section"), head = `<h2>${escaped(title)}</h2><div class="remarks"><p>${escaped(about)}</p></div>`;
+  card.className = "card";
+  card.innerHTML = (title ? head : "") + '<div class="plots"></div>';
+  byId("cards").append(card);
+  return card.lastChild;
+});
+byId("attention").hidden = !attends;
+
 function drawPlots() {
   followers.length = 0;
   document.querySelectorAll(".plots").forEach((parent) => parent.replaceChildren());
   // All plots before the first chart: their width is known only then.
-  const lines = data.plots.map((plot) => addPlot(byId(`card${plot.card}`), escaped(plot.title), plot.about));
-  const chip = (i) => `<i class="chip" style="background:${colour(i)}"></i>`;
-  const areas = byId("areas") ? methods.map((method, i) => addPlot(byId("areas"), chip(i) + escaped(method.name), "")) : [];
-  lines.forEach((hosts, i) => lineChart(data.plots[i], hosts));
-  areas.forEach((hosts, i) => areaChart(methods[i], hosts));
+  const lines = cards.flatMap(([, , plots], i) => plots.map((plot) => [plot, addPlot(plotCards[i], escaped(plot.title), plot.about)]));
+  const areas = attends ? methods.map((method, i) => [method, addPlot(byId("areas"), chip(colour(i), method.name), "")]) : [];
+  lines.forEach(([plot, hosts]) => lineChart(plot, hosts));
+  areas.forEach(([method, hosts]) => areaChart(method, hosts));
   render();
 }
+
+// --- what could be seen in the last block
+const seen = data.roles.filter((role) => methods.some((method) => role in method.tokens));
+const cells = (tag, values) => values.map((value) => `<${tag}>${value}</${tag}>`).join("");
+byId("tokens").innerHTML = `<tr>${cells("th", ["", ...seen, "tokens in all", "s per block"])}</tr>` + methods.map((method, i) => {
+  const counts = seen.map((role) => method.tokens[role]?.toLocaleString("en") ?? "–");
+  const all = Object.values(method.tokens).reduce((sum, count) => sum + count, 0).toLocaleString("en");
+  return `<tr><th>${chip(colour(i), method.name)}</th>${cells("td", [...counts, all, method.block_s.toFixed(2)])}</tr>`;
+}).join("");
 
 function render() {
   const second = now(), scene = lastAt(sceneStarts, second);
@@ -182,10 +201,14 @@ function render() {
 }
 
 // --- banks
-for (const wall of document.querySelectorAll(".wall")) {
-  const index = +wall.dataset.method, card = wall.closest(".card"), bank = methods[index].bank;
-  const show = hangWall(wall, card.querySelector(".quiet"), bank, (picked) => {
-    const [second, , row, column] = bank.patches[picked];
+methods.forEach((method, index) => {
+  if (!method.bank) return;
+  const card = byId("bank").content.cloneNode(true).firstElementChild;
+  card.querySelector(".whose").innerHTML = chip(colour(index), method.name);
+  card.querySelector(".made-of").textContent = method.bank_about;
+  byId("banks").append(card);
+  const show = hangWall(card.querySelector(".wall"), card.querySelector(".quiet"), method.bank, (picked) => {
+    const [second, , row, column] = method.bank.patches[picked];
     stopAt(second + 0.001);
     pointAt(spots[index], videos[index], data.grid, row, column);
     videos[index].scrollIntoView({ behavior: "smooth", block: "nearest" });
@@ -197,7 +220,7 @@ for (const wall of document.querySelectorAll(".wall")) {
   };
   buttons.forEach((button, i) => button.addEventListener("click", () => choose(i === 0)));
   choose(true);
-}
+});
 
 let resizing;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(drawPlots, 120); });

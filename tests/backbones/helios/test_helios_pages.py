@@ -267,13 +267,14 @@ def test_patches_of_an_inspected_video_are_what_it_shows_then(compared, tmp_path
     monkeypatch.setattr(
         recap.show.inspection, "build_video_page", lambda story: (stories.append(story), build(story))[1]
     )
-    found = inspect_clip(
+    page = inspect_clip(
         video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), reporter=SILENT
     )
-    assert found.num_pictures == 4 * CHUNK and found.fps == FPS and found.grid == SPEC.grid
+    found = json.loads((page.parent / "inspect.json").read_text())["summary"]
+    assert found["num_pictures"] == 4 * CHUNK and found["fps"] == FPS and found["grid"] == list(SPEC.grid)
     pictures, side = list(open_clip(video).pictures()), SPEC.token_pixels
     patches = stories[0].methods[0].bank
-    assert len(patches) == found.bank_new > 0
+    assert len(patches) == found["bank_new"] > 0
     for index, second in enumerate(patches.seconds):
         top, left = patches.rows[index] * side, patches.columns[index] * side
         shown = pictures[round(second * FPS)][top : top + side, left : left + side]
