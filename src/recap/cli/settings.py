@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -127,24 +128,20 @@ class Generation:
 
 def takes_generation(command: Callable[..., None]) -> Callable[..., None]:
     """Spread the options of `Generation` over a command, which is called with one object in their place."""
-    shared = get_type_hints(Generation, include_extras=True)
-    hints = {**shared, **get_type_hints(command, include_extras=True)}
+    hints = get_type_hints(Generation, include_extras=True) | get_type_hints(command, include_extras=True)
     _, *own = inspect.signature(command).parameters.values()
-    defaults = {field.name: field.default for field in fields(Generation)}
-    defaults |= {parameter.name: parameter.default for parameter in own}
+    shared = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default) for each in fields(Generation)
+    ]
+    parameters = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)]
 
     @wraps(command)
     def spread(**values: Any) -> None:
-        command(Generation(**{name: values.pop(name) for name in shared}), **values)
+        command(Generation(**{each.name: values.pop(each.name) for each in shared}), **values)
 
-    kind = inspect.Parameter.KEYWORD_ONLY
-    spread.__annotations__ = {name: hints[name] for name in defaults}
-    spread.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, kind, default=value, annotation=hints[name])
-            for name, value in defaults.items()
-        ]
-    )
+    # Typer reads both.
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return spread
 
 
