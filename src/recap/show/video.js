@@ -94,7 +94,7 @@ function frameChart(host, height, top, unit) {
     marks.push(`<text x="${x(s)}" y="${height - 4}" text-anchor="${s ? "middle" : "start"}">${+s.toFixed(1)} s</text>`);
   }
   const shots = sceneStarts.slice(1).map((start) =>
-    `<line class="scene" x1="${x(start)}" x2="${x(start)}" y1="${TOP}" y2="${height - BOTTOM}"/>`);
+    `<line class="scene" stroke-dasharray="2 4" x1="${x(start)}" x2="${x(start)}" y1="${TOP}" y2="${height - BOTTOM}"/>`);
   const draw = (inside) => {
     host.innerHTML = `<svg class="chart" viewBox="0 0 ${width} ${height}" role="img">${marks.join("")}${inside}` +
       `${shots.join("")}<line class="playhead" y1="${TOP}" y2="${height - BOTTOM}"/></svg>`;
