@@ -20,11 +20,11 @@ from recap.run import generate
 from recap.tables import batches
 from recap.tables.batches import Batches, kind_of
 from recap.tables.generating import config_of, generate_and_score, generate_batch, score_generated
+from recap.tables.jobs import ResultStore
 from recap.tables.looks import pack_look, unpack_look
-from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
+from recap.tables.recipes import TABLES, Ask, find_recipe
 from recap.tables.runner import Rules, run_jobs
-from recap.tables.runs import TableRuns
-from recap.tables.store import Store
+from recap.tables.runs import TableRuns, plan_runs
 from recap.trace import read_trace
 
 SMALL = {"backbone": "untrained", "prompts": 2, "seconds": 4.5}
@@ -83,14 +83,14 @@ def ours(tmp_path_factory):
 
 
 def scored(job, run, folder, **options):
-    return score_generated({**job.payload, "options": {"generated": run, **options}}, str(folder))
+    return score_generated(replace(job, options={"generated": run, **options}), folder)
 
 
 def test_a_row_of_a_batch_is_the_run_that_is_generated_alone(ours, tmp_path):
     jobs, runs = ours
     for index, (job, run) in enumerate(zip(jobs, runs, strict=True)):
         folder = tmp_path / job.key
-        generate(config_of(job.payload), folder, notice=lambda _: None)
+        generate(config_of(job), folder, notice=lambda _: None)
         shown, clip = np.load(run.pictures), open_clip(folder / "video.mp4")
         decoded = np.stack(list(clip.pictures()))
         assert shown.shape == decoded.shape and not run.seconds
@@ -101,7 +101,7 @@ def test_a_row_of_a_batch_is_the_run_that_is_generated_alone(ours, tmp_path):
             assert mine.prompts == theirs.prompts
             assert mine.admitted[0].keys() == theirs.admitted[0].keys()
             assert mine.shares["current"] == pytest.approx(theirs.shares["current"], abs=1e-4)
-    alone = generate_and_score(jobs[0].payload, str(tmp_path / "alone"))
+    alone = generate_and_score(jobs[0], tmp_path / "alone")
     together = scored(jobs[0], runs[0], tmp_path / "together")
     assert alone.keys() == together.keys() == jobs[0].wants
     assert alone["reappearance"]["bank_slots_from_B"] == together["reappearance"]["bank_slots_from_B"]
@@ -125,7 +125,7 @@ def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_p
 
 def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(ours, tmp_path):
     jobs, _ = ours
-    generate(config_of(jobs[0].payload), tmp_path / "run", notice=lambda _: None)
+    generate(config_of(jobs[0]), tmp_path / "run", notice=lambda _: None)
     clip = open_clip(tmp_path / "run" / "video.mp4")
     shown, trace = (
         InMemoryClip(np.stack(list(clip.pictures())), clip.fps),
@@ -168,7 +168,7 @@ FOUR = {"backbone": "untrained", "prompts": 2, "seeds": 2, "seconds": 1.5}
 
 def run_batches(tmp_path, jobs, rows=4, **how):
     notices = []
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     made = Batches(tmp_path / "shown", rows, 1, notice=notices.append)
     scratch = made._scratch.name
     progress = run_jobs(jobs, store, made, rules=Rules(backoff_s=0), **how)
@@ -180,11 +180,11 @@ def run_batches(tmp_path, jobs, rows=4, **how):
 def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkeypatch, fits):
     sizes = []
 
-    def narrow(payloads, *rest):
-        sizes.append(len(payloads))
-        if len(payloads) > fits:
+    def narrow(some, *rest):
+        sizes.append(len(some))
+        if len(some) > fits:
             raise torch.OutOfMemoryError("no room")
-        return generate_batch(payloads, *rest)
+        return generate_batch(some, *rest)
 
     monkeypatch.setattr(batches, "generate_batch", narrow)
     jobs = jobs_of("bank", **FOUR)
@@ -198,11 +198,11 @@ def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkey
 
 
 def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    def fails(payloads, backbone, folder, embedder):
-        if payloads[0]["data"]["config"]["memory"]["name"] == "sink":
-            (folder / f"{payloads[0]['key']}.npy").touch()
+    def fails(some, backbone, folder, embedder):
+        if some[0].data["config"]["memory"]["name"] == "sink":
+            (folder / f"{some[0].key}.npy").touch()
             raise RuntimeError("broken")
-        return generate_batch(payloads, backbone, folder, embedder)
+        return generate_batch(some, backbone, folder, embedder)
 
     monkeypatch.setattr(batches, "generate_batch", fails)
     jobs = jobs_of("retention", backbone="untrained", seconds=1.5)
@@ -216,8 +216,8 @@ def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
-    def tampered(payloads, *rest):
-        runs = generate_batch(payloads, *rest)
+    def tampered(some, *rest):
+        runs = generate_batch(some, *rest)
         if len(runs) > 1:
             runs[1].pictures.write_bytes(b"damaged")
         return runs
@@ -232,9 +232,9 @@ def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
 def test_large_pictures_make_small_batches(tmp_path, monkeypatch):
     sizes = []
 
-    def note(payloads, *rest):
-        sizes.append(len(payloads))
-        return generate_batch(payloads, *rest)
+    def note(some, *rest):
+        sizes.append(len(some))
+        return generate_batch(some, *rest)
 
     monkeypatch.setattr(batches, "generate_batch", note)
     monkeypatch.setattr(batches, "SHARE_OF_DISK", 1 << 60)

@@ -11,10 +11,10 @@ import pytest
 
 from recap.io.files import alone_in
 from recap.tables import reproduce as module
+from recap.tables.jobs import FILE, ResultStore
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import How, main, read_arguments, reproduce
 from recap.tables.runs import TableRuns
-from recap.tables.store import FILE, Store
 
 TABLE = "retention"
 ASK = Ask(
@@ -26,11 +26,11 @@ HERE = {"recap": "1", "torch": "2", "hardware": "a GPU", "commit": "abc"}
 def made(out, table=TABLE, ask=ASK, *, rows=(), value=0.5, **other):
     """Results of all runs, as if they had come from a machine with a GPU."""
     recipe = find_recipe(table)
-    store = Store(out, {**HERE, **other})
-    for planned, key in TableRuns([recipe], ask, {table: {}}).tables[table]:
-        if not rows or planned.row.name in rows:
+    store = ResultStore(out, {**HERE, **other})
+    for run in TableRuns([recipe], ask, {table: {}}).tables[table]:
+        if not rows or run.row.name in rows:
             score = {"name": "retention_frame_mid", "value": value, "backend": "hsv", "n": 3, "details": {}}
-            store.add(key, {measure: {"retention_frame_mid": score} for measure in recipe.measures})
+            store.add(run.job.key, {measure: {"retention_frame_mid": score} for measure in recipe.measures})
     return store
 
 

@@ -18,7 +18,7 @@ from recap.eval.metrics import find_measure
 from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import InMemoryClip
 from recap.tables import suite_videos
-from recap.tables.about import about_table
+from recap.tables.folder import about_table
 from recap.tables.generating import generate_and_score
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
@@ -34,7 +34,7 @@ def generated_here(monkeypatch):
     def run(jobs, store, executor, **_):
         executor.close()
         for job in jobs:
-            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+            store.add(job.key, generate_and_score(job, store.folder / "shown" / job.key))
         return Progress(len(jobs), len(jobs))
 
     monkeypatch.setattr("recap.tables.reproduce.run_jobs", run)

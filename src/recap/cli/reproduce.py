@@ -10,10 +10,9 @@ import typer
 
 from recap.cli.console import show_notice
 from recap.cli.options import Dtype, Flow
+from recap.tables.page import write_report
 from recap.tables.recipes import Ask
-from recap.tables.report import write_report
-from recap.tables.reproduce import SOME_LEFT, How, reproduce, summary_of
-from recap.tables.runner import each_change
+from recap.tables.reproduce import SOME_LEFT, How, reproduce
 
 FrameJudge = Annotated[
     str,
@@ -81,8 +80,8 @@ def reproduce_command(
         detector,
     )  # fmt: skip
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
-    done = reproduce(tables, ask, out, how, report=each_change(show_notice), notice=show_notice)
-    for line in summary_of(done):
+    done = reproduce(tables, ask, out, how, notice=show_notice)
+    for line in done.summary():
         show_notice(line)
     for page in done.pages:
         typer.echo(page)

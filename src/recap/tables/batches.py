@@ -1,4 +1,4 @@
-"""Executor: runs generated in batches by this process, judged meanwhile by others.
+"""This module generates runs in batches in this process, while other processes judge what was generated.
 
 Runs that differ in prompts and seed alone are rows of one rollout: noise depends on (seed, block), and no row sees
 another.
@@ -15,20 +15,22 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from recap.contracts import Backbone
 from recap.eval.embedders import build_embedder
+from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import accelerate
+from recap.io.report import Notice
 from recap.plan import Shot
-from recap.run import Notice, build_backbone
+from recap.run import build_backbone
+from recap.tables.executors import Processes, describe
 from recap.tables.generating import Generated, config_of, generate_batch, needs_readable_path
 from recap.tables.jobs import Job, canonical
-from recap.tables.processes import Processes, describe
-from recap.tables.runner import Done
+from recap.tables.runner import Done, Executor
 from recap.types import BackboneSpec
 
 ROWS = 50
@@ -38,7 +40,7 @@ SHARE_OF_DISK = 4
 """The pictures of one batch take no more than one of so many parts of the free space."""
 
 
-class Batches:
+class Batches(Executor):
     """Generates on one device, and keeps `scorers` processes busy with what was generated.
 
     `alone` waits for the scores of a run before the next one begins, so that times mean something.
@@ -50,7 +52,8 @@ class Batches:
         self._pending: dict[str, tuple[Job, Generated]] = {}
         self._failed: list[Done] = []
         self._kind = ""
-        self._fits: dict[str, int] = {}  # rows that memory holds, by kind
+        # Rows that memory holds, by kind.
+        self._fits: dict[str, int] = {}
         self._plain: Backbone | None = None
         # Shared memory where there is enough of it, else the usual place of temporary files.
         roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOMY_BYTES
@@ -69,8 +72,8 @@ class Batches:
             signal.signal(signal.SIGTERM, self._former)
 
     def batches(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        """Kind after kind, as even as possible: every new size is captured again on a GPU."""
-        self._prompts = list(dict.fromkeys(s["prompt"] for job in jobs for s in job.data["config"]["shots"]))
+        """Sort jobs kind after kind, as evenly as possible: every new size is captured again on a GPU."""
+        self._prompts = dict.fromkeys(s["prompt"] for job in jobs for s in job.data["config"]["shots"])
         kinds: dict[str, list[Job]] = {}
         for job in jobs:
             kinds.setdefault(kind_of(job), []).append(job)
@@ -90,7 +93,7 @@ class Batches:
             backbone = self._take_path(batch[0])
             most = min(self._fits.get(kind, len(batch)), self._most_rows(batch[0], backbone.spec))
         except Exception as error:
-            self._failed += [Done(job, None, describe(error), final=True) for job in batch]
+            self._give_up(batch, error)
             return
         if len(batch) > most:
             for start in range(0, len(batch), most):
@@ -98,26 +101,26 @@ class Batches:
             return
         if self._generate(batch, backbone):
             return
-        del backbone
         # Only here are the tensors released that the error referred to.
+        del backbone
         self._kind = ""
         self._fits[kind] = (len(batch) + 1) // 2
         self._notice(f"{len(batch)} rows are too many for the memory: again by {self._fits[kind]}")
         self.submit(batch)
 
     def _generate(self, batch: Sequence[Job], backbone: Backbone) -> bool:
-        """False if memory does not hold so many rows."""
-        place = Path(self._scratch.name)
+        """Generate a batch and hand it to the scorers; return False if memory does not hold so many rows."""
+        place, first = Path(self._scratch.name), batch[0].data
         try:
-            embedder = self._embedder(batch[0])
-            made = generate_batch([job.payload for job in batch], backbone, place, embedder)
+            embedder = _embedder(first["embedder"], first["config"]["device"])
+            made = generate_batch(batch, backbone, place, embedder)
         except Exception as error:
             for job in batch:
                 for file in place.glob(f"{job.key}.*"):
                     file.unlink()
             if isinstance(error, torch.OutOfMemoryError) and len(batch) > 1:
                 return False
-            self._failed += [Done(job, None, describe(error), final=True) for job in batch]
+            self._give_up(batch, error)
             return True
         for job, run in zip(batch, made, strict=True):
             self._pending[job.key] = job, run
@@ -125,11 +128,14 @@ class Batches:
             self._scorers.submit([replace(job, options=options)])
         return True
 
+    def _give_up(self, batch: Sequence[Job], error: Exception) -> None:
+        self._failed += [Done(job, None, describe(error), final=True) for job in batch]
+
     def _take_path(self, job: Job) -> Backbone:
-        """A fresh fast path per kind, where it has one: what was captured for the last is of no use, and large."""
+        """Return the path of a job; a kind gets its own fast path, as what was captured for the last is large."""
         if self._plain is None:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
-            config = replace(config_of(job.payload), eager=True, shots=shots)
+            config = replace(config_of(job), eager=True, shots=shots)
             self._plain = self._backbone = build_backbone(config, self._notice)
         if kind_of(job) != self._kind:
             self._kind, self._backbone = kind_of(job), self._plain
@@ -139,17 +145,8 @@ class Batches:
                 self._backbone = accelerate(self._plain)
         return self._backbone
 
-    def _embedder(self, job: Job) -> Any:
-        """A network is run where the pictures are; colours are counted by the scorers."""
-        name, device = job.data["embedder"], job.data["config"]["device"]
-        if device == "cpu" or name == "hsv":
-            return None
-        if not hasattr(self, "_own_embedder"):
-            self._own_embedder = build_embedder(name, device=device)
-        return self._own_embedder
-
     def _most_rows(self, job: Job, spec: BackboneSpec) -> int:
-        """Rows whose pictures fit into the temporary folder."""
+        """Return how many rows' pictures fit into the temporary folder."""
         seconds = sum(shot["seconds"] for shot in job.data["config"]["shots"])
         run_bytes = seconds * spec.pictures_per_second * math.prod(spec.picture_size) * 3
         return max(1, int(self._most_bytes / run_bytes))
@@ -163,8 +160,14 @@ class Batches:
         return ended
 
 
+@cache
+def _embedder(name: str, device: str) -> Embedder | None:
+    """Return the network that is run where the pictures are; colours are counted by the scorers."""
+    return None if device == "cpu" or name == "hsv" else build_embedder(name, device=device)
+
+
 def kind_of(job: Job) -> str:
-    """Equal for runs that can be rows of one batch."""
+    """Return a text that is equal for runs that can be rows of one batch."""
     config = job.data["config"]
     plain = {**config, "seeds": [], "shots": [{**shot, "prompt": ""} for shot in config["shots"]]}
     return canonical([plain, needs_readable_path(job.wants)])

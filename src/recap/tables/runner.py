@@ -1,4 +1,4 @@
-"""The one way in which jobs are done: an executor does them, this loop retries and writes down.
+"""This module does jobs in the one way there is: an executor does them, this loop retries and writes down.
 
 Only the process that runs this loop touches the store, so workers may die at any moment, and so may the loop: the
 same call afterwards does what is missing.
@@ -7,16 +7,18 @@ same call afterwards does what is missing.
 from __future__ import annotations
 
 import math
-import statistics
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from datetime import timedelta
+from typing import NamedTuple
 
 from recap.errors import refuse
-from recap.tables.jobs import Job, Result
-from recap.tables.store import Store
+from recap.io.files import write_whole
+from recap.io.report import Notice
+from recap.tables.jobs import Job, Result, ResultStore
 
 POLL_S = 0.2
 REPORT_S = 1.0
@@ -26,132 +28,136 @@ CAUTION = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a job is given up, and how long to wait before it is tried again."""
+    """Say when a job is given up: after so many exceptions, or workers that died over it.
 
-    most_failures: int = 3  # exceptions
-    most_crashes: int = 6  # workers that died over it
-    backoff_s: float = 2.0  # before the first retry; doubled for each further one
+    `backoff_s` passes before the first retry, twice as long before each further one.
+    """
+
+    most_failures: int = 3
+    most_crashes: int = 6
+    backoff_s: float = 2.0
 
     def delay(self, tries: int) -> float:
         return float(self.backoff_s * 2 ** max(0, tries - 1))
 
 
 class Done(NamedTuple):
-    """How a job ended."""
+    """Says how a job ended; `crashed` if the worker died, `final` if trying again is of no use."""
 
     job: Job
     result: Result | None
     error: str = ""
-    crashed: bool = False  # the worker died
-    final: bool = False  # trying again is of no use
+    crashed: bool = False
+    final: bool = False
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Does jobs, a batch at a time."""
 
     def batches(self, jobs: Sequence[Job]) -> list[list[Job]]:
         """Sort jobs into what is submitted together."""
+        return [[job] for job in jobs]
 
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether another batch may be submitted now."""
+        """Tell whether another batch may be submitted now."""
 
-    def submit(self, batch: Sequence[Job]) -> None: ...
+    @abstractmethod
+    def submit(self, batch: Sequence[Job]) -> None:
+        """Begin a batch."""
 
+    @abstractmethod
     def wait(self, seconds: float) -> list[Done]:
-        """The jobs that have ended; waits for one, but no longer than this."""
+        """Return the jobs that have ended; wait for one, but no longer than this."""
 
+    @abstractmethod
     def close(self) -> None:
         """End everything that was started."""
 
 
 @dataclass(slots=True)
 class Progress:
+    """Counts jobs: those done, under way, tried again, and not begun for want of time.
+
+    `left_s` is None before anything has ended; `errors` say why jobs were given up, by their names.
+    """
+
     total: int
     done: int = 0
     under_way: int = 0
     retries: int = 0
-    late: int = 0  # not begun for want of time
-    left_s: float | None = None  # None before anything has ended
-    errors: dict[str, str] = field(default_factory=dict)  # of jobs that were given up, by name
+    late: int = 0
+    left_s: float | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int:
+        return self.done + self.late + len(self.errors)
 
     def line(self) -> str:
+        """Return the counts in words."""
+        counts = {"under way": self.under_way, "retries": self.retries, "given up": len(self.errors)}
+        counts["left for want of time"] = self.late
         parts = [f"{self.done} of {self.total} done"]
-        parts += [f"{self.under_way} under way"] if self.under_way else []
-        parts += [f"{self.retries} retries"] if self.retries else []
-        parts += [f"{len(self.errors)} given up"] if self.errors else []
-        parts += [f"{self.late} left for want of time"] if self.late else []
-        if self.left_s is not None and self.done + self.late + len(self.errors) < self.total:
-            parts.append(f"about {as_time(self.left_s)} left")
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if self.left_s is not None and self.ended < self.total:
+            parts.append(f"about {timedelta(seconds=round(self.left_s))} left")
         return ", ".join(parts)
-
-
-Report = Callable[[Progress], None]
-
-
-def silent(progress: Progress) -> None:
-    """Reports nothing."""
-
-
-def each_change(show: Callable[[str], None]) -> Report:
-    """A report that shows a line whenever a job has ended."""
-    shown: list[tuple[int, int, int]] = []
-
-    def report(progress: Progress) -> None:
-        ended = progress.done, progress.late, len(progress.errors)
-        if shown[-1:] != [ended]:
-            shown.append(ended)
-            show(progress.line())
-
-    return report
 
 
 def run_jobs(
     jobs: Sequence[Job],
-    store: Store,
+    store: ResultStore,
     executor: Executor,
     *,
     rules: Rules | None = None,
     minutes: float = math.inf,
-    report: Report = silent,
+    notice: Notice = lambda line: None,
     on_result: Callable[[Job], None] = lambda job: None,
 ) -> Progress:
-    """Do every job that the store lacks; returns how that ended. `on_result` is called when a result is stored."""
+    """Do every job that the store lacks; return how that ended.
+
+    `notice` gets a line of progress whenever a job has ended, and progress.txt next to the results holds the last.
+    `on_result` is called when a result is stored.
+    """
     if (different := len({job.key for job in jobs})) != len(jobs):
         raise refuse("jobs", len(jobs), f"only {different} of them differ", "name each job once")
+    missing = [job for job in jobs if not store.has(job)]
+    progress = Progress(len(jobs), len(jobs) - len(missing))
+    end = time.monotonic() + 60 * minutes
     try:
-        end = time.monotonic() + 60 * minutes
-        return _Loop(store, executor, rules or Rules(), end, report, on_result).run(jobs)
+        _Loop(store, executor, rules or Rules(), end, notice, on_result, progress).run(missing)
     finally:
         executor.close()
-
-
-class _Batch(NamedTuple):
-    began: float
-    size: float
-    left: set[str]  # keys
+    return progress
 
 
 @dataclass
 class _Loop:
-    store: Store
+    """Is one call of `run_jobs`, with times of the monotonic clock.
+
+    Of jobs under way, it keeps when their batch began and its size; of those that ended, seconds per unit of that
+    size (`rates`). `tries` are counted by key, and by whether the worker died.
+    """
+
+    store: ResultStore
     executor: Executor
     rules: Rules
-    end: float  # on the monotonic clock
-    report: Report
+    end: float
+    notice: Notice
     on_result: Callable[[Job], None]
+    progress: Progress
     waiting: list[list[Job]] = field(default_factory=list)
     delayed: list[tuple[float, Job]] = field(default_factory=list)
-    under_way: dict[str, _Batch] = field(default_factory=dict)
+    under_way: dict[str, tuple[float, float]] = field(default_factory=dict)
     tries: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """By key, and whether the worker died."""
     rates: list[float] = field(default_factory=list)
-    """Seconds per unit of size, of every batch."""
+    size_ended: float = 0.0
+    noticed: int = -1
 
-    def run(self, jobs: Sequence[Job]) -> Progress:
-        missing = [job for job in jobs if not self.store.has(job)]
-        self._progress = Progress(len(jobs), len(jobs) - len(missing))
-        self.waiting = self.executor.batches(missing)
-        reported = 0.0
+    def run(self, jobs: Sequence[Job]) -> None:
+        self.waiting, self.size = self.executor.batches(jobs), _size(jobs)
+        self.began, reported = time.monotonic(), 0.0
         while self.waiting or self.delayed or self.under_way:
             self._submit_one()
             ready = self.waiting and self.executor.has_room()
@@ -159,9 +165,8 @@ class _Loop:
                 self._take(done)
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
-                self._tell()
-        self._tell()
-        return self._progress
+                self._report()
+        self._report()
 
     def _submit_one(self) -> None:
         now = time.monotonic()
@@ -169,53 +174,50 @@ class _Loop:
         self.delayed = [(due, job) for due, job in self.delayed if due > now]
         while self.waiting and self.executor.has_room():
             batch = self.waiting.pop(0)
-            if not self._has_time_for(batch):
+            if now + max(self.rates[-6:], default=0.0) * _size(batch) * CAUTION > self.end:
                 # Shorter ones may still fit.
-                self._progress.late += len(batch)
+                self.progress.late += len(batch)
+                self.size -= _size(batch)
                 continue
-            begun = _Batch(now, _size(batch), {job.key for job in batch})
-            self.under_way |= dict.fromkeys(begun.left, begun)
+            self.under_way |= {job.key: (now, _size(batch)) for job in batch}
             self.executor.submit(batch)
             return
 
-    def _has_time_for(self, batch: Sequence[Job]) -> bool:
-        needed = max(self.rates[-6:], default=0.0) * _size(batch) * CAUTION
-        return time.monotonic() + needed <= self.end
-
     def _take(self, done: Done) -> None:
         key = done.job.key
-        batch = self.under_way.pop(key)
-        batch.left.discard(key)
-        if not batch.left:
-            self.rates.append((time.monotonic() - batch.began) / batch.size)
+        began, size = self.under_way.pop(key)
+        self.rates.append((time.monotonic() - began) / size)
+        self.size_ended += done.job.size
         if done.result is not None:
             self.store.add(key, done.result)
-            self._progress.done += 1
+            self.progress.done += 1
             self.on_result(done.job)
             return
         self.tries[key, done.crashed] += 1
         most = self.rules.most_crashes if done.crashed else self.rules.most_failures
         if done.final or self.tries[key, done.crashed] >= most:
-            self._progress.errors[done.job.name] = done.error
+            self.progress.errors[done.job.name] = done.error
             return
-        self._progress.retries += 1
+        self.progress.retries += 1
+        self.size += done.job.size
         delay = self.rules.delay(self.tries[key, True] + self.tries[key, False])
         self.delayed.append((time.monotonic() + delay, done.job))
 
-    def _tell(self) -> None:
-        self._progress.under_way = len(self.under_way)
-        if self.rates:
-            begun = {id(batch): batch.size for batch in self.under_way.values()}
-            to_do = (
-                sum(begun.values()) + sum(map(_size, self.waiting)) + sum(job.size for _, job in self.delayed)
-            )
-            # Batches that are under way at the same time share the rate.
-            self._progress.left_s = statistics.median(self.rates[-50:]) * to_do / max(1, len(begun))
-        self.report(self._progress)
+    def _report(self) -> None:
+        progress = self.progress
+        progress.under_way = len(self.under_way)
+        if self.size_ended:
+            elapsed = time.monotonic() - self.began
+            progress.left_s = elapsed * (self.size - self.size_ended) / self.size_ended
+        errors = "".join(f"{name}: {error}\n" for name, error in progress.errors.items())
+        write_whole(self.store.folder / "progress.txt", f"{progress.line()}\n{errors}".encode())
+        if progress.ended != self.noticed:
+            self.noticed = progress.ended
+            self.notice(progress.line())
 
 
-def collect(jobs: Sequence[Job], store: Store, progress: Progress) -> list[Result]:
-    """The results in the order of the jobs; refuses if one is missing."""
+def collect(jobs: Sequence[Job], store: ResultStore, progress: Progress) -> list[Result]:
+    """Return the results in the order of the jobs; refuse if one is missing."""
     missing = [job for job in jobs if not store.has(job)]
     if missing:
         why = progress.errors.get(missing[0].name, "not done yet")
@@ -227,12 +229,3 @@ def collect(jobs: Sequence[Job], store: Store, progress: Progress) -> list[Resul
 
 def _size(batch: Sequence[Job]) -> float:
     return sum(job.size for job in batch)
-
-
-def as_time(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
