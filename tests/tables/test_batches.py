@@ -17,8 +17,8 @@ from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
 from recap.io.video import open_clip
 from recap.run import generate
-from recap.tables import batches
-from recap.tables.batches import Batches, kind_of
+from recap.tables import executors
+from recap.tables.executors import Batches, kind_of
 from recap.tables.generating import config_of, generate_and_score, generate_batch, score_generated
 from recap.tables.jobs import ResultStore
 from recap.tables.looks import pack_look, unpack_look
@@ -63,8 +63,8 @@ def test_batches_hold_one_kind_and_are_even():
 
 
 def test_attention_is_measured_by_the_readable_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "accelerate", lambda plain: f"fast {plain}")
-    monkeypatch.setattr(batches, "build_backbone", lambda config, notice: "plain")
+    monkeypatch.setattr(executors, "accelerate", lambda plain: f"fast {plain}")
+    monkeypatch.setattr(executors, "build_backbone", lambda config, notice: "plain")
     made = Batches(tmp_path, 4, 1)
     try:
         jobs = {table: jobs_of(table, **SMALL) for table in ("lambda", "identity")}
@@ -118,7 +118,7 @@ def test_a_run_that_is_alone_is_timed(tmp_path):
 def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_path):
     jobs, runs = ours
     (known,) = generated(jobs[:1], tmp_path, HsvEmbedder())
-    assert runs[0].vectors is None and known.vectors.is_file()
+    assert not runs[0].backend and known.backend == HsvEmbedder().backend
     (plain,) = generated(jobs[:1], tmp_path)
     assert scored(jobs[0], known, tmp_path) == scored(jobs[0], plain, tmp_path)
 
@@ -186,7 +186,7 @@ def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkey
             raise torch.OutOfMemoryError("no room")
         return generate_batch(some, *rest)
 
-    monkeypatch.setattr(batches, "generate_batch", narrow)
+    monkeypatch.setattr(executors, "generate_batch", narrow)
     jobs = jobs_of("bank", **FOUR)
     store, progress, notices = run_batches(tmp_path, jobs)
     if fits:
@@ -204,7 +204,7 @@ def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
             raise RuntimeError("broken")
         return generate_batch(some, backbone, folder, embedder)
 
-    monkeypatch.setattr(batches, "generate_batch", fails)
+    monkeypatch.setattr(executors, "generate_batch", fails)
     jobs = jobs_of("retention", backbone="untrained", seconds=1.5)
     store, progress, _ = run_batches(tmp_path, jobs)
     assert progress.done == 2 and progress.retries == 0
@@ -222,7 +222,7 @@ def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
             runs[1].pictures.write_bytes(b"damaged")
         return runs
 
-    monkeypatch.setattr(batches, "generate_batch", tampered)
+    monkeypatch.setattr(executors, "generate_batch", tampered)
     jobs = jobs_of("bank", **FOUR)[:3]
     store, progress, _ = run_batches(tmp_path, jobs, rows=3)
     # It is generated again by itself, and then nobody tampers with it.
@@ -236,7 +236,7 @@ def test_large_pictures_make_small_batches(tmp_path, monkeypatch):
         sizes.append(len(some))
         return generate_batch(some, *rest)
 
-    monkeypatch.setattr(batches, "generate_batch", note)
-    monkeypatch.setattr(batches, "SHARE_OF_DISK", 1 << 60)
+    monkeypatch.setattr(executors, "generate_batch", note)
+    monkeypatch.setattr(executors, "SHARE_OF_DISK", 1 << 60)
     run_batches(tmp_path, jobs_of("bank", **FOUR)[:2])
     assert sizes == [1, 1]

@@ -37,27 +37,21 @@ from recap.tables.runs import LOOK
 from recap.trace import BlockTrace
 from recap.types import GeneratedBlock
 
-CLIP = "video.mp4"
+CLIP, VECTORS = "video.mp4", ".vectors.npy"
 
 
 class Generated(NamedTuple):
     """Is a run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice.
 
-    `pictures` is a file of N Y X 3, `vectors` one of N D, where pictures were embedded as they were generated, by
-    `backend`. `seconds` are those of every block, empty for a row of several.
+    `pictures` is a file of N Y X 3. Where pictures were embedded as they were generated, by `backend`, a file of N D
+    lies next to it (`VECTORS`). `seconds` are those of every block, empty for a row of several.
     """
 
     pictures: Path
     fps: float
     trace: list[BlockTrace]
     seconds: list[float]
-    vectors: Path | None = None
     backend: str = ""
-
-    def delete(self) -> None:
-        for file in (self.pictures, self.vectors):
-            if file is not None:
-                file.unlink(missing_ok=True)
 
 
 def generate_and_score(job: Job, folder: Path) -> Result:
@@ -126,15 +120,11 @@ def generate_batch(
         began = time.perf_counter()
     if len(jobs) > 1:
         seconds = []
-    fps = spec.pictures_per_second
-    runs = [Generated(file, fps, trace, seconds) for file, trace in zip(files, traces, strict=True)]
-    if embedder is None:
-        return runs
-    for number, own in enumerate(np.concatenate(vectors, axis=1)):
-        file = files[number].with_suffix(".vectors.npy")
-        np.save(file, own)
-        runs[number] = runs[number]._replace(vectors=file, backend=embedder.backend)
-    return runs
+    if embedder is not None:
+        for file, own in zip(files, np.concatenate(vectors, axis=1), strict=True):
+            np.save(file.with_suffix(VECTORS), own)
+    fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
+    return [Generated(file, fps, trace, seconds, backend) for file, trace in zip(files, traces, strict=True)]
 
 
 def score_generated(job: Job, folder: Path) -> Result:
@@ -146,8 +136,8 @@ def score_generated(job: Job, folder: Path) -> Result:
     pictures: Pictures = np.load(made.pictures, mmap_mode="r")
     clip = InMemoryClip(pictures, made.fps)
     embedder = None
-    if made.vectors is not None:
-        embedder = Looked(made.backend, pictures, np.load(made.vectors))
+    if made.backend:
+        embedder = Looked(made.backend, pictures, np.load(made.pictures.with_suffix(VECTORS)))
     run = JudgedRun(data, clip, made.trace, made.seconds, embedder)
     result: Result = {
         name: {score.name: score.as_dict() for score in find_measure(name).score(run)}

@@ -23,8 +23,7 @@ from recap.errors import refuse
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
-from recap.tables.batches import ROWS, Batches
-from recap.tables.executors import OnRay, Processes
+from recap.tables.executors import ROWS, Batches, OnRay, Processes
 from recap.tables.folder import (
     LEFT_OUT,
     VERSIONS,
