@@ -137,8 +137,10 @@ def test_the_plain_command_takes_what_the_other_takes(tmp_path, capsys):
     made(tmp_path)
     assert main(words) == 0
     assert str(tmp_path / TABLE / "index.html") in capsys.readouterr().out
-    given = read_arguments([*words, "--minutes", "9", "--rows", "100", "--scorers", "7", "--commit", "abc"])
-    assert (given.minutes, given.rows, given.scorers, given.commit) == (9, 100, 7, "abc")
+    arguments = read_arguments(
+        [*words, "--minutes", "9", "--rows", "100", "--scorers", "7", "--commit", "abc"]
+    )
+    assert (arguments.minutes, arguments.rows, arguments.scorers, arguments.commit) == (9, 100, 7, "abc")
 
 
 def test_the_exit_status_tells_that_runs_are_left(tmp_path):

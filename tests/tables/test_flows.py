@@ -46,8 +46,8 @@ def about_of(folder):
 
 def test_every_way_to_a_table_asks_for_auto():
     assert Ask().flow == "auto" and Ask().judge_flow == "classical" and Ask().device == "auto"
-    given = read_arguments(["bank"])
-    assert (given.flow, given.judge_flow, given.device) == ("auto", "classical", "auto")
+    arguments = read_arguments(["bank"])
+    assert (arguments.flow, arguments.judge_flow, arguments.device) == ("auto", "classical", "auto")
 
 
 def test_the_command_asks_for_auto_and_hands_on_who_judges(monkeypatch):

@@ -164,7 +164,7 @@ def test_every_measure_has_something_to_say_of_one_run(tmp_path):
     )
 
 
-def test_rows_that_do_not_exist_here_are_left_out_and_said(tmp_path, monkeypatch):
+def test_rows_that_do_not_exist_here_are_left_out_and_named(tmp_path, monkeypatch):
     """Before anything is generated."""
     monkeypatch.delitem(ADMISSIONS, "random", raising=False)
     rows = {row.name: row.available for row in find_recipe("admission").rows}
@@ -188,8 +188,8 @@ def test_the_report_holds_all_tables(results):
         sheet = (results / table / "sheet.png").read_bytes()
         assert sheet.startswith(b"\x89PNG") and base64.b64encode(sheet).decode() in page
     assert page.count("The first prompt, seed 0") == 2 and "likeness to the opening" in page
-    for told in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
-        assert f"<th>{told}</th>" in page or f"{told} " in page, told
+    for field in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
+        assert f"<th>{field}</th>" in page or f"{field} " in page, field
     written = (results / "results.md").read_text()
     assert written.startswith("# Results") and written.count("\n## ") == 2 and "hsv" in written
 
@@ -282,12 +282,12 @@ def test_the_table_compares_pairs_and_shows_the_paper():
         build_cells(recipe, lines)
 
 
-def test_each_backbone_stands_beside_its_own_line_of_the_paper():
+def test_each_backbone_stands_next_to_its_own_line_of_the_paper():
     recipe = find_recipe("main")
-    told = {
+    scores = {
         "dynamic_degree": {"name": "dynamic_degree", "value": 0.5, "backend": "dis", "n": 1, "details": {}}
     }
-    lines = [ScoredRun(row, "p", 0, told) for row in ("none", "sink", "recap")]
+    lines = [ScoredRun(row, "p", 0, scores) for row in ("none", "sink", "recap")]
     shown = {
         backbone: [cell.paper for cell in build_cells(recipe, lines, backbone)]
         for backbone in ("self-forcing", "embedded", "longlive")
@@ -299,7 +299,7 @@ def test_each_backbone_stands_beside_its_own_line_of_the_paper():
     assert (baseline, ours) == pytest.approx((numbers["LongLive"], numbers["LongLive+Ours"]))
 
 
-def test_times_are_compared_at_one_length_and_beside_the_papers():
+def test_times_are_compared_at_one_length_and_next_to_the_papers():
     recipe = find_recipe("time")
     lines = [
         ScoredRun(row.name, "p", 0, score(row.seconds * (1 + (row.paper == "ours")), "native", "seconds"))
@@ -338,7 +338,7 @@ def test_a_csv_tells_its_columns_apart(results):
     assert len(head) == len(set(head)) == 14
 
 
-def test_lengths_stand_in_order_and_are_drawn_as_a_curve():
+def test_lengths_stand_in_order_and_are_shown_as_a_curve():
     lines = [
         ScoredRun(row, f"p{prompt}", 0, {
             name: {"name": name, "value": 0.1 * prompt, "backend": "dis", "n": 1, "details": {}}

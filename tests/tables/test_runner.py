@@ -77,10 +77,10 @@ def test_what_cannot_be_used_is_refused(tmp_path):
 
 
 class Instant:
-    """An executor that ends every job at once, and lists the batches it was given."""
+    """An executor that ends every job at once, and lists what was submitted."""
 
     def __init__(self, seconds=0.0, result=None):
-        self.given, self._ended, self._seconds, self._result = [], [], seconds, result
+        self.submitted, self._ended, self._seconds, self._result = [], [], seconds, result
 
     def batches(self, some):
         return [[job] for job in some]
@@ -90,7 +90,7 @@ class Instant:
 
     def submit(self, batch):
         time.sleep(self._seconds)
-        self.given += [job.name for job in batch]
+        self.submitted += [job.name for job in batch]
         self._ended += [Done(job, {} if self._result is None else self._result) for job in batch]
 
     def wait(self, seconds):
@@ -105,7 +105,7 @@ def test_nothing_begins_that_would_end_too_late_and_shorter_jobs_may_fit(tmp_pat
     some = [Job(name, {"name": name}, size=size) for name, size in (("a", 1), ("long", 1000), ("b", 1))]
     executor = Instant(seconds=0.01)
     progress = run_jobs(some, ResultStore(tmp_path), executor, minutes=2 / 60)
-    assert executor.given == ["a", "b"] and (progress.done, progress.late) == (2, 1) and executor.closed
+    assert executor.submitted == ["a", "b"] and (progress.done, progress.late) == (2, 1) and executor.closed
     assert progress.line() == "2 of 3 done, 1 left for want of time"
     none = run_jobs(some[1:2], ResultStore(tmp_path), Instant(), minutes=1e-9)
     assert none.late == 1

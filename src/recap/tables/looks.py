@@ -41,7 +41,7 @@ def look_at(clip: InMemoryClip, trace: Sequence[BlockTrace], shots_s: Sequence[f
 def _history_of(trace: Sequence[BlockTrace], duration_s: float, fps: float) -> BankHistory:
     second_of = {frame: pictures[0] / fps for frame, pictures in pictures_of_frames(trace).items()}
     starts = [second_of[line.first_frame] for line in trace]
-    sources = [{second_of[frame]: n for frame, n in held.items()} for held in sources_by_block(trace)]
+    sources = [{second_of[frame]: n for frame, n in slots.items()} for slots in sources_by_block(trace)]
     cuts = [start for start, line in zip(starts, trace, strict=True) if line.clears_prior]
     return BankHistory([*starts[1:], duration_s], sources, cuts)
 
@@ -54,7 +54,7 @@ def pack_look(look: Look) -> dict[str, Any]:
         "moments": list(look.moments),
         "shape": list(look.pictures.shape),
         "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode(),
-        "bank": bank and [list(bank.ends), [list(held.items()) for held in bank.held], list(bank.cuts)],
+        "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.held], list(bank.cuts)],
     }
 
 

@@ -37,7 +37,7 @@ from recap.tables.folder import (
 )
 from recap.tables.generating import CLIP
 from recap.tables.jobs import Job, ResultStore
-from recap.tables.looks import unpack_look
+from recap.tables.looks import Look, unpack_look
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Ask, Recipe, find_recipe
@@ -54,13 +54,7 @@ SOME_LEFT = 3
 
 @dataclass(frozen=True)
 class How:
-    """Says how to generate and judge; what is asked for is an `Ask`.
-
-    `workers` are processes on CPUs (None takes one per core), `rows` runs in one batch (None takes 1 on CPUs and as
-    many as fit on a GPU), `scorers` processes that judge while a device generates (None takes most of the cores). No
-    batch begins that would end after so many `minutes`. `ray` is the address of a cluster, `commit` that of the code,
-    where git cannot tell.
-    """
+    """Says how to generate and judge; what is asked for is an `Ask`. `recap reproduce --help` explains its fields."""
 
     workers: int | None = None
     rows: int | None = None
@@ -234,26 +228,23 @@ class _Call:
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
-        runs = []
+        runs, clips = [], {}
+        looks: dict[str, Look] = {}
         for run in planned:
-            result = store.results[run.job.key]
+            row, key = run.row.name, run.job.key
+            result = store.results[key]
             scores = {name: score for measure in recipe.measures for name, score in result[measure].items()}
-            runs.append(ScoredRun(run.row.name, run.script.name, run.seed, scores, run.job.key))
-        shown = {
-            run.row.name: run.job.key
-            for run in planned
-            if run.is_shown and LOOK in store.results[run.job.key]
-        }
-        looks = {row: unpack_look(store.results[key][LOOK]) for row, key in shown.items()}
-        # Pages compare runs of one length.
-        moments = next((look.moments for look in looks.values()), [])
-        alike = {row: look for row, look in looks.items() if look.moments == moments}
-        clips = {row: self._out / SHOWN / shown[row] / CLIP for row in alike}
+            runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
+            if run.is_shown and LOOK in result:
+                look = unpack_look(result[LOOK])
+                # Pages compare runs of one length.
+                if look.moments == next(iter(looks.values()), look).moments:
+                    looks[row], clips[row] = look, self._out / SHOWN / key / CLIP
         video = film_side_by_side(folder, clips, self._notice)
         left_out = list(self._left_out[recipe.name])
         about = about_table(recipe, self._ask, len(runs), store.makers_of(self._runs.keys(recipe.name)))
         cells = build_cells(recipe, runs, self._ask.backbone)
-        section = section_of(recipe, cells, runs, left_out, planned[0], alike, video)
+        section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
         write_table(folder, recipe, runs, cells, section, about, left_out)
 
 
