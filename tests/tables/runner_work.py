@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from recap.tables.executors import Processes
-from recap.tables.jobs import Job, ResultStore
-from recap.tables.runner import Rules, collect, run_jobs
+from recap.tables.runner import Job, ResultStore, Rules, collect, run_jobs
 
 RULES = Rules(backoff_s=0.01, most_crashes=50)
 

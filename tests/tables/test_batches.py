@@ -19,11 +19,16 @@ from recap.io.video import open_clip
 from recap.run import generate
 from recap.tables import executors
 from recap.tables.executors import Batches, kind_of
-from recap.tables.generating import config_of, generate_and_score, generate_batch, score_generated
-from recap.tables.jobs import ResultStore
-from recap.tables.looks import pack_look, unpack_look
+from recap.tables.generating import (
+    config_of,
+    generate_and_score,
+    generate_batch,
+    pack_look,
+    score_generated,
+    unpack_look,
+)
 from recap.tables.recipes import TABLES, Ask, find_recipe
-from recap.tables.runner import Rules, run_jobs
+from recap.tables.runner import ResultStore, Rules, run_jobs
 from recap.tables.runs import TableRuns, plan_runs
 from recap.trace import read_trace
 

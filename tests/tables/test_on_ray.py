@@ -12,8 +12,7 @@ import pytest
 from runner_work import RULES, jobs, run
 
 from recap.tables.executors import OnRay
-from recap.tables.jobs import ResultStore, canonical
-from recap.tables.runner import collect, run_jobs
+from recap.tables.runner import ResultStore, canonical, collect, run_jobs
 
 WORK = "runner_work:linger"
 

@@ -15,8 +15,7 @@ import pytest
 from runner_work import jobs, run
 
 from recap.tables.executors import Processes
-from recap.tables.jobs import FILE, Job, ResultStore, canonical
-from recap.tables.runner import Done, Progress, Rules, collect, run_jobs
+from recap.tables.runner import FILE, Done, Job, Progress, ResultStore, Rules, canonical, collect, run_jobs
 
 WORK = "runner_work:numbers"
 

@@ -41,8 +41,7 @@ from recap.io.report import Notice
 from recap.plan import Shot
 from recap.run import build_backbone
 from recap.tables.generating import config_of, generate_batch, needs_readable_path
-from recap.tables.jobs import Job, Result, canonical
-from recap.tables.runner import Done, Executor
+from recap.tables.runner import Done, Executor, Job, Result, canonical
 from recap.types import BackboneSpec
 
 ROWS = 50

@@ -26,8 +26,8 @@ from recap.fast.threads import QUOTA, fair_threads
 from recap.io.files import write_whole
 from recap.run import versions
 from recap.show.results_page import Results, Section, build_results_page
-from recap.tables.jobs import canonical
 from recap.tables.recipes import Ask, Recipe
+from recap.tables.runner import canonical
 from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
 RECORD, SHEET, TABLE = "record.json", "sheet.png", "table.json"

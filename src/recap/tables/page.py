@@ -24,7 +24,7 @@ from recap.show.png import png_bytes
 from recap.show.preview import embed
 from recap.show.results_page import Measured, Results, Section, build_results_page
 from recap.show.side_by_side import write_side_by_side
-from recap.tables.looks import Look
+from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
 from recap.tables.table import Cell, ScoredRun, measured_of, remarks

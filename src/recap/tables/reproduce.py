@@ -1,6 +1,6 @@
 """This module makes tables of recipes: what is missing is generated and judged, then tables and pages are written.
 
-`out` holds runs.jsonl, the results of all runs (see `jobs`), and a folder per table (see `folder`). What several
+`out` holds runs.jsonl, the results of all runs (see `runner`), and a folder per table (see `folder`). What several
 tables ask for is generated once. The same call resumes what was stopped, also on another machine that was handed
 `out`: where every run is there, nothing is generated.
 
@@ -35,13 +35,11 @@ from recap.tables.folder import (
     made_here,
     write_table,
 )
-from recap.tables.generating import CLIP
-from recap.tables.jobs import Job, ResultStore
-from recap.tables.looks import Look, unpack_look
+from recap.tables.generating import CLIP, Look, unpack_look
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Ask, Recipe, find_recipe
-from recap.tables.runner import Executor, run_jobs
+from recap.tables.runner import Executor, Job, ResultStore, run_jobs
 from recap.tables.runs import LOOK, TableRuns, plan_runs
 from recap.tables.table import ScoredRun, build_cells
 
@@ -109,7 +107,7 @@ def reproduce(
 
 
 class _Call:
-    """Is one call: everything that can be refused is refused before a file is made."""
+    """Makes one call: everything that can be refused is refused before a file is made."""
 
     def __init__(self, tables: Sequence[str], ask: Ask, out: Path, how: How, notice: Notice):
         self._out, self._how, self._notice = out, how, notice

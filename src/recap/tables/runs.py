@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from recap.config import RunConfig
 from recap.eval.metrics import find_measures
-from recap.tables.jobs import Job, ResultStore
 from recap.tables.recipes import Ask, Recipe, Row
+from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
 
 LOOK = "look"
@@ -20,7 +20,7 @@ LOOK = "look"
 
 
 class Planned(NamedTuple):
-    """Is one run of a recipe; its config names the CPU, as the device of a job need not be here."""
+    """Describes one run of a recipe; its config names the CPU, as the device of a job need not be here."""
 
     row: Row
     script: Script

@@ -26,9 +26,8 @@ from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file
 from recap.run import Notice, generate, resume, versions
 from recap.tables.executors import Processes
 from recap.tables.folder import RECORD, VERSIONS, cores
-from recap.tables.jobs import Job, Result, ResultStore
 from recap.tables.preflight import find_missing_weights, looks_at_flow
-from recap.tables.runner import collect, run_jobs
+from recap.tables.runner import Job, Result, ResultStore, collect, run_jobs
 
 WORK = "recap.tables.suite_videos:generate_video"
 
