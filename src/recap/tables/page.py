@@ -37,17 +37,11 @@ MARK = "<!-- tables: written by `recap report`, which keeps what stands above th
 def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
     """Return curves where there are any, then an interval chart per measure; the first is the table's figure."""
     bars = []
-    for measure, own in _by_measure(cells).items():
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
         bars.append(interval_chart(measure, shown))
-    return [*_curves(recipe, runs), *_lengths(cells), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
-
-
-def _by_measure(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.measure, []).append(cell)
-    return found
+    return [*_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
 
 
 def _curves(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[str]:
@@ -70,31 +64,28 @@ def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [float(np.mean(column)) if column else None for column in known]
 
 
-def _lengths(cells: Sequence[Cell]) -> list[str]:
-    """Show what is measured of the first 5, 10, 20 s and so on, as a curve a row."""
-    points: dict[str, dict[str, dict[float, Cell]]] = {}
+def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
+    """Show what is measured of the first 5, 10, 20 s and so on, and measures over the setting that the rows vary."""
+    values = {row.name: row.value for row in recipe.rows if row.value is not None}
+    # By title and name of the axis: the cells of every curve.
+    charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
     for cell in cells:
         if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
-            points.setdefault(timed[1], {}).setdefault(cell.row, {})[float(timed[2])] = cell
-    charts = []
-    for name, rows in points.items():
-        curves = [_curve(row, list(at), list(at.values())) for row, at in rows.items()]
-        charts.append(line_chart(f"{name} over length", curves, "seconds"))
-    return charts
+            curves = charts.setdefault((f"{timed[1]} over length", "seconds"), {})
+            curves.setdefault(cell.row, {})[float(timed[2])] = cell
+        if cell.row in values:
+            curves = charts.setdefault((cell.measure, recipe.name), {})
+            curves.setdefault(cell.measure, {})[values[cell.row]] = cell
+    return [
+        line_chart(title, [_curve(label, points) for label, points in curves.items()], axis)
+        for (title, axis), curves in charts.items()
+    ]
 
 
-def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
-    """Show every measure over the setting that the rows vary."""
-    values = {row.name: row.value for row in recipe.rows if row.value is not None}
-    charts = []
-    for measure, own in _by_measure([cell for cell in cells if cell.row in values]).items():
-        charts.append(line_chart(measure, [_curve(measure, [values[c.row] for c in own], own)], recipe.name))
-    return charts
-
-
-def _curve(label: str, x: Sequence[float], cells: Sequence[Cell]) -> Curve:
-    means = [None if np.isnan(cell.value.mean) else cell.value.mean for cell in cells]
-    return Curve(label, x, means, [(cell.value.low, cell.value.high) for cell in cells])
+def _curve(label: str, points: Mapping[float, Cell]) -> Curve:
+    values = [cell.value for cell in points.values()]
+    means = [None if np.isnan(value.mean) else value.mean for value in values]
+    return Curve(label, list(points), means, [(value.low, value.high) for value in values])
 
 
 def section_of(
