@@ -43,7 +43,7 @@ class BankHistory(NamedTuple):
     # When the blocks end.
     ends: Sequence[float]
     # When the content of slots first appeared -> slots.
-    held: Sequence[Mapping[float, int]]
+    slots: Sequence[Mapping[float, int]]
     # When the prior was cleared.
     cuts: Sequence[float] = ()
 
@@ -140,7 +140,7 @@ def draw_bank(title: str, history: BankHistory) -> str:
 def _bands(history: BankHistory, band_s: float) -> Iterator[tuple[float, float, int, int]]:
     """Yield (start, end, span of sources, shade) of slots that stay about as many; shades run from 1 to 12."""
     counts: list[Counter[int]] = []
-    for slots in history.held:
+    for slots in history.slots:
         counts.append(Counter())
         for second, number in slots.items():
             counts[-1][int(second // band_s)] += number
