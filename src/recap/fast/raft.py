@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,17 +31,8 @@ from torch import Tensor, nn
 from recap.contracts import Flow
 from recap.errors import refuse
 from recap.fast import raft_steps
-from recap.fast.correlation import (
-    ALIGNED,
-    READ_CHANNELS,
-    correlate,
-    fused_reader,
-    pool_levels,
-    read_fused,
-    read_plain,
-)
 from recap.fast.graphs import Graphed
-from recap.fast.raft_steps import MOVED, STATE
+from recap.fast.raft_steps import ALIGNED, MOVED, STATE, WINDOWS, correlate, pool_levels
 from recap.flow.raft import (
     CONTEXT,
     HIDDEN,
@@ -140,7 +133,7 @@ class FastUpdate(nn.Module):
         super().__init__()
         self._steps = steps
         motion, unit = block.motion_encoder, block.recurrent_block.convgru1
-        self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=READ_CHANNELS)
+        self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=WINDOWS)
         self.of_flow = ConvStage(motion.convflow1, steps, inputs=MOVED)
         self.of_flow_again = widened_conv(first_conv(motion.convflow2))
         self.of_both = widened_conv(first_conv(motion.conv))
@@ -209,7 +202,7 @@ class FastRaftFlow:
     """A flow estimator with a readable one's weights; it computes both directions of all pairs of a block at once.
 
     With `captured`, a whole call is replayed as one CUDA graph, from the second call with a shape on: a video's
-    first block, which comes once, is not worth it. `warm_up` records in advance.
+    first block, which comes once, is not worth it.
     """
 
     def __init__(
@@ -232,11 +225,11 @@ class FastRaftFlow:
         self.dtype = dtype
         self.num_updates = flow.num_updates
         self.volume_bytes = flow.volume_bytes
-        self._fused = fused and self.device.type == "cuda" and fused_reader()
-        steps: Steps = raft_steps
-        if self._fused:
+        self._steps: Steps = raft_steps
+        if fused and self.device.type == "cuda" and find_spec("triton") is not None:
             # Imported here because importing Triton takes time.
-            from recap.fast import raft_kernels as steps
+            self._steps = import_module("recap.fast.raft_kernels")
+        steps = self._steps
         self._features = self._ready(fast_encoder(model.feature_encoder, steps))
         self._context = self._ready(fast_encoder(model.context_encoder, steps))
         self.update = self._ready(FastUpdate(model.update_block, steps))
@@ -254,11 +247,6 @@ class FastRaftFlow:
         found: Tensor = estimate(pictures.to(self.device, torch.float32))
         # A copy, because the next replay overwrites the output of the recording.
         return Flow(*found.to(pictures.device, copy=True))
-
-    def warm_up(self, shape: tuple[int, int, int, int, int]) -> None:
-        """Choose kernels and record the graph for pictures of this shape."""
-        for _ in range(2):
-            self(torch.rand(shape, device=self.device))
 
     def _ready(self, module: Module) -> Module:
         module.eval().requires_grad_(False).to(device=self.device, dtype=self.dtype)
@@ -300,9 +288,8 @@ class FastRaftFlow:
         hidden, gates, proposal = pairs.hidden, pairs.gates, pairs.proposal
         flow = torch.zeros((len(volume), *size, 2), device=volume.device)
         moved = hidden.new_zeros((len(volume), *size, MOVED)).movedim(-1, 1)
-        read = read_fused if self._fused else read_plain
         for _ in range(self.num_updates):
-            windows = read(volume, flow, READ_CHANNELS)
+            windows = self._steps.read(volume, flow)
             hidden, flow, moved = self.update(windows, hidden, flow, moved, gates, proposal)
         return enlarge(flow)
 
