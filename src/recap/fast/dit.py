@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -28,22 +29,24 @@ from recap.contracts import OpenContext
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
+Pair = tuple[Tensor, Tensor]
+
 
 class LayerWeights(NamedTuple):
     """The parameters of one transformer block, in the form in which they are used."""
 
     # Weight (3 M) M and bias.
-    qkv: tuple[Tensor, Tensor]
+    qkv: Pair
     norm_q: Tensor
     norm_k: Tensor
-    merge: tuple[Tensor, Tensor]
+    merge: Pair
     # In fp32.
-    norm_text: tuple[Tensor, Tensor]
-    text_query: tuple[Tensor, Tensor]
+    norm_text: Pair
+    text_query: Pair
     text_norm_q: Tensor
-    text_merge: tuple[Tensor, Tensor]
-    widen: tuple[Tensor, Tensor]
-    narrow: tuple[Tensor, Tensor]
+    text_merge: Pair
+    widen: Pair
+    narrow: Pair
 
 
 def read_layer(block: TransformerBlock) -> LayerWeights:
@@ -65,7 +68,7 @@ def read_layer(block: TransformerBlock) -> LayerWeights:
     )
 
 
-def _weight_bias(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def _weight_bias(module: torch.nn.Module) -> Pair:
     assert isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
     return module.weight.detach(), module.bias.detach()
 
@@ -80,7 +83,7 @@ def norm(
     eps: float,
     added: Tensor | None = None,
     gate: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Return x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
@@ -94,12 +97,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_rotate(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor],
-    rope: Rotation,
-    own: tuple[Tensor, Tensor],
-    eps: float,
-    keep: bool,
+    qkv: Tensor, norms: Pair, rope: Rotation, own: Pair, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split, normalise and rotate: rotated keys and the values are written to `own`.
 
@@ -115,7 +113,7 @@ def split_rotate(
     return rotate(query, rope), query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
+def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> Pair:
     """Merge parts B H N D by log-sum-exps and biases into B N (H D); also return each part's share, parts B N."""
     biased = torch.stack([mass + bias if bias else mass for mass, bias in zip(masses, biases, strict=True)])
     weights = biased.softmax(dim=0)
@@ -131,36 +129,15 @@ def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_val
     new_values.copy_(values)
 
 
-class DitKernels:
-    """The functions above, as Triton kernels on a GPU; libraries do matrix products and attention."""
+def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute a linear layer and its GELU."""
+    return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        functions: Any = sys.modules[__name__]
-        if self._cuda:
-            # Imported here because it needs Triton, which comes with CUDA builds only.
-            from recap.fast import dit_kernels as functions
-        self.norm = functions.norm
-        self.rms = functions.rms
-        self.split_rotate = functions.split_rotate
-        self.merge = functions.merge
-        self.fill = functions.fill
 
-    def widen(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Compute a linear layer and its GELU."""
-        if self._cuda:
-            # The library applies the GELU before it writes the product.
-            flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
-            wide: Tensor = flat.unflatten(0, x.shape[:2])
-            return wide
-        return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
-
-    def read(
-        self, query: Tensor, keys: Tensor, values: Tensor, token_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Attend with B N H D each to B H N D and log-sum-exps B H N; token_bias is B N."""
-        q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
-        return read_group(q, k, v, token_bias)
+def choose_kernels(device: torch.device) -> Any:
+    """Return the module whose functions do the element-wise work: Triton's on a GPU, else this one."""
+    # Imported by name because it needs Triton, which comes with CUDA builds only.
+    return sys.modules[__name__] if device.type != "cuda" else import_module("recap.fast.dit_kernels")
 
 
 class Group(NamedTuple):
@@ -172,31 +149,33 @@ class Group(NamedTuple):
     token_bias: bool = False
 
 
-def group_of(segment: Segment, *, by_role: bool) -> Group:
-    """Return the segment's group. With `by_role` false, all segments without a bias are one group."""
-    own = segment.token_bias is not None
-    return Group(segment.role if by_role or segment.log_bias or own else None, segment.log_bias, own)
-
-
 class WindowStorage:
     """Fixed storage of what every layer may see: one group of keys per bias, with the block's own tokens last.
 
-    A recording reads from here, so blocks whose windows have the same layout share it.
+    A recording reads from here, so blocks whose windows have the same layout share it. `kept` has that layout; it is
+    the same in all layers.
     """
 
     def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
         # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
-        self._by_role = model.device.type != "cuda"
+        by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
+        slots = []
         for segment in kept:
-            group = group_of(segment, by_role=self._by_role)
-            sizes[group] = sizes.get(group, 0) + segment.keys.shape[1]
+            biased = segment.token_bias is not None
+            role = segment.role if by_role or segment.log_bias or biased else None
+            group = Group(role, segment.log_bias, biased)
+            start = sizes.get(group, 0)
+            sizes[group] = start + segment.keys.shape[1]
+            slots.append((group, slice(start, sizes[group])))
         # The block's own tokens have no bias and are at the end of the last group.
-        last = Group(Role.CURRENT if self._by_role else None, 0.0)
+        last = Group(Role.CURRENT if by_role else None, 0.0)
         sizes[last] = sizes.pop(last, 0) + self.own
         self.groups: list[Group] = list(sizes)
+        # The group of each segment, and its tokens there.
+        self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
         shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
         self.keys, self.values = (
             [torch.empty(shape, dtype=model.dtype, device=model.device) for shape in shapes] for _ in range(2)
@@ -210,11 +189,11 @@ class WindowStorage:
         self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
 
-    def own_slices(self, layer: int) -> tuple[Tensor, Tensor]:
+    def own_slices(self, layer: int) -> Pair:
         """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
 
-    def fill(self, context: OpenContext, positions: Tensor, kernels: DitKernels) -> None:
+    def fill(self, context: OpenContext, positions: Tensor, kernels: Any) -> None:
         """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
         device, head_dim, wide = self.rope.cos.device, self.keys[0].shape[-1], self.rope.cos.dtype
         for target, table in zip(self.rope, rotation(positions, head_dim, wide), strict=True):
@@ -222,7 +201,10 @@ class WindowStorage:
         kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
         if not kept[0]:
             return
-        self._fill_biases(kept[0])
+        for segment, (group, tokens) in zip(kept[0], self._slots, strict=True):
+            # All layers share the biases: whether a slot of a bank is empty is the same in every layer.
+            if (biases := self.token_bias[group]) is not None and segment.token_bias is not None:
+                biases[:, tokens].copy_(segment.token_bias, non_blocking=True)
         # Layers usually share positions, so few tables are computed.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
@@ -236,45 +218,22 @@ class WindowStorage:
             self._copying = (addresses, Graphed(lambda *ropes: self._copy(kept, order, ropes, kernels)))
         self._copying[1](*(part for rope in ropes for part in rope))
 
-    def _fill_biases(self, kept: Sequence[Segment]) -> None:
-        """Copy the biases, which all layers share: whether a slot of a bank is empty is the same in every layer."""
-        starts = dict.fromkeys(self.groups, 0)
-        for segment in kept:
-            if segment.token_bias is not None:
-                group = group_of(segment, by_role=self._by_role)
-                store = self.token_bias[self.groups.index(group)]
-                assert store is not None
-                stop = starts[group] + segment.keys.shape[1]
-                store[:, starts[group] : stop].copy_(segment.token_bias, non_blocking=True)
-                starts[group] = stop
-
     def _copy(
-        self,
-        kept: list[list[Segment]],
-        order: list[list[int]],
-        ropes: tuple[Tensor, ...],
-        kernels: DitKernels,
+        self, kept: list[list[Segment]], order: list[list[int]], ropes: tuple[Tensor, ...], kernels: Any
     ) -> None:
-        """Copy all layers' segments into their groups; `order` gives the index of each one's cosines and sines."""
+        """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
         for layer, segments in enumerate(kept):
-            starts = [0] * len(self.groups)
-            for index, segment in zip(order[layer], segments, strict=True):
-                group = self.groups.index(group_of(segment, by_role=self._by_role))
-                target = slice(starts[group], starts[group] + segment.keys.shape[1])
-                starts[group] = target.stop
-                parts = (
+            for index, segment, (group, tokens) in zip(order[layer], segments, self._slots, strict=True):
+                keys, values = (
                     part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
                 )
-                targets = (store[group][layer][:, target] for store in (self.keys, self.values))
-                kernels.fill(*parts, Rotation(*ropes[2 * index : 2 * index + 2]), *targets)
+                rope = Rotation(*ropes[2 * index : 2 * index + 2])
+                targets = (store[group][layer][:, tokens] for store in (self.keys, self.values))
+                kernels.fill(keys, values, rope, *targets)
 
 
-class LayerTokens(NamedTuple):
-    """Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+LayerTokens = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
 
 
 class TimeTables(NamedTuple):
@@ -291,7 +250,7 @@ class FastWan:
 
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
-        self.kernels = DitKernels(model.device)
+        self.kernels = choose_kernels(model.device)
         blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
         self.steps = []
@@ -310,7 +269,7 @@ class FastWan:
         text: TextConditioning,
         window: WindowStorage,
         tokens: list[LayerTokens] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         """Return flow B F C rows columns and each group's share of attention, groups B.
 
         The tokens of every layer are appended to `tokens` if it is a list.
@@ -335,7 +294,7 @@ class FastWan:
 
     def _attend(
         self, index: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         layer, kernels = self.layers[index], self.kernels
         own = window.own_slices(index)
         qkv = functional.linear(hidden, *layer.qkv)
@@ -343,10 +302,11 @@ class FastWan:
             qkv, (layer.norm_q, layer.norm_k), window.rope, own, self.model.spec.eps, tokens is not None
         )
         if tokens is not None:
-            tokens.append(LayerTokens(query, keys, own[1]))
+            tokens.append((query, keys, own[1]))
+        stores = zip(window.keys, window.values, window.token_bias, strict=True)
         parts = [
-            kernels.read(rotated, k[index], v[index], bias)
-            for k, v, bias in zip(window.keys, window.values, window.token_bias, strict=True)
+            read_group(rotated.transpose(1, 2), k[index].transpose(1, 2), v[index].transpose(1, 2), bias)
+            for k, v, bias in stores
         ]
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
