@@ -21,7 +21,7 @@ from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryP
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow
 from recap.fast.taehv import FastTaehv
-from recap.fast.vae import FastDecoder, FastVae
+from recap.fast.vae import FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.lookup import look_up
@@ -122,7 +122,7 @@ def random_decoder(
     if settings.eager:
         limit = "the readable full decoder needs its weight files"
         raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
-    network = FastDecoder(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
-    for tensor in network.state_dict().values():
+    vae = FastVae(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
+    for tensor in vae.state_dict().values():
         tensor.copy_(torch.randn_like(tensor) * (tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 0.1))
-    return FastVae(network, dtype).open_decoder
+    return vae.arrange(dtype).open_decoder

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.decoder import check_latents
+from recap.backbones.wan.decoder import check_latents, wrong_state
 from recap.contracts import State
 from recap.fast.graphs import Graphed
 
@@ -17,16 +17,17 @@ Size = tuple[int, int, int]
 
 
 class FastStream(ABC):
-    """Decodes latents to pixels, block by block.
+    """Decodes latents to pixels, block by block. Its states are those of the readable decoder's stream.
 
     Decoding a block changes what the stream keeps. After an error in the middle of a block some layers would be a
     block ahead of others, so the stream refuses to continue until a state is loaded.
     """
 
-    def __init__(self, channels: int, like: Tensor) -> None:
-        """Keep storage on the device and in the precision of `like`."""
-        self._channels, self._like = channels, like
+    def __init__(self, channels: int, like: Tensor, keeps: str) -> None:
+        """Keep storage on the device and in the precision of `like`; `keeps` describes it in words."""
+        self._channels, self._like, self._keeps = channels, like, keeps
         self._size: Size | None = None
+        # B Y X C each, or B T Y X C of the last T frames.
         self._kept: list[Tensor] = []
         # 0, 1 or 2 (saturating): the first frame decodes differently.
         self._frames = 0
@@ -50,10 +51,12 @@ class FastStream(ABC):
         """
 
     @abstractmethod
-    def state(self) -> State: ...
+    def _names(self, frames: int) -> dict[str, int]:
+        """Return the names in a state after one frame or more, each with the index of a kept tensor."""
 
-    @abstractmethod
-    def load_state(self, state: State) -> None: ...
+    def _marks(self, frames: int) -> State:
+        """Return what else is in a state after one frame or more."""
+        return {}
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -70,6 +73,39 @@ class FastStream(ABC):
         self._torn = False
         self._frames = min(2, self._frames + latents.shape[1])
         return pixels
+
+    def state(self) -> State:
+        """Return copies of all that is kept, channels second and without gaps; nothing before the first block."""
+        self._refuse_torn()
+        if self._frames == 0:
+            return {}
+        state = self._marks(self._frames)
+        for name, index in self._names(self._frames).items():
+            state[name] = self._kept[index].movedim(-1, 1).clone(memory_format=torch.contiguous_format)
+        return state
+
+    def load_state(self, state: State) -> None:
+        """Resume from a state of either stream; an empty one begins again."""
+        if not state:
+            return self._restore(None, 0, {})
+        frames = next((frames for frames in (2, 1) if self._recognises(state, frames)), 0)
+        if not frames:
+            raise wrong_state(state, self._keeps)
+        kept = {index: state[name].movedim(1, -1) for name, index in self._names(frames).items()}
+        size = kept[0].shape[0], kept[0].shape[-3], kept[0].shape[-2]
+        shapes = self._shapes(size)
+        if not all(_fits(tensor.shape, shapes[index]) for index, tensor in kept.items()):
+            raise wrong_state(state, self._keeps)
+        self._restore(size, frames, kept)
+
+    def _recognises(self, state: State, frames: int) -> bool:
+        """Tell whether this is a state after one frame or more, by its names and marks."""
+        names, marks = self._names(frames), self._marks(frames)
+        return (
+            state.keys() == names.keys() | marks.keys()
+            and all(state[name].tolist() == mark.tolist() for name, mark in marks.items())
+            and all(state[name].dim() > 3 for name in names)
+        )
 
     @torch.no_grad()
     def _restore(self, size: Size | None, frames: int, kept: Mapping[int, Tensor]) -> None:
@@ -94,3 +130,9 @@ class FastStream(ABC):
                 "an error within a block left this decoding stream between two states: "
                 "load an earlier state, or {} to begin again"
             )
+
+
+def _fits(found: Sequence[int], whole: Sequence[int]) -> bool:
+    """Tell whether a tensor can be copied to storage B [T] Y X C; after one frame it may have only that one."""
+    same = len(found) == len(whole) and (found[0], *found[-3:]) == (whole[0], *whole[-3:])
+    return same and all(1 <= some <= most for some, most in zip(found[1:-3], whole[1:-3], strict=True))

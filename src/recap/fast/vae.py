@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from recap.backbones.wan.decoder import wrong_state
 from recap.backbones.wan.vae import FEATURES, FIELD, KINDS, MARK, NOTHING, WanVae
 from recap.contracts import Decoder, State
 from recap.errors import refuse
@@ -24,11 +23,10 @@ from recap.fast.vae_layers import (
     MARGIN,
     PAST,
     Activation,
+    Arranged,
     CausalConv,
     DecoderStage,
-    Enlarge,
     Middle,
-    ResidualUnit,
     append_to_past,
     can_fuse,
 )
@@ -44,8 +42,8 @@ LEAST_CHANNELS = 16
 SHOWN = 4
 
 
-class FastDecoder(nn.Module):
-    """The network, with diffusers' names for its tensors; `fill` gives it weights."""
+class FastVae(nn.Module):
+    """The decoder, with diffusers' names for its tensors: `fill` sets its weights, then `arrange` prepares it."""
 
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -99,15 +97,20 @@ class FastDecoder(nn.Module):
             # Kernels of one pixel lose their sides, and the last convolution gets outputs that nobody reads.
             tensor.zero_()[: len(theirs[name])] = theirs[name].reshape(-1, *tensor.shape[1:])
 
-    def arrange(self, dtype: torch.dtype, fused: bool) -> None:
-        """Choose the precision, layouts and kernels of `forward`, once the weights are final."""
+    def arrange(self, dtype: torch.dtype, fused: bool | None = None) -> FastVae:
+        """Choose the precision, layouts and kernels of `forward`, once the weights are final.
+
+        With or without Triton's kernels; None uses them where they are supported.
+        """
+        fused = can_fuse(self.conv_in.bias.device, dtype) if fused is None else fused
         self.requires_grad_(False)
         for name, child in self.named_children():
             # The first layer costs almost nothing, so latents need not be rounded before it.
             child.to(torch.float32 if name == "post_quant_conv" else dtype)
         for module in self.modules():
-            if isinstance(module, CausalConv | Activation | Enlarge | ResidualUnit):
+            if isinstance(module, Arranged):
                 module.arrange(fused)
+        return self
 
     def pasts(self, size: Size) -> list[tuple[int, ...]]:
         """Return the shapes of what the convolutions keep for latents of this size; zeros begin a video."""
@@ -123,46 +126,36 @@ class FastDecoder(nn.Module):
         kept = [MARK if frames == 1 and conv.side == 1 else FEATURES for conv in self.convs]
         return [*kept, NOTHING]
 
-
-class FastVae:
-    """The network on its device, prepared for one precision."""
-
-    def __init__(self, network: FastDecoder, dtype: torch.dtype, *, fused: bool | None = None) -> None:
-        """Prepare the network with or without Triton's kernels; None uses them where they are supported."""
-        device = network.conv_in.bias.device
-        self.network = network
-        self.fused = can_fuse(device, dtype) if fused is None else fused
-        network.arrange(dtype, self.fused)
-
     @classmethod
-    def of(cls, vae: WanVae, *, fused: bool | None = None) -> FastVae:
+    def of(cls, readable: WanVae, *, fused: bool | None = None) -> FastVae:
         """Copy the decoder of a readable autoencoder, on its device and in its precision."""
-        found = vae.model.state_dict()
-        network = FastDecoder(found["decoder.conv_out.weight"].shape[1], vae.channels)
-        network.requires_grad_(False).to(vae.device).fill(found)
-        first, config = network.post_quant_conv, vae.model.config
+        found = readable.model.state_dict()
+        vae = cls(found["decoder.conv_out.weight"].shape[1], readable.channels)
+        vae.requires_grad_(False).to(readable.device).fill(found)
+        first, config = vae.post_quant_conv, readable.model.config
         # Scaling latents by their statistics is linear, so it can be merged into the first linear layer.
         first.bias.add_(first.weight @ first.bias.new_tensor(config.latents_mean))
         first.weight.mul_(first.weight.new_tensor(config.latents_std))
-        return cls(network, vae.dtype, fused=fused)
+        return vae.arrange(readable.dtype, fused)
 
     def open_decoder(self) -> Decoder:
         """Open a new decoding stream; any number may be open, but at full size each takes gigabytes."""
-        return FastVaeStream(self.network)
+        return FastVaeStream(self)
 
 
 class FastVaeStream(FastStream):
     """A decoding stream whose states are those of `VaeStream`."""
 
-    def __init__(self, network: FastDecoder) -> None:
-        super().__init__(network.post_quant_conv.in_features, network.conv_in.bias)
-        self._network = network
+    def __init__(self, vae: FastVae) -> None:
+        keeps = f"{len(vae.convs) + 1} {KINDS} and a tensor of features for each"
+        super().__init__(vae.post_quant_conv.in_features, vae.conv_in.bias, keeps)
+        self._vae = vae
 
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:
-        return self._network.pasts(size)
+        return self._vae.pasts(size)
 
     def _begin(self, latents: Tensor) -> Tensor:
-        pixels: Tensor = self._network(latents, self._kept, first=True)
+        pixels: Tensor = self._vae(latents, self._kept, first=True)
         if latents.is_cuda:
             # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's
             # cache, which is gigabytes at full size.
@@ -170,39 +163,11 @@ class FastVaeStream(FastStream):
         return pixels
 
     def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        return partial(self._network, pasts=kept, first=False)
+        return partial(self._vae, pasts=kept, first=False)
 
-    def state(self) -> State:
-        self._refuse_torn()
-        if self._frames == 0:
-            return {}
-        kinds = self._network.kinds(self._frames)
-        state = {KINDS: torch.tensor(kinds, dtype=torch.uint8)}
-        for index, past in enumerate(self._kept):
-            if kinds[index] == FEATURES:
-                state[str(index)] = past.permute(0, 4, 1, 2, 3).clone(memory_format=torch.contiguous_format)
-        return state
+    def _names(self, frames: int) -> dict[str, int]:
+        kinds = self._vae.kinds(frames)
+        return {str(index): index for index, kind in enumerate(kinds) if kind == FEATURES}
 
-    def load_state(self, state: State) -> None:
-        if not state:
-            return self._restore(None, 0, {})
-        kinds = state[KINDS].tolist() if KINDS in state else []
-        frames = 1 if MARK in kinds else 2
-        indices = [index for index, kind in enumerate(kinds) if kind == FEATURES]
-        named = {KINDS, *map(str, indices)}
-        wrong = wrong_state(
-            state, f"{len(self._network.convs) + 1} {KINDS} and a tensor of features for each"
-        )
-        if kinds != self._network.kinds(frames) or named != set(state):
-            raise wrong
-        if any(state[str(index)].dim() != 5 for index in indices):
-            raise wrong
-        kept = {index: state[str(index)].movedim(1, -1) for index in indices}
-        size = kept[0].shape[0], kept[0].shape[2], kept[0].shape[3]
-        shapes = self._network.pasts(size)
-        for index, past in kept.items():
-            batch, most, *others = shapes[index]
-            # After the first frame `VaeStream` keeps only that one.
-            if not 1 <= past.shape[1] <= most or (past.shape[0], *past.shape[2:]) != (batch, *others):
-                raise wrong
-        self._restore(size, frames, kept)
+    def _marks(self, frames: int) -> State:
+        return {KINDS: torch.tensor(self._vae.kinds(frames), dtype=torch.uint8)}

@@ -55,7 +55,19 @@ def append_to_past(past: Tensor, x: Tensor, margin: int) -> Tensor:
     return grid
 
 
-class CausalConv(nn.Module):
+class Arranged(nn.Module):
+    """A layer that is prepared once its weights are final, for plain torch or for Triton's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = False
+
+    def arrange(self, fused: bool) -> None:
+        """Choose the kernels of `forward`, and change the weights to the layout that they read."""
+        self.fused = fused
+
+
+class CausalConv(Arranged):
     """A convolution over three frames and `side` x `side` pixels; its input begins with the two past frames."""
 
     def __init__(self, channels: int, out: int, side: int = 3) -> None:
@@ -67,10 +79,8 @@ class CausalConv(nn.Module):
         self.index = 0
         # Size of its input relative to the latents.
         self.scale = 1
-        self.fused = False
 
     def arrange(self, fused: bool) -> None:
-        """Change the final weights to the layout that `forward` reads."""
         if fused and self.side == 3:
             from recap.fast.vae_kernels import tile_for
 
@@ -95,16 +105,12 @@ class CausalConv(nn.Module):
         return unfolded
 
 
-class Activation(nn.Module):
+class Activation(Arranged):
     """Norm and SiLU, in one pass with everything else between two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.empty(channels))
-        self.fused = False
-
-    def arrange(self, fused: bool) -> None:
-        self.fused = fused
 
     def forward(self, x: Tensor, bias: Tensor | None, past: Tensor) -> Tensor:
         """Activate B T Y X C and append it to the past, with a margin: B 2+T Y+2 X+2 C."""
@@ -116,7 +122,7 @@ class Activation(nn.Module):
         return append_to_past(past, functional.silu(unit(whole, self.gamma)).to(x.dtype), MARGIN)
 
 
-class Enlarge(nn.Module):
+class Enlarge(Arranged):
     """Repeats each pixel to twice the rows and columns, then convolves over 3 x 3 pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
@@ -134,7 +140,9 @@ class Enlarge(nn.Module):
         return larger
 
 
-class ResidualUnit(nn.Module):
+class ResidualUnit(Arranged):
+    """Two causal convolutions, each after its activation, and a shortcut around them."""
+
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
         self.norm1 = Activation(channels)
@@ -142,25 +150,19 @@ class ResidualUnit(nn.Module):
         self.norm2 = Activation(out)
         self.conv2 = CausalConv(out, out)
         self.conv_shortcut = nn.Linear(channels, out) if channels != out else nn.Identity()
-        self.fused = False
-
-    def arrange(self, fused: bool) -> None:
-        self.fused = fused
 
     def forward(self, x: Tensor, pasts: list[Tensor]) -> Tensor:
         """Compute the block; this may overwrite x."""
         first, second = pasts[self.conv1.index], pasts[self.conv2.index]
         # One expression, because a name would keep the features of the first half alive through the second.
         y = self.conv2(self.norm2(self.conv1(self.norm1(x, None, first)), self.conv1.bias, second))
-        return self._join(self.conv_shortcut(x), y)
-
-    def _join(self, kept: Tensor, y: Tensor) -> Tensor:
-        """Add the block's output to its shortcut, in place."""
+        shortcut = self.conv_shortcut(x)
         if self.fused:
             from recap.fast.vae_kernels import joined
 
-            return joined(kept, y, self.conv2.bias)
-        return kept.add_(y + self.conv2.bias)
+            return joined(shortcut, y, self.conv2.bias)
+        total: Tensor = shortcut.add_(y + self.conv2.bias)
+        return total
 
 
 class FrameAttention(nn.Module):
