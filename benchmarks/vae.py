@@ -22,9 +22,8 @@ from benchmarks.timing import describe_error, milliseconds, print_json
 from recap.backbones.wan.taehv import Taehv
 from recap.contracts import Decoder
 from recap.fast.taehv import FastTaehv
-from recap.fast.vae import FastVae
+from recap.fast.vae import PAST, CausalConv, FastVae
 from recap.fast.vae_kernels import THIN, WIDE, Tile, shifted, tile_for
-from recap.fast.vae_layers import PAST, CausalConv
 
 WARM_UP = 3
 """Warm-up blocks: the start of a video, one that runs eagerly, one that is recorded as a graph and replayed."""

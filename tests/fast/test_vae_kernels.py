@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.vae import candidates
-from recap.fast.vae import FastVae
+from recap.fast.vae import Arranged, FastVae, ResidualUnit, can_fuse
 from recap.fast.vae_kernels import tile_for
-from recap.fast.vae_layers import Arranged, ResidualUnit, can_fuse
 
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of Hopper
 

@@ -32,40 +32,24 @@ from recap.types import Role, Segment
 Pair = tuple[Tensor, Tensor]
 
 
-class LayerWeights(NamedTuple):
-    """The parameters of one transformer block, in the form in which they are used."""
+class FastLayer(NamedTuple):
+    """A transformer block, and those of its parameters that are used in another form."""
 
-    # Weight (3 M) M and bias.
+    block: TransformerBlock
+    # Weight (3 M) M and bias of queries, keys and values together.
     qkv: Pair
-    norm_q: Tensor
-    norm_k: Tensor
-    merge: Pair
     # In fp32.
     norm_text: Pair
-    text_query: Pair
-    text_norm_q: Tensor
-    text_merge: Pair
     widen: Pair
-    narrow: Pair
 
 
-def read_layer(block: TransformerBlock) -> LayerWeights:
-    """Collect a block's parameters; only the three projections are copied, into one."""
-    own, text = block.self_attn, block.cross_attn
-    projections = [_weight_bias(part) for part in (own.q, own.k, own.v)]
-    norm_weight, norm_bias = _weight_bias(block.norm3)
-    return LayerWeights(
-        qkv=(torch.cat([weight for weight, _ in projections]), torch.cat([bias for _, bias in projections])),
-        norm_q=own.norm_q.weight.detach(),
-        norm_k=own.norm_k.weight.detach(),
-        merge=_weight_bias(own.o),
-        norm_text=(norm_weight.float(), norm_bias.float()),
-        text_query=_weight_bias(text.q),
-        text_norm_q=text.norm_q.weight.detach(),
-        text_merge=_weight_bias(text.o),
-        widen=_weight_bias(block.ffn[0]),
-        narrow=_weight_bias(block.ffn[2]),
-    )
+def read_layer(block: TransformerBlock) -> FastLayer:
+    """Prepare a block; only the three projections are copied, into one."""
+    own = block.self_attn
+    weights, biases = zip(*(_weight_bias(part) for part in (own.q, own.k, own.v)), strict=True)
+    weight, bias = _weight_bias(block.norm3)
+    qkv = torch.cat(weights), torch.cat(biases)
+    return FastLayer(block, qkv, (weight.float(), bias.float()), _weight_bias(block.ffn[0]))
 
 
 def _weight_bias(module: torch.nn.Module) -> Pair:
@@ -284,10 +268,10 @@ class FastWan:
             following = table[index + 1] if index + 1 < len(self.layers) else head
             attended, share = self._attend(index, hidden, window, tokens)
             shares.append(share)
-            merged = functional.linear(attended, *layer.merge)
+            merged = layer.block.self_attn.o(attended)
             x, hidden = kernels.norm(x, *layer.norm_text, eps, merged, gate1)
             x, hidden = kernels.norm(x, scale2, shift2, eps, self._read_text(index, hidden, text))
-            fed = functional.linear(kernels.widen(hidden, *layer.widen), *layer.narrow)
+            fed = layer.block.ffn[2](kernels.widen(hidden, *layer.widen))
             x, hidden = kernels.norm(x, following[1], following[0], eps, fed, gate2)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
@@ -295,11 +279,13 @@ class FastWan:
     def _attend(
         self, index: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
     ) -> Pair:
+        """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
         layer, kernels = self.layers[index], self.kernels
+        norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
         own = window.own_slices(index)
         qkv = functional.linear(hidden, *layer.qkv)
         rotated, query, keys = kernels.split_rotate(
-            qkv, (layer.norm_q, layer.norm_k), window.rope, own, self.model.spec.eps, tokens is not None
+            qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
         if tokens is not None:
             tokens.append((query, keys, own[1]))
@@ -312,15 +298,14 @@ class FastWan:
             read = parts[0][0].transpose(1, 2).flatten(2)
             return read, read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
         outputs, masses = zip(*parts, strict=True)
-        joined: tuple[Tensor, Tensor] = kernels.merge(
-            outputs, masses, [group.log_bias for group in window.groups]
-        )
+        joined: Pair = kernels.merge(outputs, masses, [group.log_bias for group in window.groups])
         return joined
 
     def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:
-        layer, spec = self.layers[index], self.model.spec
-        normed = self.kernels.rms(functional.linear(hidden, *layer.text_query), layer.text_norm_q, spec.eps)
+        """Compute the cross attention on hidden B N M."""
+        attention, spec = self.layers[index].block.cross_attn, self.model.spec
+        normed = self.kernels.rms(attention.q(hidden), attention.norm_q.weight, spec.eps)
         query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
         read = functional.scaled_dot_product_attention(query, keys, values)
-        return functional.linear(read.transpose(1, 2).flatten(2), *layer.text_merge)
+        return attention.merge(read.transpose(1, 2))

@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from recap.backbones.wan.taehv import CHANNELS, STEP, MemoryBlock, SoftClamp, Taehv, TimeGrow
 from recap.contracts import Decoder
-from recap.fast.stream import FastStream, Size
-from recap.fast.subpixel import fuse, weave
+from recap.fast.stream import FastStream, Size, fuse, weave
 
 COLOURS = 3
 # Channels of the last convolution, because tensor cores write no fewer.

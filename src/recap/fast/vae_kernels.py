@@ -2,7 +2,7 @@
 # Triton evaluates annotations and knows none but its own.
 """Triton kernels for the Wan decoder in half precision.
 
-`recap.fast.vae_layers` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
+`recap.fast.vae` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
 pixels of all frames are one list, the neighbour of pixel p is then at p plus a constant, and a causal convolution is
 the sum of 27 matrix products of shifted lists. Its output has the same layout, with two unused rows and columns.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from recap.fast.triton_import import tl, triton
-from recap.fast.vae_layers import MARGIN, PAST, TINY
+from recap.fast.vae import MARGIN, PAST, TINY
 
 # Elements of a tile: enough loads in flight for each of 128 threads, and few enough for their registers.
 ELEMENTS = 4096
