@@ -64,7 +64,7 @@ SIZES = {"full": Size(96, 60, 104), "small": Size(8, 4, 6)}
 
 
 class VaeSettings(NamedTuple):
-    """One measurement."""
+    """Sets what one measurement runs."""
 
     size: Size
     device: torch.device

@@ -95,7 +95,7 @@ def test_put_back_after_an_error_and_usable_again():
 def test_put_back_when_attaching_fails_halfway(monkeypatch):
     pipeline = make("self-forcing")
     before = snapshot(pipeline)
-    monkeypatch.setattr(Session, "hook_attention", lambda *_: 1 / 0)
+    monkeypatch.setattr(Session, "_hook_attention", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), attach(pipeline, "none"):
         raise AssertionError("not reached")
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""attach: the memories of this package in a checkout of somebody else's model, for the length of a `with`."""
+"""Puts the memories of this package into somebody else's pipeline, for the length of a `with`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from recap.attach.attached import PATCHING, Attached, memory_builder
 from recap.attach.checkout import find_checkout
-from recap.attach.helios import find_helios, hook_helios
-from recap.attach.session import hook_checkout
+from recap.attach.helios import HeliosSession, find_helios
+from recap.attach.session import Pictures, Session
 from recap.contracts import Decoder, MemoryConfig
 from recap.errors import refuse, unknown_name
 
@@ -58,20 +58,15 @@ def attach(
     undo = ExitStack()
     try:
         with PATCHING:
+            session: Session | HeliosSession
             if helios is not None:
-                attached = hook_helios(helios, pipeline, build, stage_reinforcement, undo)
+                session = HeliosSession(helios, pipeline, build, stage_reinforcement)
             else:
                 checkout = find_checkout(pipeline)
-                attached = hook_checkout(
-                    checkout,
-                    build,
-                    undo,
-                    absolute=phases == "released",
-                    window_frames=window_frames,
-                    open_decoder=decoder,
-                    reuse_pictures=reuse_pictures,
-                )
-        yield attached
+                pictures = Pictures(checkout.vae, decoder, keep=reuse_pictures)
+                session = Session(checkout, build, pictures, phases == "released", window_frames)
+            session.hook(undo)
+        yield session.attached
     finally:
         with PATCHING:
             undo.close()

@@ -93,7 +93,7 @@ class OneThread:
 
 @dataclass(slots=True)
 class Attached:
-    """What a `with attach(...)` gives the user: which code base was recognised, and what happened so far.
+    """Tells the user of a `with attach(...)` which code base was recognised, and what happened so far.
 
     `spec` has the sizes found, window and phases among them. `memory` is that of the video in progress or last
     generated, and `videos` counts those begun.

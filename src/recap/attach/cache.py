@@ -20,7 +20,7 @@ LayerCache = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """Where one pass over a block goes; the same in every layer, so the device is asked once per pass.
+    """Says where one pass over a block goes; the same in every layer, so the device is asked once per pass.
 
     `write_start` is behind `local_start` where the sink is protected. `is_recompute` is LongLive's word for a pass
     that does not change the indices.

@@ -1,4 +1,4 @@
-"""All knowledge of upstream names: which code base a pipeline is of, where its parts are, and its own arithmetic.
+"""Knows all upstream names: which code base a pipeline is of, where its parts are, and its own arithmetic.
 
 Self-Forcing         keys are cached rotated, at absolute time; attention returns a tensor
 Infinite-Forcing     keys are cached raw and rotated when read, at window-relative time
@@ -28,7 +28,7 @@ RELEASED_ROLES = {Role.SINK, Role.PRIOR, Role.CURRENT}
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The parts of an upstream pipeline that are read or patched."""
+    """Names the parts of an upstream pipeline that are read or patched."""
 
     name: str
     # The wrapper that the pipeline calls; its `forward` sees latents, time and cache.
@@ -53,7 +53,7 @@ class Checkout:
 
 
 class CheckoutKernels:
-    """The checkout's own arithmetic under our contexts, so that a memory that changes nothing changes no bit.
+    """Computes as the checkout does, under our contexts, so that a memory that changes nothing changes no bit.
 
     Rotation: upstream multiplies complex numbers of fp64 by the rows of a table; so does this, by the same rows.
     Phases the table does not have (fractions, or beyond its end) are computed, so a video may last longer than

@@ -1,4 +1,4 @@
-"""Hooks of diffusers' own Helios pipelines: the user's pipeline, unchanged, the same call.
+"""Hooks a memory into diffusers' own Helios pipelines: the user's pipeline, unchanged, the same call.
 
 What is hooked, and what a call of it means:
     pipeline.check_inputs    a call begins: a fresh memory
@@ -39,30 +39,9 @@ def find_helios(pipeline: Any) -> str | None:
     return next((PIPELINES[name] for name in names if name in PIPELINES), None)
 
 
-def hook_helios(
-    name: str, pipeline: Any, build: BuildMemory, stage_reinforcement: Sequence[float], undo: ExitStack
-) -> Attached:
-    """Hook a memory into a pipeline; `undo` takes all hooks off again."""
-    transformer = pipeline.transformer
-    if transformer is None or pipeline.vae is None:
-        limit = "it has no transformer or no vae"
-        raise refuse("pipeline", type(pipeline).__qualname__, limit, "load all its parts before attaching")
-    check_transformer(transformer)
-    session = HeliosSession(name, pipeline, build, check_stages(stage_reinforcement))
-    for layer, block in enumerate(transformer.blocks):
-        patch(undo, block.attn1, "processor", partial(session.hook_processor, layer))
-    patch(undo, pipeline, "check_inputs", session.hook_call)
-    patch(undo, pipeline.scheduler, "step", session.hook_step)
-    patch(undo, pipeline.vae, "decode", session.hook_decode)
-    # Hooks of torch, not a patched `forward`: offloading exchanges that one at the end of every call.
-    undo.callback(transformer.register_forward_pre_hook(session.before, with_kwargs=True).remove)
-    undo.callback(transformer.register_forward_hook(session.after, always_call=True).remove)
-    return session.attached
-
-
 @dataclass(slots=True)
 class Chunk:
-    """The chunk in progress.
+    """Describes the chunk in progress.
 
     `arguments` are history, indices and text of its forwards; `real_opening` tells whether there is an opening
     frame, and not zeros in its place.
@@ -76,12 +55,19 @@ class Chunk:
 class HeliosSession:
     """Follows the calls of one attached pipeline, video after video."""
 
-    def __init__(self, name: str, pipeline: Any, build: BuildMemory, stages: tuple[float, ...]) -> None:
+    def __init__(self, name: str, pipeline: Any, build: BuildMemory, stages: Sequence[float]) -> None:
+        """Follow a pipeline; `stages` are the reinforcements of its pyramid, or none."""
+        if pipeline.transformer is None or pipeline.vae is None:
+            limit = "it has no transformer or no vae"
+            raise refuse(
+                "pipeline", type(pipeline).__qualname__, limit, "load all its parts before attaching"
+            )
+        check_transformer(pipeline.transformer)
         self.attached = Attached(name)
         self._reading = Reading(pipeline.transformer.rope)
         self._pipeline = pipeline
         self._build = build
-        self._stages = stages
+        self._stages = check_stages(stages)
         self._thread = OneThread()
         # Chunks of this video.
         self._finished = 0
@@ -92,11 +78,20 @@ class HeliosSession:
         self._open: AbstractContextManager[None] | None = None
         self._settling = False
 
-    def hook_processor(self, layer: int, original: Any) -> MemoryProcessor:
-        """Return a processor of a layer's self-attention that reads what the memory arranges."""
-        return MemoryProcessor(original, layer, self._reading)
+    def hook(self, undo: ExitStack) -> None:
+        """Put all hooks on; `undo` takes them off again."""
+        pipeline, transformer = self._pipeline, self._pipeline.transformer
+        for layer, block in enumerate(transformer.blocks):
+            make = partial(MemoryProcessor, layer=layer, reading=self._reading)
+            patch(undo, block.attn1, "processor", make)
+        patch(undo, pipeline, "check_inputs", self._hook_call)
+        patch(undo, pipeline.scheduler, "step", self._hook_step)
+        patch(undo, pipeline.vae, "decode", self._hook_decode)
+        # Hooks of torch, not a patched `forward`: offloading exchanges that one at the end of every call.
+        undo.callback(transformer.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+        undo.callback(transformer.register_forward_hook(self._after, always_call=True).remove)
 
-    def hook_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hook_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a `check_inputs` that begins a video."""
 
         def check_inputs(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +104,7 @@ class HeliosSession:
 
         return check_inputs
 
-    def hook_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hook_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a scheduler's `step` whose last result is kept."""
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +115,7 @@ class HeliosSession:
 
         return step
 
-    def hook_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hook_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return an autoencoder's `decode` that ends the chunk in progress, if any."""
 
         def decode(z: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +131,7 @@ class HeliosSession:
 
         return decode
 
-    def before(self, module: Any, args: tuple[Any, ...], asked: dict[str, Any]) -> None:
+    def _before(self, module: Any, args: tuple[Any, ...], asked: dict[str, Any]) -> None:
         """Begin a forward of the transformer, as a hook of torch."""
         if self._settling or any(asked.get(name) is None for name in HISTORY):
             return
@@ -161,7 +156,7 @@ class HeliosSession:
         )
         self._open.__enter__()
 
-    def after(self, module: Any, args: Any, result: Any) -> None:
+    def _after(self, module: Any, args: Any, result: Any) -> None:
         """End a forward, also one that failed, as a hook of torch."""
         if not self._settling and self._thread.leave() and self._open is not None:
             self._open.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Hooks of the Wan family: calls of the upstream code are recognised and passed on to a memory.
+"""Hooks a memory into pipelines of the Wan family, whose calls are recognised and passed on to it.
 
 A call of the generator is one of
     a noisy step    of the block in progress, or of the next one: the block begins, the memory is frozen
@@ -34,30 +34,6 @@ PICTURES_PER_FRAME = 4
 PICTURES_PER_SECOND = 16
 
 
-def hook_checkout(
-    checkout: Checkout,
-    build: BuildMemory,
-    undo: ExitStack,
-    *,
-    absolute: bool,
-    window_frames: int | None,
-    open_decoder: Callable[[], Decoder] | None,
-    reuse_pictures: bool,
-) -> Attached:
-    """Hook a memory into a checkout; `undo` takes all hooks off again."""
-    if window_frames is not None and window_frames < checkout.frames_per_block:
-        limit = f"a block of {checkout.frames_per_block} frames must fit into it"
-        raise refuse("window_frames", window_frames, limit, "the paper's window is 6 frames")
-    pictures = Pictures(checkout.vae, open_decoder, keep=reuse_pictures)
-    session = Session(checkout, build, pictures, absolute, window_frames)
-    patch(undo, checkout.generator, "forward", session.hook_generator)
-    for layer, attention in enumerate(checkout.attentions):
-        patch(undo, attention, "forward", partial(session.hook_attention, layer))
-    if reuse_pictures and open_decoder is None:
-        patch(undo, checkout.vae, "decode_to_pixel", lambda _: pictures.decode_to_pixel)
-    return session.attached
-
-
 def _untraced(function: Callable[..., Any], recursive: bool = True) -> Callable[..., Any]:
     """Keep torch.compile out of a function, and with `recursive` also out of what it calls.
 
@@ -69,7 +45,7 @@ def _untraced(function: Callable[..., Any], recursive: bool = True) -> Callable[
 
 
 class Pass(Enum):
-    """The kinds of calls of a generator."""
+    """Names the kinds of calls of a generator."""
 
     NOISY = "noisy step"
     CLEAN = "clean pass"
@@ -89,7 +65,7 @@ class Pictures:
         self._decode: Callable[..., Tensor] = vae.decode_to_pixel
         self._open_decoder = open_decoder
         self._stream: Decoder | None = None
-        self._keep = keep and open_decoder is None
+        self.keep = keep and open_decoder is None
         self._latents: list[Tensor] = []
         # In -1..1, as the autoencoder returns them.
         self._pictures: list[Tensor] = []
@@ -110,7 +86,7 @@ class Pictures:
             limit = "the pipeline's autoencoder streams one row at a time"
             raise refuse("batch", latents.shape[0], limit, "generate rows one by one, or pass decoder=")
         pictures = self._decode(latents, use_cache=True)
-        if self._keep:
+        if self.keep:
             self._latents.append(latents.clone())
             self._pictures.append(pictures)
         return (pictures.float() * 0.5 + 0.5).clamp(0, 1)
@@ -137,6 +113,10 @@ class Session:
         absolute: bool,
         window_frames: int | None,
     ) -> None:
+        """Follow a checkout; `absolute` keeps its own phases, and None its own window."""
+        if window_frames is not None and window_frames < checkout.frames_per_block:
+            limit = f"a block of {checkout.frames_per_block} frames must fit into it"
+            raise refuse("window_frames", window_frames, limit, "the paper's window is 6 frames")
         self.attached = Attached(checkout.name)
         self._checkout = checkout
         self._build = build
@@ -157,7 +137,15 @@ class Session:
         self._table: Tensor | None = None
         self._recomputed: list[tuple[Tensor, Tensor]] = []
 
-    def hook_generator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(self, undo: ExitStack) -> None:
+        """Put all hooks on; `undo` takes them off again."""
+        patch(undo, self._checkout.generator, "forward", self._hook_generator)
+        for layer, attention in enumerate(self._checkout.attentions):
+            patch(undo, attention, "forward", partial(self._hook_attention, layer))
+        if self._pictures.keep:
+            patch(undo, self._checkout.vae, "decode_to_pixel", lambda _: self._pictures.decode_to_pixel)
+
+    def _hook_generator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a `forward` of the generator that announces every call with a cache to the session."""
         # A wrapper that hides the arguments is refused: its calls would look like calls without a cache.
         names, kind = ("noisy_image_or_video", "timestep", "kv_cache"), type(self._checkout.generator)
@@ -182,7 +170,7 @@ class Session:
 
         return _untraced(forward, recursive=False)
 
-    def hook_attention(self, layer: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hook_attention(self, layer: int, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a `forward` of a layer's self-attention that reads what the memory arranges."""
 
         def forward(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A causal Wan backbone on the fast path: it keeps the same promises and takes the same prompts and noise."""
+"""Runs a causal Wan backbone on the fast path: the same promises, prompts and noise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _layout(kept: list[Segment]) -> Layout:
 
 
 class BlockRunner(NamedTuple):
-    """The steps of a block over one layout of the window, recorded as CUDA graphs where there is a GPU."""
+    """Runs the steps of a block over one layout of the window, recorded as CUDA graphs where there is a GPU."""
 
     window: WindowStorage
     denoise: Graphed[Pair]

@@ -1,4 +1,4 @@
-"""The causal Wan transformer for a GPU: one recording per block, and nothing is computed twice.
+"""Computes the causal Wan transformer on a GPU: one recording per block, and nothing is computed twice.
 
 The parameters are those of the readable model. The forward differs from the readable one in that
 - everything that depends only on the time is computed once, for all steps of the sampler;
@@ -33,7 +33,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class FastLayer(NamedTuple):
-    """A transformer block, and those of its parameters that are used in another form."""
+    """Keeps a transformer block, and those of its parameters that are used in another form."""
 
     block: TransformerBlock
     # Weight (3 M) M and bias of queries, keys and values together.
@@ -125,7 +125,7 @@ def choose_kernels(device: torch.device) -> Any:
 
 
 class Group(NamedTuple):
-    """Keys that one kernel reads together. A role of None stands for all keys without a bias."""
+    """Names keys that one kernel reads together. A role of None stands for all keys without a bias."""
 
     role: Role | None
     log_bias: float
@@ -134,7 +134,7 @@ class Group(NamedTuple):
 
 
 class WindowStorage:
-    """Fixed storage of what every layer may see: one group of keys per bias, with the block's own tokens last.
+    """Stores what every layer may see at fixed addresses: one group of keys per bias, the block's own tokens last.
 
     A recording reads from here, so blocks whose windows have the same layout share it. `kept` has that layout; it is
     the same in all layers.
@@ -221,7 +221,7 @@ LayerTokens = tuple[Tensor, Tensor, Tensor]
 
 
 class TimeTables(NamedTuple):
-    """Everything that depends only on the time, in fp32."""
+    """Keeps everything that depends only on the time, in fp32."""
 
     # L 6 M: shift, 1 + scale and gate of attention, then of feed-forward.
     layers: Tensor
@@ -230,7 +230,7 @@ class TimeTables(NamedTuple):
 
 
 class FastWan:
-    """The model's forward over a filled window, at times that are known in advance."""
+    """Computes the model's forward over a filled window, at times that are known in advance."""
 
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""The element-wise work of the transformer as Triton kernels; `recap.fast.dit` defines what each one computes.
+"""Does the transformer's element-wise work by Triton kernels; `recap.fast.dit` defines what each one computes.
 
 One program handles one token: its channels are read once, reduced, and written once. The compiler's own fusions
 read them twice and split the second kernel in four (H200: 26 and 60 us, where bandwidth allows these 14 and 21).

@@ -1,4 +1,4 @@
-"""CUDA graphs and a second stream: kernels without the host's work between them, and next to other kernels."""
+"""Replays CUDA graphs, without the host's work between kernels, and runs work on a second stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TUNING_RUNS = 3
 
 
 class Recording(NamedTuple, Generic[Result]):
-    """A graph, the tensors that it reads, and those that it writes."""
+    """Keeps a graph, the tensors that it reads, and those that it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
@@ -25,7 +25,7 @@ class Recording(NamedTuple, Generic[Result]):
 
 
 class Graphed(Generic[Result]):
-    """A function of tensors, recorded once per shape of its inputs and then replayed; on the CPU it is just called.
+    """Records a function of tensors once per shape of its inputs, then replays it; on the CPU it is just called.
 
     The function may change tensors that it owns in place, but must not allocate new ones for them, read values
     on the host, or do anything in Python that later calls depend on: only its kernels are repeated. The next
@@ -87,7 +87,7 @@ def _timed_convolutions() -> Iterator[None]:
 
 
 class SideStream:
-    """A stream on which small kernels, such as those of optical flow, fill what a clean pass leaves idle.
+    """Runs small kernels, such as those of optical flow, on what a clean pass leaves idle.
 
     Tensors cross over safely. The work starts after everything queued before it, and whoever waits for it
     continues after it, so no storage is reused while the other stream still reads it.

@@ -1,4 +1,4 @@
-"""A fast RAFT-small: the readable network's weights in half precision, few launches, one CUDA graph.
+"""Estimates flow by a fast RAFT-small: the readable one's weights in half precision, few launches, one CUDA graph.
 
 `FastRaftFlow` keeps the contract of `RaftFlow` and takes its parameters; that module explains the layers.
 
@@ -45,7 +45,6 @@ from recap.flow.raft import (
     pad_to_network,
 )
 
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 Steps = Any
 """`recap.fast.raft_steps`, or `recap.fast.raft_kernels`, which computes the same."""
 
@@ -75,7 +74,7 @@ def first_conv(stage: nn.Module) -> nn.Conv2d:
 
 
 class ConvStage(nn.Module):
-    """A convolution and the norm or bias after it, which `steps` computes in one pass or two."""
+    """Convolves, and applies the norm or bias after it, which `steps` computes in one pass or two."""
 
     def __init__(self, stage: nn.Module, steps: Steps, *, inputs: int = 0) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class ConvStage(nn.Module):
 
 
 class FastBottleneck(nn.Module):
-    """The residual block; its last stage also computes the sum."""
+    """Computes the residual block; its last stage also adds the sum."""
 
     def __init__(self, block: Bottleneck, steps: Steps) -> None:
         super().__init__()
@@ -127,7 +126,7 @@ def fast_encoder(encoder: Encoder, steps: Steps) -> nn.Sequential:
 
 
 class FastUpdate(nn.Module):
-    """The update block with channel counts rounded up, and one product for all that share an input."""
+    """Computes the update block with channel counts rounded up, and one product for all that share an input."""
 
     def __init__(self, block: UpdateBlock, steps: Steps) -> None:
         super().__init__()
@@ -183,7 +182,7 @@ def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class PictureFeatures(NamedTuple):
-    """Everything that is computed from a picture, at an eighth of its size."""
+    """Keeps everything that is computed from a picture, at an eighth of its size."""
 
     # N (y x) C of the picture that is matched, and N S C of the one it is matched with.
     features: Tensor
@@ -199,7 +198,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class FastRaftFlow:
-    """A flow estimator with a readable one's weights; it computes both directions of all pairs of a block at once.
+    """Estimates flow with a readable estimator's weights, both directions of all pairs of a block at once.
 
     With `captured`, a whole call is replayed as one CUDA graph, from the second call with a shape on: a video's
     first block, which comes once, is not worth it.
@@ -214,14 +213,8 @@ class FastRaftFlow:
         fused: bool = True,
     ) -> None:
         """Take over the weights of `flow`; `fused` uses Triton's kernels where they are available."""
-        if dtype not in PRECISIONS:
-            limit = "must be float32, float16 or bfloat16"
-            raise refuse("dtype", dtype, limit, "float16 is the usual one")
         model = flow.model
         self.device = next(model.parameters()).device
-        if captured and self.device.type != "cuda":
-            limit = f"graphs need CUDA, the weights are on {self.device}"
-            raise refuse("captured", True, limit, "leave it out")
         self.dtype = dtype
         self.num_updates = flow.num_updates
         self.volume_bytes = flow.volume_bytes

@@ -1,4 +1,4 @@
-"""The steps of `recap.fast.raft_steps`, which says what each computes, as Triton kernels with one launch each.
+"""Computes the steps of `recap.fast.raft_steps`, which defines them, by Triton kernels with one launch each.
 
 A convolution with so few channels takes about 15 us on an H200, and every separate pass over its result 5 to 10: in
 a call as one graph, half of the time were such passes. A pixel is a run of channels, and pixels are a constant

@@ -1,4 +1,4 @@
-"""RAFT without its convolutions, in plain torch; `recap.fast.raft_kernels` computes each step in one launch.
+"""Computes RAFT without its convolutions, in plain torch; `recap.fast.raft_kernels` does each step in one launch.
 
 Tensors are N C y x with channels innermost. Convolutions leave out their bias, which is added here.
 

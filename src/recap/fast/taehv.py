@@ -1,4 +1,4 @@
-"""The tiny decoder for one GPU: the weights of the readable model, whole blocks at a time, channels last.
+"""Decodes by the tiny decoder on one GPU: the readable model's weights, whole blocks at a time, channels last.
 
 Enlarging, making several pictures from one, and the convolution after both are one convolution here. The second has
 no bias and reads one pixel, so it can move before the first, and its weights can be merged into the third's.
@@ -24,7 +24,7 @@ LEAST_CHANNELS = 8
 
 
 class Convolution(NamedTuple):
-    """The weights of a convolution, channels last."""
+    """Convolves with weights that are stored channels last."""
 
     weight: Tensor
     bias: Tensor | None
@@ -35,7 +35,7 @@ class Convolution(NamedTuple):
 
 
 class TaehvStage(NamedTuple):
-    """Memory blocks, then a convolution that makes `pictures` pictures of twice the size from each."""
+    """Describes memory blocks, then a convolution that makes `pictures` pictures of twice the size from each."""
 
     blocks: list[tuple[Convolution, Convolution, Convolution]]
     growth: Convolution
@@ -43,7 +43,7 @@ class TaehvStage(NamedTuple):
 
 
 class FastTaehv:
-    """The decoding half of a readable model, on its device, possibly in lower precision."""
+    """Decodes as a readable model does, on its device, possibly in lower precision."""
 
     def __init__(self, model: Taehv, dtype: torch.dtype | None = None) -> None:
         like = model.like()
@@ -131,7 +131,7 @@ def _remember(
 
 
 class FastTaehvStream(FastStream):
-    """A decoding stream whose states are those of `TaehvStream`."""
+    """Decodes a stream whose states are those of `TaehvStream`."""
 
     def __init__(self, decoder: FastTaehv) -> None:
         super().__init__(CHANNELS, decoder.like, keeps=", ".join(decoder.names))

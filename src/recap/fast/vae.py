@@ -1,4 +1,4 @@
-"""Wan 2.1's video decoder for one GPU: the weights of the readable model, whole blocks at a time.
+"""Decodes by Wan 2.1's video decoder on one GPU: the readable model's weights, whole blocks at a time.
 
 It computes the same as `recap.backbones.wan.vae` in a different way. All frames of a block pass through a layer
 together, because a causal convolution needs only their order and the two inputs before them. Features are stored
@@ -76,7 +76,7 @@ def append_to_past(past: Tensor, x: Tensor, margin: int) -> Tensor:
 
 
 class Arranged(nn.Module):
-    """A layer that is prepared once its weights are final, for plain torch or for Triton's kernels."""
+    """Is a layer that is prepared once its weights are final, for plain torch or for Triton's kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Arranged(nn.Module):
 
 
 class CausalConv(Arranged):
-    """A convolution over three frames and `side` x `side` pixels; its input begins with the two past frames."""
+    """Convolves over three frames and `side` x `side` pixels; its input begins with the two past frames."""
 
     def __init__(self, channels: int, out: int, side: int = 3) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class CausalConv(Arranged):
 
 
 class Activation(Arranged):
-    """Norm and SiLU, in one pass with everything else between two convolutions."""
+    """Applies norm and SiLU, in one pass with everything else between two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Enlarge(Arranged):
 
 
 class ResidualUnit(Arranged):
-    """Two causal convolutions, each after its activation, and a shortcut around them."""
+    """Adds two causal convolutions, each after its activation, to a shortcut around them."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class ResidualUnit(Arranged):
 
 
 class FrameAttention(nn.Module):
-    """Attention with one head between all pixels of a frame."""
+    """Attends with one head between all pixels of a frame."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class DecoderStage(nn.Module):
 
 
 class FastVae(nn.Module):
-    """The decoder, with diffusers' names for its tensors: `fill` sets its weights, then `arrange` prepares it."""
+    """Decodes, with diffusers' names for its tensors: `fill` sets its weights, then `arrange` prepares it."""
 
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ class FastVae(nn.Module):
 
 
 class FastVaeStream(FastStream):
-    """A decoding stream whose states are those of `VaeStream`."""
+    """Decodes a stream whose states are those of `VaeStream`."""
 
     def __init__(self, vae: FastVae) -> None:
         keeps = f"{len(vae.convs) + 1} {KINDS} and a tensor of features for each"

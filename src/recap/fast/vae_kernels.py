@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton evaluates annotations and knows none but its own.
-"""Triton kernels for the Wan decoder in half precision.
+"""Computes the Wan decoder's layers in half precision by Triton kernels.
 
 `recap.fast.vae` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
 pixels of all frames are one list, the neighbour of pixel p is then at p plus a constant, and a causal convolution is
@@ -22,7 +22,7 @@ ELEMENTS = 4096
 
 
 class Tile(NamedTuple):
-    """The work of one program of `shifted_kernel`."""
+    """Describes the work of one program of `shifted_kernel`."""
 
     rows: int
     columns: int
