@@ -68,13 +68,14 @@ class OneThread:
     def begin(self) -> None:
         """Begin a video in this thread; refuses while a call of another thread's video is in progress."""
         with self._lock:
-            self._check(not self._calling)
+            if self._calling:
+                self._refuse_others()
             self._thread = threading.get_ident()
 
     def enter(self) -> None:
         """Begin a call; refuses if another thread began a video since."""
         with self._lock:
-            self._check(False)
+            self._refuse_others()
             self._calling = True
 
     def leave(self) -> bool:
@@ -84,8 +85,8 @@ class OneThread:
                 self._calling = False
             return self.is_this()
 
-    def _check(self, idle: bool) -> None:
-        if not (idle or self.is_this()):
+    def _refuse_others(self) -> None:
+        if not self.is_this():
             limit = "another thread generates through this pipeline"
             remedy = "generate one video at a time, or attach to a second pipeline"
             raise refuse("thread", threading.current_thread().name, limit, remedy)

@@ -141,6 +141,8 @@ class HeliosSession:
         assert self.attached.spec is not None
         spec, chunk = self.attached.spec, self._chunk
         hidden = asked["hidden_states"]
+        side = spec.latent_size[0] // spec.grid[0]
+        tokens = int(hidden.shape[2] * (hidden.shape[3] // side) * (hidden.shape[4] // side))
         # Halvings of full resolution.
         level = max(spec.latent_size[0] // hidden.shape[-2], 1).bit_length() - 1
         stage = max(int(self._pipeline.scheduler.config.stages) - 1 - level, 0)
@@ -149,7 +151,7 @@ class HeliosSession:
             raise refuse("stage_reinforcement", self._stages, limit, "pass one value per stage")
         self._open = self._reading.denoising(
             chunk.run.context,
-            self._places(asked, _tokens(hidden, spec), real=chunk.real_opening),
+            self._places(asked, tokens, real=chunk.real_opening),
             spec.grid,
             stage=stage,
             reinforcement=self._stages[-1 - level] if self._stages else None,
@@ -252,9 +254,3 @@ class HeliosSession:
         ):
             return stepped
         return (z - mean) * scale
-
-
-def _tokens(hidden: Tensor, spec: BackboneSpec) -> int:
-    """Count the tokens of latents B C F rows columns, at any resolution."""
-    side = spec.latent_size[0] // spec.grid[0]
-    return int(hidden.shape[2] * (hidden.shape[3] // side) * (hidden.shape[4] // side))

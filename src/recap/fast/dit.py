@@ -61,17 +61,12 @@ def _weight_bias(module: torch.nn.Module) -> Pair:
 
 
 def norm(
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    gate: Tensor | None = None,
+    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
 ) -> Pair:
-    """Return x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
+    """Return x + gate added, and its norm over channels, scaled and shifted by the fp32 vectors of `affine`."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
-    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift).to(x.dtype)
+    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -261,7 +256,7 @@ class FastWan:
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        _, hidden = kernels.norm(x, table[0, 1], table[0, 0], eps)
+        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps)
         shares = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
@@ -269,10 +264,10 @@ class FastWan:
             attended, share = self._attend(index, hidden, window, tokens)
             shares.append(share)
             merged = layer.block.self_attn.o(attended)
-            x, hidden = kernels.norm(x, *layer.norm_text, eps, merged, gate1)
-            x, hidden = kernels.norm(x, scale2, shift2, eps, self._read_text(index, hidden, text))
+            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1)
+            x, hidden = kernels.norm(x, (scale2, shift2), eps, self._read_text(index, hidden, text))
             fed = layer.block.ffn[2](kernels.widen(hidden, *layer.widen))
-            x, hidden = kernels.norm(x, following[1], following[0], eps, fed, gate2)
+            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 

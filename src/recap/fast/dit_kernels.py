@@ -138,19 +138,14 @@ def _width(size: int) -> int:
 
 
 def norm(
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    gate: Tensor | None = None,
+    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
 ) -> Pair:
     """Compute `recap.fast.dit.norm`."""
     size = x.shape[-1]
     out = torch.empty_like(x)
     kept = x if added is None else torch.empty_like(x)
     _norm[(x.numel() // size,)](
-        x, x if added is None else added, x if gate is None else gate, scale, shift, kept, out, size, eps,
+        x, x if added is None else added, x if gate is None else gate, *affine, kept, out, size, eps,
         ADDS=added is not None, GATES=gate is not None, WIDTH=_width(size), num_warps=8,
     )  # fmt: skip
     return kept, out
