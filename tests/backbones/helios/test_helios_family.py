@@ -17,11 +17,11 @@ from recap.backbones.helios.family import (
     HeliosBaseConfig,
     HeliosConfig,
     HeliosDistilledConfig,
-    describe_plan,
     plan_memory,
 )
 from recap.backbones.helios.spec import BASE, DISTILLED
 from recap.backbones.helios.spec import ROWS as PUBLIC
+from recap.backbones.wan.family import describe_memory
 from recap.cli.main import app
 from recap.config import RunConfig
 from recap.memory.recap import RecapConfig
@@ -102,8 +102,8 @@ def test_the_plan_is_that_of_the_fact_sheet():
     assert bank / 2 / 2**30 == pytest.approx(0.73, abs=0.01) and chunk / 2**30 == pytest.approx(
         6.59, abs=0.01
     )
-    kept = describe_plan(plan, offload=False, text=True)
-    away = describe_plan(plan, offload=True, text=False)
+    kept = describe_memory(plan, text=True)
+    away = describe_memory(plan, text=False, on_host=transformer)
     assert "37.8 GB" in kept[-1] and "text encoder" in kept[-1]
     assert "9.2 GB" in away[-1] and "28.6 GB on the host" in away[-1]  # the rest of 24 GB is for activations
 
@@ -185,7 +185,7 @@ def test_fetching_skips_what_nothing_reads(monkeypatch, tmp_path):
 
     monkeypatch.setenv("RECAP_HOME", str(tmp_path))
     monkeypatch.delenv("RECAP_OFFLINE")
-    monkeypatch.setattr("recap.backbones.helios.published.ABOUT_GB", 0)
+    monkeypatch.setattr("recap.backbones.helios.checkpoint.ABOUT_GB", 0)
     plan = CliRunner().invoke(app, ["weights", "helios-distilled", "--dry-run"])
     assert plan.exit_code == 0 and "transformer_ode" in plan.output and "Apache-2.0" in plan.output
     asked = {}

@@ -132,9 +132,7 @@ def diffusers_folder(folder: Path, state: State) -> Path:
     inner = folder / "transformer"
     inner.mkdir()
     (inner / "config.json").write_text(json.dumps(diffusers_config()))
-    save_file(
-        {str(to_diffusers(n)): t for n, t in state.items()}, inner / "diffusion_pytorch_model.safetensors"
-    )
+    save_file({to_diffusers(n): t for n, t in state.items()}, inner / "diffusion_pytorch_model.safetensors")
     return folder
 
 

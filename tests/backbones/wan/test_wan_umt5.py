@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
-from recap.backbones.wan.umt5 import Umt5Tokenizer, _sizes, clean_prompt, load_umt5, wan_name
+from recap.backbones.text import Umt5Tokenizer, _sizes, clean_prompt, load_umt5, wan_name
 
 
 @pytest.fixture(scope="module")

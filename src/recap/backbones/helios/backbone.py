@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,10 @@ from recap.backbones.helios.history import clean_arguments, denoising_arguments,
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.sampler import Sampler
 from recap.backbones.helios.spec import HeliosSpec
+from recap.backbones.text import EncodeText
 from recap.contracts import CarryingContext, Context, Decoder, Noise, State
 from recap.errors import refuse
 from recap.types import BackboneSpec
-
-EncodeText = Callable[[str], Tensor]
-"""A prompt -> 1 text_len text_dim."""
 
 ZERO_STEPS = 2
 """Steps at the beginning of a chunk that CFG-Zero* leaves out."""

@@ -32,16 +32,11 @@ def check_latents(latents: Tensor, channels: int, begun: tuple[int, int, int] | 
         raise refuse("latents.shape", shape, limit, "open a decoder per batch and size")
 
 
-def check_pictures(pixels: Tensor, cell: int) -> None:
-    """Refuse pictures that cells of `cell` x `cell` pixels do not tile."""
+def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
+    """Refuse pictures that are not whole latent frames: 1 picture for the first, several for each later one."""
     if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % cell or pixels.shape[4] % cell:
         limit = f"pictures are RGB with sides that {cell} divides"
         raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
-
-
-def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
-    """Refuse pictures that are not whole latent frames: 1 picture for the first, several for each later one."""
-    check_pictures(pixels, cell)
     if pixels.shape[1] % pictures_per_frame != 1:
         limit = f"a clip is 1 picture and then {pictures_per_frame} per latent frame"
         raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {pictures_per_frame} pictures")

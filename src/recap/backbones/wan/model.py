@@ -114,3 +114,9 @@ class CausalWan(nn.Module):
         if isinstance(timestep, Tensor) and timestep.shape != (rows, frames):
             limit = f"the latents have {rows} rows of {frames} frames"
             raise refuse("timestep.shape", tuple(timestep.shape), limit, "give each frame a time, or a float")
+
+
+def empty_model(spec: WanSpec) -> CausalWan:
+    """Return a model without storage, to be filled; the global random generator does not advance."""
+    with torch.device("meta"):
+        return CausalWan(spec)

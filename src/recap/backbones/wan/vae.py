@@ -19,7 +19,7 @@ from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
 from recap.contracts import Decoder, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
-from recap.io.weights import Stored, fill, open_tensors
+from recap.io.weights import Stored, fill, open_tensors, rename
 
 FIELD = "Wan VAE"
 # Pixels along the side of one latent.
@@ -64,10 +64,7 @@ def published_name(name: str) -> str:
         # The published file numbers all layers in one list: three residual layers and an upsampler per block.
         return f".upsamples.{4 * block + (3 if kind == 'upsamplers' else index)}."
 
-    name = UP_BLOCK.sub(flat, name)
-    for ours, theirs in TO_PUBLISHED:
-        name = re.sub(ours, theirs, name)
-    return name
+    return rename(UP_BLOCK.sub(flat, name), TO_PUBLISHED)
 
 
 def load_wan_vae(
