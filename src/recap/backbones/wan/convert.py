@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
 
 from recap.backbones.wan.checkpoint import (
     fit_tensors,
@@ -23,14 +21,11 @@ from recap.backbones.wan.spec import ROWS, WAN_1_3B
 from recap.errors import refuse
 from recap.io.files import sha256_of, staged_folder
 from recap.io.report import SILENT, Reporter
-from recap.io.weights import Shape
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FILES = ("model.safetensors", "manifest.json")
 SIZES = ("dim", "ffn_dim", "layers", "freq_dim", "text_dim", "in_channels", "out_channels", "patch")
 """These fields of a spec decide the shapes of its tensors."""
-
-_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 def convert(
@@ -76,31 +71,10 @@ def convert(
             "sizes": sizes,
             "fits": [row.name for row in rows if {name: getattr(row, name) for name in SIZES} == sizes],
         }
-        _write_safetensors(folder / FILES[0], shapes, dtype, read_tensors(tensors, dtype, changes), advance)
+        converted = {}
+        for name, tensor in read_tensors(tensors, dtype, changes):
+            converted[name] = tensor
+            advance(tensor.nbytes)
+        save_file(converted, folder / FILES[0], metadata={"format": "pt"})
         (folder / FILES[1]).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
-
-
-def _write_safetensors(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    dtype: torch.dtype,
-    tensors: Iterator[tuple[str, Tensor]],
-    advance: Callable[[int], None],
-) -> None:
-    """Write tensors as they come, in the order of their names: the library would want all of them at once."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in sorted(shapes.items()):
-        start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # Tensors start at a multiple of eight.
-    text += b" " * (-len(text) % 8)
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, tensor in tensors:
-            # As bytes, since numpy does not know bfloat16.
-            content = tensor.view(torch.uint8).numpy()
-            file.write(content.data)
-            advance(content.nbytes)
