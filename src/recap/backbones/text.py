@@ -156,16 +156,15 @@ def load_umt5(
     found = open_tensors(path, FIELD)
     if path.is_dir():
         found = _with_one_table(found, path)
-    sizes = _sizes(found, path, (lambda name: name) if path.is_dir() else wan_name)
+    in_file = _own_name if path.is_dir() else wan_name
+    sizes = _sizes(found, path, in_file)
     if sizes["d_model"] != text_dim:
         limit = f"its embeddings have {sizes['d_model']} channels, and this model reads {text_dim}"
         raise refuse(FIELD, str(path), limit, "pass the text encoder that came with the model")
     transformers = import_extra("transformers")
     with torch.device("meta"):
         model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes))
-    names = {name: SHARED if name == EMBED else name for name in model.state_dict()}
-    if not path.is_dir():
-        names = {name: wan_name(name) for name in names}
+    names = {name: in_file(name) for name in model.state_dict()}
     fill(model, found, path=path, field=FIELD, dtype=dtype, names=names, copy=False)
     # One parameter again, or a move to another device would make two tables of two gigabytes.
     model.shared.weight = model.encoder.embed_tokens.weight
@@ -187,7 +186,11 @@ def _with_one_table(found: Mapping[str, Stored], path: Path) -> dict[str, Stored
     if len(tables) == 2 and not torch.equal(*tables):
         limit = f"{SHARED} and {EMBED} must be one table, but differ"
         raise refuse(FIELD, str(path), limit, REMEDY)
-    return {SHARED if name == EMBED else name: tensor for name, tensor in found.items()}
+    return {_own_name(name): tensor for name, tensor in found.items()}
+
+
+def _own_name(name: str) -> str:
+    return SHARED if name == EMBED else name
 
 
 def _sizes(found: Mapping[str, Stored], path: Path, file_name: Callable[[str], str]) -> dict[str, Any]:

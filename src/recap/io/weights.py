@@ -49,6 +49,10 @@ class Stored:
     dtype: str
     read: Callable[[], Tensor]
 
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
 
 def open_tensors(
     path: Path,
@@ -162,7 +166,7 @@ def list_faults(found: Mapping[str, Stored], wanted: Mapping[str, Tensor]) -> li
         "not floats": [
             f"{stored.name} {stored.dtype}"
             for stored, tensor in both
-            if tensor.is_floating_point() and stored.dtype not in FLOATS
+            if tensor.is_floating_point() and not stored.is_float
         ],
     }
     return [listing(kind, names) for kind, names in kinds.items() if names]
@@ -247,8 +251,6 @@ def _open_safetensors(file: Path, field: str, remedy: str) -> dict[str, Stored]:
 
 
 def _open_handle(file: Path, field: str, remedy: str) -> Any:
-    if not file.is_file():
-        raise refuse(field, str(file), "there is no such file", remedy)
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as problem:

@@ -119,7 +119,9 @@ def test_a_lora_at_fault_is_refused_by_name(tmp_path: Path, fault: str) -> None:
 def test_two_adapters_are_one_too_many(tmp_path: Path) -> None:
     both = {f"{n}.{adapter}.weight": t for n, t in LORA.items() for adapter in ("default", "other")}
     torch.save(both, tmp_path / "lora.pt")
-    with pytest.raises(ValueError, match=r"lora_A\.other\.weight is there twice, also as \S+lora_A\.default\.weight"):
+    with pytest.raises(
+        ValueError, match=r"lora_A\.other\.weight is there twice, also as \S+lora_A\.default\.weight"
+    ):
         load(tmp_path, tmp_path / "lora.pt")
 
 

@@ -1,4 +1,4 @@
-"""Wan as a `Backbone`: text encoder, transformer, sampler and decoder in one object."""
+"""This module makes Wan a `Backbone`: text encoder, transformer, sampler and decoder in one object."""
 
 from __future__ import annotations
 
@@ -81,9 +81,6 @@ class WanBackbone:
         if self._encode_pixels is None:
             limit = f"backbone {self.spec.name!r} cannot read pictures"
             raise refuse("opening", tuple(pixels.shape), limit, "use a backbone that has an encoder")
-        if pixels.dim() != 5 or (pixels.shape[1] - 1) % self.spec.pictures_per_frame:
-            limit = f"whole frames are 1 picture and then {self.spec.pictures_per_frame} each"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X of whole frames")
         return self._take(self._encode_pixels(pixels))
 
     def _estimate(
@@ -113,7 +110,7 @@ def build_untrained(
 
 @dataclass(frozen=True, slots=True)
 class UntrainedConfig:
-    """The real layers at a small size, with random weights: for tests."""
+    """Builds the real layers at a small size, with random weights: for tests."""
 
     seed: int = 0
 

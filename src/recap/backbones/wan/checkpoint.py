@@ -20,16 +20,7 @@ from recap.backbones.wan.model import CausalWan, empty_model
 from recap.backbones.wan.names import ONLY_DIFFUSERS, clean, to_diffusers
 from recap.backbones.wan.spec import WanSpec
 from recap.errors import refuse
-from recap.io.weights import (
-    SHOWN,
-    Shape,
-    Stored,
-    files_of,
-    list_faults,
-    listing,
-    open_tensors,
-    read_json_object,
-)
+from recap.io.weights import SHOWN, Stored, files_of, list_faults, listing, open_tensors, read_json_object
 
 FIELD = "checkpoint"
 EMA, PLAIN, MODEL = "generator_ema", "generator", "model"
@@ -146,9 +137,9 @@ def inferred_spec(checkpoint: Checkpoint) -> WanSpec:
         raise refuse(FIELD, str(checkpoint), limit, "name another checkpoint") from error
 
 
-def shapes_of(spec: WanSpec) -> dict[str, Shape]:
+def shapes_of(spec: WanSpec) -> dict[str, torch.Size]:
     """Return the shape of every tensor of a model of these sizes."""
-    return {name: tuple(tensor.shape) for name, tensor in empty_model(spec).state_dict().items()}
+    return {name: tensor.shape for name, tensor in empty_model(spec).state_dict().items()}
 
 
 def read_tensors(
@@ -190,7 +181,7 @@ def _no_choice(file: Path) -> ValueError:
     return refuse(FIELD, str(file), limit, "make no choice of EMA")
 
 
-def _shape(checkpoint: Checkpoint, name: str, axes: int) -> Shape:
+def _shape(checkpoint: Checkpoint, name: str, axes: int) -> tuple[int, ...]:
     stored = checkpoint.tensors.get(checkpoint.in_file(name))
     if stored is None:
         others = listing("tensors", sorted(part.name for part in checkpoint.tensors.values()))

@@ -50,7 +50,7 @@ def convert(
     shapes = shapes_of(spec)
     changes = None if lora is None else open_lora(lora, shapes, lora_alpha)
     inputs = [*checkpoint.files, *(changes.files if changes else ())]
-    parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
+    parameters = sum(shape.numel() for shape in shapes.values())
     total = sum(file.stat().st_size for file in inputs) + parameters * dtype.itemsize
     advance = reporter.counter(total)
 

@@ -21,16 +21,7 @@ from torch import Tensor
 from recap.backbones.wan.names import clean
 from recap.backbones.wan.published import published_lora_alpha
 from recap.errors import refuse
-from recap.io.weights import (
-    FLOATS,
-    Shape,
-    Stored,
-    files_of,
-    listing,
-    open_tensors,
-    read_json_object,
-    read_metadata,
-)
+from recap.io.weights import Stored, files_of, listing, open_tensors, read_json_object, read_metadata
 
 FIELD = "lora"
 TARGETS = tuple(
@@ -83,7 +74,7 @@ class Lora:
         return torch.addmm(weight.to(torch.float32), up, down, alpha=self.alphas[name] / down.shape[0])
 
 
-def open_lora(path: Path, wanted: Mapping[str, Shape], alpha: float | None) -> Lora:
+def open_lora(path: Path, wanted: Mapping[str, torch.Size], alpha: float | None) -> Lora:
     """Open a LoRA that changes every linear layer of the blocks of a model with these tensors.
 
     `alpha` is for files that do not contain their own; one that contradicts the file is refused.
@@ -128,7 +119,7 @@ def _of(weight: str, kind: str) -> str:
     return f"{weight.removesuffix('weight')}{kind}"
 
 
-def _misfits(weight: Shape, name: str, parts: Mapping[str, Stored]) -> Iterator[str]:
+def _misfits(weight: torch.Size, name: str, parts: Mapping[str, Stored]) -> Iterator[str]:
     """Yield what is wrong with the parts of one weight, as far as they are there."""
     alpha = parts.get(_of(name, ALPHA))
     if alpha is not None and math.prod(alpha.shape) != 1:
@@ -136,7 +127,7 @@ def _misfits(weight: Shape, name: str, parts: Mapping[str, Stored]) -> Iterator[
     down, up = parts.get(_of(name, DOWN)), parts.get(_of(name, UP))
     if down is None or up is None:
         return
-    yield from (f"{part.name} {part.dtype}" for part in (down, up) if part.dtype not in FLOATS)
+    yield from (f"{part.name} {part.dtype}" for part in (down, up) if not part.is_float)
     rank = down.shape[0] if down.shape else 0
     if not (rank > 0 and down.shape[1:] == weight[1:] and up.shape == (weight[0], rank)):
         yield f"{down.name} and {up.name} {list(down.shape)} and {list(up.shape)} for {list(weight)}"
