@@ -80,7 +80,7 @@ def test_a_loaded_model_does_not_hang_on_its_file(
     assert same(model, STATE)
 
 
-def test_a_model_of_diffusers_draws_the_same(tmp_path: Path) -> None:
+def test_a_model_of_diffusers_computes_the_same(tmp_path: Path) -> None:
     """Names alone could be swapped in pairs: what is computed cannot."""
     diffusers = pytest.importorskip("diffusers")
     config = {k: v for k, v in diffusers_config(UNTRAINED).items() if not k.startswith("_")}
@@ -94,9 +94,9 @@ def test_a_model_of_diffusers_draws_the_same(tmp_path: Path) -> None:
     latents = torch.randn(1, 3, UNTRAINED.in_channels, *UNTRAINED.latent_size)
     text = torch.randn(1, UNTRAINED.text_len, UNTRAINED.text_dim)
     with torch.no_grad():
-        drawn = ours(latents, 625.0, ours.condition(text), fresh(UNTRAINED))
+        made = ours(latents, 625.0, ours.condition(text), fresh(UNTRAINED))
         wanted = theirs(latents.transpose(1, 2), torch.tensor([625.0]), text, return_dict=False)[0]
-    torch.testing.assert_close(drawn.transpose(1, 2), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(made.transpose(1, 2), wanted, atol=1e-4, rtol=1e-4)
 
 
 # --- averaged or plain ----------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ FAULTS: dict[str, tuple[State, tuple[str, ...]]] = {
 def test_tensors_at_fault_are_named(tmp_path: Path, fault: str, make: Callable[[Path, State], Path]) -> None:
     state, words = FAULTS[fault]
     path = make(tmp_path, state)
-    said = refused(path, "mini", *words)
-    assert (path.parent if make is sharded else path).name in said
+    message = refused(path, "mini", *words)
+    assert (path.parent if make is sharded else path).name in message
 
 
 def test_names_in_errors_are_those_of_the_file(tmp_path: Path) -> None:

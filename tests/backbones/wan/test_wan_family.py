@@ -77,7 +77,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
+def test_it_generates_from_the_published_files_and_reads_the_encoder_once(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notices: list[str] = []
@@ -96,7 +96,7 @@ def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
     assert latents.shape == (1, 12, 16, *MINI.latent_size) and latents.std() > 0.1
 
 
-def test_the_tiny_decoder_draws_other_pixels_of_the_same_latents(files: dict[str, str]) -> None:
+def test_the_tiny_decoder_makes_other_pixels_of_the_same_latents(files: dict[str, str]) -> None:
     full, tiny = (build_backbone(config_of(files, decoder=kind), quiet) for kind in ("full", "tiny"))
     latents = torch.randn(1, 3, 16, *MINI.latent_size)
     one, other = full.decoder().decode(latents), tiny.decoder().decode(latents)
@@ -178,7 +178,7 @@ def test_the_installed_lora_is_merged_with_its_authors_alpha(
         build_backbone(config_of(parts, lora_alpha=4.0), quiet)
 
 
-def test_what_is_missing_is_said_with_the_command_that_fetches_it(
+def test_what_is_missing_is_named_with_the_command_that_fetches_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -155,7 +155,7 @@ def test_too_little_room_is_lines_before_fetching(
     fetch("longlive")
 
 
-def test_a_stopped_download_says_how_to_go_on(hub: Hub) -> None:
+def test_a_stopped_download_says_how_to_resume(hub: Hub) -> None:
     hub.stop_at = "Wan2.1_VAE.pth"
     with pytest.raises(ValueError, match=r"the line went dead\); try again") as refusal:
         fetch("self-forcing")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from recap.backbones.helios.spec import ROWS, HeliosSpec
+from recap.backbones.wan.vae import load_config
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.fetch import check_room, download
@@ -70,11 +71,7 @@ def fetch_helios_weights(name: str, *, dry_run: bool, reporter: Reporter) -> Pat
 def empty_transformer(folder: Path) -> Any:
     """Return the model of a folder's config, without storage."""
     kind = import_extra("diffusers", "Helios", "helios").HeliosTransformer3DModel
-    try:
-        config = kind.load_config(folder)
-    except (OSError, ValueError) as problem:
-        limit = f"config.json cannot be read ({str(problem).partition(chr(10))[0]})"
-        raise refuse(FIELD, str(folder), limit, "pass a complete diffusers folder") from problem
+    config = load_config(kind, folder, FIELD)
     with torch.device("meta"):
         return kind.from_config(config)
 

@@ -26,8 +26,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """Every encoder that is loaded, without keeping it alive."""
     made: list[weakref.ref[Any]] = []
 
-    def load(*given: Any) -> Any:
-        encoder = load_umt5(*given)
+    def load(*arguments: Any) -> Any:
+        encoder = load_umt5(*arguments)
         made.append(weakref.ref(encoder._model))
         return encoder
 
