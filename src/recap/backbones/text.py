@@ -112,21 +112,14 @@ class Umt5Tokenizer:
     def __call__(self, prompt: str) -> TokenIds:
         """Clean a prompt and return its ids; a notice reports a prompt that is too long."""
         cleaned = clean_prompt(prompt)
-        every = self._tokenizer(cleaned, add_special_tokens=True)["input_ids"]
+        every = self._tokenizer(cleaned)["input_ids"]
         if len(every) > self.text_len:
             start = cleaned if len(cleaned) <= 40 else f"{cleaned[:40]}…"
             self._notice(
                 f"prompt {start!r}: {len(every)} tokens, and the model reads {self.text_len}; the end is cut off"
             )
-        cut = self._tokenizer(
-            cleaned,
-            add_special_tokens=True,
-            max_length=self.text_len,
-            padding="max_length",
-            truncation=True,
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
+        fixed = {"max_length": self.text_len, "padding": "max_length", "truncation": True}
+        cut = self._tokenizer(cleaned, **fixed, return_attention_mask=True, return_tensors="pt")
         return TokenIds(cut["input_ids"], cut["attention_mask"])
 
 
@@ -298,9 +291,8 @@ class CachedText:
                 save_file({NAME: embedding.contiguous()}, staged)
         except (OSError, SafetensorError) as problem:
             # A full disk raises either.
-            self._notice(
-                f"text cache: {path.parent} cannot be written ({problem}); embeddings are not stored"
-            )
+            reason = f"{path.parent} cannot be written ({problem})"
+            self._notice(f"text cache: {reason}; embeddings are not stored")
 
 
 def encoder_identity(path: Path) -> str:

@@ -32,7 +32,7 @@ class HeliosConditioning:
 
 
 class HeliosBackbone:
-    """A Helios model without state of its own: what it generated before comes with the context.
+    """Generates with a Helios model; it has no state: what was generated before comes with the context.
 
     Rollouts may take turns; two calls must not overlap, since the processors of all layers share one `Reading`.
     """

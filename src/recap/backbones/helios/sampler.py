@@ -71,23 +71,20 @@ class Sampler:
             start = latents
             for step, time in enumerate(scheduler.timesteps):
                 flow = predict(latents, time.expand(latents.shape[0]).to(torch.int64), stage, step)
-                latents = self._step(flow, time, latents, start, step)
+                extra = self._distilled(start, step) if spec.distilled else {}
+                latents = scheduler.step(flow, time, latents, return_dict=False, **extra)[0]
         return latents
 
-    def _step(self, flow: Tensor, time: Tensor, latents: Tensor, start: Tensor, step: int) -> Tensor:
-        scheduler = self._scheduler
-        extra = {}
-        if self._spec.distilled:
-            extra = {
-                "cur_sampling_step": step,
-                # A distilled step goes back towards where its stage began.
-                "dmd_noisy_tensor": start,
-                "dmd_sigmas": scheduler.sigmas,
-                "dmd_timesteps": scheduler.timesteps,
-                "all_timesteps": scheduler.timesteps,
-            }
-        stepped: Tensor = scheduler.step(flow, time, latents, return_dict=False, **extra)[0]
-        return stepped
+    def _distilled(self, start: Tensor, step: int) -> dict[str, Any]:
+        """Return the further arguments of a distilled step, which goes back towards where its stage began."""
+        times = self._scheduler.timesteps
+        return {
+            "cur_sampling_step": step,
+            "dmd_noisy_tensor": start,
+            "dmd_sigmas": self._scheduler.sigmas,
+            "dmd_timesteps": times,
+            "all_timesteps": times,
+        }
 
     def _enter(self, latents: Tensor, noise: Noise, stage: int) -> Tensor:
         """Return the start of this stage, made from the coarser one's result."""

@@ -26,7 +26,7 @@ CLEAN_TIME = 0.0
 
 
 class WanBackbone:
-    """A causal Wan model that keeps nothing between calls.
+    """Generates with a causal Wan model; it keeps nothing between calls.
 
     Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors created here and may change them in
     place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, if it is a

@@ -95,7 +95,7 @@ class WanSpec:
 
 
 WAN_1_3B = WanSpec()
-"""The size of all public models of the family; it is not itself a checkpoint."""
+"""All public models of the family have this size; it is not itself a checkpoint."""
 
 UNTRAINED = WanSpec(
     name="untrained",
@@ -108,7 +108,7 @@ UNTRAINED = WanSpec(
     text_len=16,
     latent_size=(8, 12),
 )
-"""The same architecture at a size that a laptop runs in milliseconds, for random weights."""
+"""This is the same architecture at a size that a laptop runs in milliseconds, for random weights."""
 
 EMBEDDED = WanSpec(
     name="embedded",
@@ -121,7 +121,7 @@ EMBEDDED = WanSpec(
     latent_size=(16, 26),
     shift=3.0,
 )
-"""The model in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
+"""This model is in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
 
 class Released(NamedTuple):
@@ -140,4 +140,4 @@ RELEASED = {
 }
 
 ROWS = {spec.name: spec for spec in (EMBEDDED, UNTRAINED, *(WanSpec(name=name) for name in RELEASED))}
-"""The models of the family that can be chosen by name."""
+"""These models of the family can be chosen by name."""

@@ -45,7 +45,7 @@ class SoftClamp(nn.Module):
 
 
 class MemoryBlock(nn.Module):
-    """A residual block that also reads its own input of one step earlier."""
+    """Adds to its input what it makes of that and of the input of one step earlier."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TimeGrow(nn.Module):
 
 
 class TimeStack(nn.ModuleList):
-    """A sequence of layers over any number of steps of a video."""
+    """Applies a sequence of layers to any number of steps of a video."""
 
     def forward(self, steps: Tensor, kept: State) -> tuple[Tensor, State]:
         """Take B T C Y X and the state of the previous call ({} at the start); return both for the next.
@@ -99,7 +99,7 @@ class TimeStack(nn.ModuleList):
 
 
 class Taehv(nn.Module):
-    """The decoder under the names of the public files."""
+    """Has the decoder's layers under the names of the public files."""
 
     def __init__(self) -> None:
         super().__init__()
