@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
-from recap.backbones.wan.umt5 import Umt5Tokenizer, _sizes, clean_prompt, load_umt5, wan_name
+from recap.backbones.text import Umt5Tokenizer, _sizes, clean_prompt, load_umt5, wan_name
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def weights(model: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "cleaned"),
+    ("prompt", "cleaned"),
     [
         ("  a \t red\n\nfox ", "a red fox"),
         ("fish &amp;amp; chips", "fish & chips"),
@@ -43,8 +43,8 @@ def weights(model: Any, tmp_path: Path) -> Path:
         ("&nbsp;", ""),
     ],
 )
-def test_prompts_are_mended(given: str, cleaned: str) -> None:
-    assert clean_prompt(given) == cleaned
+def test_prompts_are_cleaned(prompt: str, cleaned: str) -> None:
+    assert clean_prompt(prompt) == cleaned
 
 
 def test_cleaning_is_that_of_diffusers_where_ftfy_is_installed() -> None:

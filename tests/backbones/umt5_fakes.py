@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from transformers import UMT5Config, UMT5EncoderModel
 
-from recap.backbones.wan.umt5 import wan_name
+from recap.backbones.text import wan_name
 
 TEXT_LEN, TEXT_DIM = 12, 16
 

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
-from recap.backbones.wan import cached_text
-from recap.backbones.wan.cached_text import CachedText, encoder_identity, load_prompt_embeds
-from recap.backbones.wan.umt5 import Umt5Tokenizer, load_umt5
+import recap.backbones.text
+from recap.backbones.text import CachedText, Umt5Tokenizer, encoder_identity, load_prompt_embeds, load_umt5
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +26,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """Every encoder that is loaded, without keeping it alive."""
     made: list[weakref.ref[Any]] = []
 
-    def load(*given: Any) -> Any:
-        encoder = load_umt5(*given)
+    def load(*arguments: Any) -> Any:
+        encoder = load_umt5(*arguments)
         made.append(weakref.ref(encoder._model))
         return encoder
 
-    monkeypatch.setattr(cached_text, "load_umt5", load)
+    monkeypatch.setattr(recap.backbones.text, "load_umt5", load)
     return made
 
 
