@@ -90,7 +90,7 @@ SLOW = (
     # Growth over fewer blocks is tested on `untrained`.
     "tests/contracts/test_admissions.py::test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow",
     "tests/memory/test_promises.py::test_sixty_blocks_on_the_embedded_backbone",
-    "tests/tables/test_suite_videos.py::test_killed_in_the_midst_it_ends_as_undisturbed",
+    "tests/integrations/vbench/test_vbench_videos.py::test_killed_in_the_midst_it_ends_as_undisturbed",
     # The five recipes themselves are run in `make test`.
     "tests/house/test_extending.py::test_an_entry_in_the_registry_is_tested_by_the_contracts_without_any_list",
     "tests/benchmarks/test_bench_helios.py::test_tiny_size_runs_to_its_json_line",

@@ -66,7 +66,7 @@ def vbench_folder(folder: Path | None = None) -> Path:
 
 
 def pins() -> str:
-    return resources.files("recap.eval.vbench").joinpath("requirements.txt").read_text(encoding="utf-8")
+    return resources.files("recap_vbench").joinpath("requirements.txt").read_text(encoding="utf-8")
 
 
 def describe(folder: Path) -> list[str]:
@@ -176,7 +176,7 @@ def _call(folder: Path, job: dict[str, Any], log: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work, log.open("ab") as file:
         job_file, result_file = Path(work) / "job.json", Path(work) / "result.json"
         job_file.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
-        with resources.as_file(resources.files("recap.eval.vbench").joinpath("inside.py")) as inside:
+        with resources.as_file(resources.files("recap_vbench").joinpath("inside.py")) as inside:
             # -I keeps our PYTHONPATH and the script's own folder out of VBench's imports.
             command = [str(_python(folder)), "-I", str(inside), str(job_file), str(result_file)]
             done = subprocess.run(command, stdout=file, stderr=file, env=variables, cwd=work, check=False)

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from recap.cli.main import app
 from recap.config import RunConfig
-from recap.eval.vbench.suites import SUITES, check_names, find_videos, load_entries
 from recap.io.video import open_clip
-from recap.tables import suite_videos
-from recap.tables.suite_videos import Order, generate_suite, work_folder
+from recap_vbench import videos as suite_videos
+from recap_vbench.suites import SUITES, check_names, find_videos, load_entries
+from recap_vbench.videos import Order, generate_suite, work_folder
 
 MOVIE = SUITES["moviegen128"]
 TEXTS = ["A red boat sails past a house", "half a/b", "word " * 60, *(f"a prompt {n}" for n in range(125))]

@@ -10,20 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import show_notice
+from recap.cli.examples import as_epilog
 from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
-from recap.eval.vbench.environment import describe, set_up, vbench_folder
-from recap.eval.vbench.judge import Question, judge
-from recap.eval.vbench.suites import SUITES
 from recap.tables.runner import each_change
-from recap.tables.suite_videos import Order, SuiteVideos, generate_suite
+from recap_vbench.environment import describe, set_up, vbench_folder
+from recap_vbench.judge import Question, judge
+from recap_vbench.suites import SUITES
+from recap_vbench.videos import Order, SuiteVideos, generate_suite
 
 app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Score videos with VBench-Long.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
 )
+EXAMPLES = {
+    "setup": "recap vbench setup --dry-run",
+    "draw": "recap vbench draw --suite vbench946 --out videos --num 2",
+    "run": "recap vbench run videos --suite vbench946 --partial",
+}
 
 Folder = Annotated[
     Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
@@ -35,7 +39,7 @@ Prompts = Annotated[
 PAPERS_SECONDS = 60.0
 
 
-@app.command("setup")
+@app.command("setup", epilog=as_epilog(EXAMPLES["setup"]))
 def setup_command(
     folder: Folder = None,
     dry_run: Annotated[
@@ -53,7 +57,7 @@ def setup_command(
         typer.echo(set_up(goal, show_notice).python)
 
 
-@app.command("draw")
+@app.command("draw", epilog=as_epilog(EXAMPLES["draw"]))
 def draw_command(
     suite: SuiteName,
     out: Annotated[
@@ -110,7 +114,7 @@ def _next(drawn: SuiteVideos, suite: str, prompts: Path | None, folder: Path | N
     return shlex.join(words)
 
 
-@app.command("run")
+@app.command("run", epilog=as_epilog(EXAMPLES["run"]))
 def run_command(
     videos: Annotated[Path, typer.Argument(help="Folder of the videos, named <prompt>-<seed>.mp4.")],
     suite: SuiteName,

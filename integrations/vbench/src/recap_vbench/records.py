@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse
-from recap.eval.metrics.vbench import group_score, missing, total_score
-from recap.eval.vbench.suites import Suite
 from recap.io.files import write_whole
+from recap_vbench.suites import Suite
+from recap_vbench.totals import group_score, missing, total_score
 
 Record = dict[str, Any]
 """A record has key, complete, suite, settings, versions, score, sources (SHA-256 of each video), clips and fast."""

@@ -32,7 +32,7 @@ class Dimension(NamedTuple):
 
 @cache
 def dimensions() -> dict[str, Dimension]:
-    text = resources.files("recap.eval.metrics").joinpath("vbench.csv").read_text(encoding="utf-8")
+    text = resources.files("recap_vbench").joinpath("dimensions.csv").read_text(encoding="utf-8")
     lines = csv.reader(text.splitlines()[1:])
     return {
         n: Dimension(n, float(low), float(high), float(weight), group)

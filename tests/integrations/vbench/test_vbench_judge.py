@@ -15,12 +15,12 @@ from vbench_standin import GROUPS, LABELLED
 
 from recap.cli import main as cli
 from recap.eval.metrics.consistency import mapped
-from recap.eval.vbench import suites
-from recap.eval.vbench.averages import dimension_score
-from recap.eval.vbench.environment import installed
-from recap.eval.vbench.judge import Question, judge
-from recap.eval.vbench.records import write_record
 from recap.io.video import ClipWriter
+from recap_vbench import suites
+from recap_vbench.averages import dimension_score
+from recap_vbench.environment import installed
+from recap_vbench.judge import Question, judge
+from recap_vbench.records import write_record
 
 # One prompt of each group and two seeds: a small vbench128.
 SEEDS = 2

@@ -9,8 +9,8 @@ import pytest
 from vbench_standin import REQUIREMENTS
 
 from recap.cli import main as cli
-from recap.eval.vbench import environment as made
-from recap.eval.vbench.environment import describe, installed, pins, set_up, vbench_folder
+from recap_vbench import environment as made
+from recap_vbench.environment import describe, installed, pins, set_up, vbench_folder
 
 
 def test_folder_is_in_the_cache_unless_named(monkeypatch, tmp_path):

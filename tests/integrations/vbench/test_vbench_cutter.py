@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from recap.eval.sampling import clip_spans
-from recap.eval.vbench import cutter
-from recap.eval.vbench.cutter import clip_label, cut_video
 from recap.io.video import ClipWriter, open_clip
+from recap_vbench import cutter
+from recap_vbench.cutter import clip_label, cut_video
 
 SIDE = 32
 

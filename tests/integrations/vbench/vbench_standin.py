@@ -10,7 +10,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from recap.eval.metrics.vbench import dimensions
+from recap_vbench.totals import dimensions
 
 REQUIREMENTS = "vbench==0.1.5\n"
 

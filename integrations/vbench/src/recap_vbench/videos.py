@@ -19,8 +19,6 @@ from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.eval.judged import EMBEDDED
-from recap.eval.vbench.environment import installed
-from recap.eval.vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
 from recap.run import Notice, generate, resume, versions
@@ -31,8 +29,10 @@ from recap.tables.preflight import find_missing_weights, looks_at_flow
 from recap.tables.processes import Processes
 from recap.tables.runner import Report, collect, run_jobs, silent
 from recap.tables.store import Store
+from recap_vbench.environment import installed
+from recap_vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
 
-WORK = "recap.tables.suite_videos:generate_video"
+WORK = "recap_vbench.videos:generate_video"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from vbench_standin import full_info
 
-from recap.eval.vbench.suites import (
+from recap_vbench.suites import (
     GROUPS_OF_128,
     QUALITY,
     SEMANTIC,

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse
-from recap.eval.vbench import suites
-from recap.eval.vbench.averages import FUSED, MAY_DROP, dimension_score
-from recap.eval.vbench.cutter import CRF, Cut, clip_label, cut_video
-from recap.eval.vbench.environment import Installed, installed
-from recap.eval.vbench.records import (
+from recap.io.files import sha256_of
+from recap.io.video import open_clip
+from recap_vbench import suites
+from recap_vbench.averages import FUSED, MAY_DROP, dimension_score
+from recap_vbench.cutter import CRF, Cut, clip_label, cut_video
+from recap_vbench.environment import Installed, installed
+from recap_vbench.records import (
     Record,
     check_videos,
     read_records,
@@ -27,9 +29,7 @@ from recap.eval.vbench.records import (
     write_record,
     write_scores,
 )
-from recap.eval.vbench.suites import Entry, Suite
-from recap.io.files import sha256_of
-from recap.io.video import open_clip
+from recap_vbench.suites import Entry, Suite
 
 STATIC_CLIPS = 5
 """The static filter keeps at most this many clips of a prompt."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse, unknown_name
-from recap.eval.metrics.vbench import dimensions
+from recap_vbench.totals import dimensions
 
 QUALITY = tuple(d.name for d in dimensions().values() if d.group == "quality")
 SEMANTIC = tuple(d.name for d in dimensions().values() if d.group == "semantic")
