@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from recap.types import BackboneSpec
 # The tensors here are small: a second thread costs more than it brings, most of all on a busy machine.
 torch.set_num_threads(1)
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+PLUG_IN = ROOT / "integrations" / "vbench"
+SHARED = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +32,24 @@ def installed_home(tmp_path_factory):
         patch.setenv("RECAP_HOME", str(tmp_path_factory.mktemp("no-weights")))
         patch.setenv(OFFLINE, "1")
         yield home
+
+
+@pytest.fixture(scope="session")
+def plug_in(tmp_path_factory):
+    """Register `recap vbench` for this process and those that it starts, whether or not it is installed here."""
+    site = tmp_path_factory.mktemp("site")
+    project = tomllib.loads((PLUG_IN / "pyproject.toml").read_text())["project"]
+    about = site / "recap_vbench-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    points = project["entry-points"]["recap.commands"].items()
+    lines = ["[recap.commands]", *(f"{name} = {target}" for name, target in points)]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        paths = [str(site), str(PLUG_IN / "src"), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import recap
 from recap.cli import main
 from recap_vbench.command import EXAMPLES, app
+from tests.conftest import PLUG_IN
 
 OPTIONS = {
     "setup": {"--folder", "--dry-run"},
@@ -29,7 +30,6 @@ OPTIONS = {
         "--suite", "--dimension", "--prompts", "--static-filter", "--partial", "--device", "--out", "--folder",
     },
 }  # fmt: skip
-PLUG_IN = Path(__file__).resolve().parents[3] / "integrations" / "vbench"
 COMMANDS = typer.main.get_command(app).commands
 
 
