@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,10 @@ from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
 from recap.tables.runner import each_change
-from recap_vbench.environment import describe, set_up, vbench_folder
+from recap_vbench.environment import describe, python_of, set_up, vbench_folder
 from recap_vbench.judge import Question, judge
 from recap_vbench.suites import SUITES
-from recap_vbench.videos import Order, SuiteVideos, generate_suite
+from recap_vbench.videos import Order, generate_suite
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
@@ -54,7 +53,8 @@ def setup_command(
     for line in describe(goal):
         show_notice(line)
     if not dry_run:
-        typer.echo(set_up(goal, show_notice).python)
+        set_up(goal, show_notice)
+        typer.echo(python_of(goal))
 
 
 @app.command("draw", epilog=as_epilog(EXAMPLES["draw"]))
@@ -85,10 +85,12 @@ def draw_command(
     They have the names that `run` looks for. The same command resumes a stopped one.
     """
     chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
-    _check_settings(settings or [])
+    for text in settings or []:
+        if text.partition("=")[0] in ("shots", "seeds", "opening"):
+            raise refuse("--set", text, "the suite determines it", "leave it out")
     template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
-    drawn = generate_suite(
+    count, complete = generate_suite(
         order,
         vbench_folder(folder),
         out,
@@ -96,22 +98,12 @@ def draw_command(
         report=each_change(show_notice),
         notice=show_notice,
     )
-    show_notice(f"{drawn.num_videos} videos are there; next: {_next(drawn, suite, prompts, folder)}")
+    following = ["recap", "vbench", "run", str(out), "--suite", suite]
+    following += ["--prompts", str(prompts)] if prompts else []
+    following += ["--folder", str(folder)] if folder else []
+    following += [] if complete else ["--partial"]
+    show_notice(f"{count} videos are there; next: {shlex.join(following)}")
     typer.echo(out)
-
-
-def _check_settings(settings: Sequence[str]) -> None:
-    for text in settings:
-        if text.partition("=")[0] in ("shots", "seeds", "opening"):
-            raise refuse("--set", text, "the suite determines it", "leave it out")
-
-
-def _next(drawn: SuiteVideos, suite: str, prompts: Path | None, folder: Path | None) -> str:
-    words = ["recap", "vbench", "run", str(drawn.videos), "--suite", suite]
-    words += ["--prompts", str(prompts)] if prompts else []
-    words += ["--folder", str(folder)] if folder else []
-    words += [] if drawn.complete else ["--partial"]
-    return shlex.join(words)
 
 
 @app.command("run", epilog=as_epilog(EXAMPLES["run"]))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from recap.tables.paper_numbers import paper_table
-from recap_vbench.totals import dimensions, group_score, missing, total_score
+from recap_vbench.scores import DIMENSIONS, QUALITY, group_score, missing, total_score
 
 MAIN = paper_table("main")
 # The paper's column heads, in the order of VBench's dimensions.
 HEADS = "SC BC TF MS DD AQ IQ OC MO HA C SR S AS TS OvC"
-COLUMNS = dict(zip(HEADS.split(), dimensions(), strict=True))
+COLUMNS = dict(zip(HEADS.split(), DIMENSIONS, strict=True))
 # The paper prints these again in a second table, with the same numbers.
 SECOND_TABLE = ("Self-Forcing", "Self-Forcing+Ours")
 
@@ -22,7 +22,7 @@ def dims(row, nudge=0.0):
 def test_the_paper_has_42_cells():
     rows = [row["method"] for row in MAIN]
     assert len(rows) == 12 and 3 * len([*rows, *SECOND_TABLE]) == 42
-    assert len(COLUMNS) == len(dimensions()) == 16
+    assert len(COLUMNS) == len(DIMENSIONS) == 16
 
 
 @pytest.mark.parametrize("row", MAIN, ids=lambda row: row["method"])
@@ -58,7 +58,7 @@ def test_most_cells_are_equal_to_the_last_digit():
 def test_a_missing_dimension_means_no_total():
     values = dims(MAIN[0])
     del values["scene"]
-    assert missing(values).semantic == ("scene",) and missing(values).quality == ()
+    assert missing(values) == ["scene"] and missing(values, QUALITY) == []
     group_score(values, "quality")
     with pytest.raises(ValueError, match=r"without scene.*all 16 dimensions"):
         total_score(values)
