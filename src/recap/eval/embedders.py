@@ -1,4 +1,4 @@
-"""Embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
+"""Builds embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.errors import refuse, unknown_name
-from recap.eval.mobilenet import MOBILENET, MobileNetV2, find_mobilenet, load_mobilenet
+from recap.eval.mobilenet import MOBILENET, find_mobilenet, load_mobilenet
 from recap.eval.witnesses import Embedder, Vectors
 from recap.io.extras import import_extra
 from recap.io.report import Reporter
@@ -27,7 +27,7 @@ _BATCH = 16
 
 
 class HsvEmbedder:
-    """The square root of a histogram of hue, saturation and value, 8 x 4 x 4: it compares colours, not objects."""
+    """Takes the root of a histogram of hue, saturation and value, 8 x 4 x 4: it compares colours, not objects."""
 
     backend = "standin:hsv-8x4x4"
 
@@ -35,48 +35,20 @@ class HsvEmbedder:
         return _units(np.stack([np.sqrt(_hsv_histogram(picture)) for picture in pictures]))
 
 
-class MobileNetEmbedder:
-    """MobileNetV2 trained on ImageNet, with 1280 features: a stand-in if DINOv2 is not installed."""
+class ModelEmbedder:
+    """Embeds pictures by a function from a batch of pictures to features N D."""
 
-    backend = "standin:mobilenetv2"
-
-    def __init__(self, model: MobileNetV2, device: str = "cpu"):
-        self._model, self._device = model.to(device), device
-        # A GPU would be idle between small batches.
-        self._batch = _BATCH if device == "cpu" else 16 * _BATCH
+    def __init__(self, backend: str, features: Callable[[Sequence[Picture]], Tensor], batch: int = _BATCH):
+        self.backend, self._features, self._batch = backend, features, batch
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        features = []
-        for start in range(0, len(pictures), self._batch):
-            some = pictures[start : start + self._batch]
-            by_size = [list(same) for _, same in itertools.groupby(some, key=lambda picture: picture.shape)]
-            batch = torch.cat([_resized(np.stack(same), self._device) for same in by_size])
-            features.append(self._model(batch).float().cpu().numpy())
-        return _units(np.concatenate(features))
-
-
-class TransformersEmbedder:
-    """DINOv2's normalised class token or CLIP's image vector, with weights from a folder or the hub's cache."""
-
-    def __init__(self, name: str, source: str, read: Callable[[Any, Tensor], Tensor], device: str = "cpu"):
-        self.backend = f"{name}:{source}"
-        self._read, self._device = read, device
-        self._prepare, self._model = _from_transformers(name, source)
-        self._model = self._model.to(device).eval()
-
-    @torch.no_grad()
-    def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        made = []
-        for start in range(0, len(pictures), _BATCH):
-            batch = list(pictures[start : start + _BATCH])
-            pixels = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
-            made.append(self._read(self._model, pixels).float().cpu().numpy())
-        return _units(np.concatenate(made))
+        parts = [pictures[start : start + self._batch] for start in range(0, len(pictures), self._batch)]
+        return _units(np.concatenate([self._features(part).float().cpu().numpy() for part in parts]))
 
 
 class Remembering:
-    """An embedder that caches its vectors, so that several measures of one run embed a picture once."""
+    """Caches the vectors of an embedder, so that several measures of one run embed a picture once."""
 
     def __init__(self, embedder: Embedder):
         self._embedder, self.backend = embedder, embedder.backend
@@ -91,7 +63,7 @@ class Remembering:
 
 
 class Looked:
-    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it generates."""
+    """Knows the vectors of pictures that were embedded before: a GPU does it while it generates."""
 
     def __init__(self, backend: str, pictures: Iterable[Picture], vectors: Vectors):
         self.backend = backend
@@ -106,52 +78,67 @@ def picture_key(picture: Picture) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(picture).data, digest_size=16).digest()
 
 
-def _dinov2(path: str, device: str) -> Embedder:
-    source = path or "facebook/dinov2-base"
-    return TransformersEmbedder("dinov2", source, lambda model, x: model(x).pooler_output, device)
+def load_pretrained(user: str, source: str, option: str, name: str, **options: Any) -> Any:
+    """Load a class of transformers from a folder or the hub's cache: never from the network while measuring."""
+    hub = import_extra("transformers", f"the {user}")
+    try:
+        return getattr(hub, name).from_pretrained(source, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        limit = "its weights are neither a folder nor in the hub's cache"
+        remedy = f"`hf download {source}` puts them there, or name a folder: {option}=FOLDER"
+        raise refuse(user, source, limit, remedy) from error
 
 
-def _clip(path: str, device: str) -> Embedder:
-    return TransformersEmbedder("clip", path or "openai/clip-vit-base-patch32", _clip_features, device)
+def _from_hub(name: str, usual: str, read: Callable[[Any, Tensor], Tensor]) -> Callable[[str, str], Embedder]:
+    """Return the builder of an embedder whose model is read by transformers."""
 
+    def build(path: str, device: str) -> Embedder:
+        source = path or usual
+        prepare = load_pretrained(f"embedder {name}", source, name, "AutoImageProcessor")
+        model = load_pretrained(f"embedder {name}", source, name, "AutoModel").to(device).eval()
 
-def _clip_features(model: Any, pixels: Tensor) -> Tensor:
-    features: Tensor = model.visual_projection(model.vision_model(pixels).pooler_output)
-    return features
+        def features(pictures: Sequence[Picture]) -> Tensor:
+            pixels = prepare(images=list(pictures), return_tensors="pt")["pixel_values"]
+            return read(model, pixels.to(device))
+
+        return ModelEmbedder(f"{name}:{source}", features)
+
+    return build
 
 
 def _mobilenet(path: str, device: str) -> Embedder:
-    return MobileNetEmbedder(load_mobilenet(Path(path) if path else find_mobilenet()), device)
+    """Build MobileNetV2 trained on ImageNet, with 1280 features: a stand-in if DINOv2 is not installed."""
+    model = load_mobilenet(Path(path) if path else find_mobilenet()).to(device)
+
+    def features(pictures: Sequence[Picture]) -> Tensor:
+        by_size = [list(same) for _, same in itertools.groupby(pictures, key=lambda picture: picture.shape)]
+        made: Tensor = model(torch.cat([_resized(np.stack(same), device) for same in by_size]))
+        return made
+
+    # A GPU would be idle between small batches.
+    return ModelEmbedder("standin:mobilenetv2", features, _BATCH if device == "cpu" else 16 * _BATCH)
 
 
 EMBEDDERS: dict[str, Callable[[str, str], Embedder]] = {
-    "dinov2": _dinov2,
-    "clip": _clip,
+    # The normalised class token.
+    "dinov2": _from_hub("dinov2", "facebook/dinov2-base", lambda model, x: model(x).pooler_output),
+    # The image vector.
+    "clip": _from_hub(
+        "clip",
+        "openai/clip-vit-base-patch32",
+        lambda model, x: model.visual_projection(model.vision_model(x).pooler_output),
+    ),
     "mobilenetv2": _mobilenet,
     "hsv": lambda path, device: HsvEmbedder(),
 }
 
 
-def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
-    """Build an embedder; its weights are at `path`, or at PATH of NAME=PATH, or where they are installed."""
-    kind, _, named = name.partition("=")
+def build_embedder(name: str, device: str = "cpu") -> Embedder:
+    """Build an embedder; its weights are at PATH of NAME=PATH, or where they are installed."""
+    kind, _, path = name.partition("=")
     if kind not in EMBEDDERS:
         raise unknown_name("embedder", kind, EMBEDDERS)
-    return EMBEDDERS[kind](path or named, device)
-
-
-def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
-    hub = import_extra("transformers", f"the embedder {name}")
-    try:
-        # Never from the network in the middle of a measurement: what is missing is refused at once.
-        return (
-            hub.AutoImageProcessor.from_pretrained(source, local_files_only=True),
-            hub.AutoModel.from_pretrained(source, local_files_only=True),
-        )
-    except (OSError, ValueError) as error:
-        limit = "its weights are neither a folder nor in the hub's cache"
-        remedy = f"`hf download {source}` puts them there, or name a folder: {name}=FOLDER"
-        raise refuse(f"embedder {name}", source, limit, remedy) from error
+    return EMBEDDERS[kind](path, device)
 
 
 def _resized(pictures: NDArray[np.uint8], device: str) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from recap.config import RunConfig
 from recap.errors import refuse, unknown_name
+from recap.eval.judged import USUAL
 from recap.eval.metrics import find_measures
-from recap.eval.motion_judge import USUAL
 from recap.io.lookup import look_up
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.tables.paper_numbers import paper_value

@@ -20,10 +20,10 @@ from recap.eval.scores import (
     as_floats,
     cluster_interval,
     cluster_statistic,
-    count_wins,
     one_backend,
     paired_interval,
     wilcoxon,
+    win_share,
 )
 from recap.tables.paper_numbers import paper_table, paper_value
 from recap.tables.recipes import NONE, Recipe, Row
@@ -142,7 +142,7 @@ def _cell(
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
         prompts = [prompt for prompt, _ in theirs]
         against = paired_interval(best, mine, prompts)
-        wins, p = count_wins(best, mine).share, wilcoxon(best, mine)
+        wins, p = win_share(best, mine), wilcoxon(best, mine)
     return Cell(row.name, measure, one_backend(scores.values()), estimate, against, wins, p, paper)
 
 

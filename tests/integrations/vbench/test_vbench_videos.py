@@ -205,6 +205,19 @@ def test_the_command_says_what_is_next(drawn, lines):
     assert refused.exit_code != 0 and "the suite determines it" in str(refused.exception)
 
 
+def test_it_resumes_with_the_flow_it_began_with(tmp_path, monkeypatch, random_raft):
+    (tmp_path / "lines.txt").write_text("\n".join(f"prompt {number}" for number in range(128)))
+    template = {"shots": [{"prompt": "", "seconds": 1}], "backbone": "untrained", "flow": "auto"}
+    order = Order("moviegen128", RunConfig.from_dict(template), tmp_path / "lines.txt", num=1, seeds=1)
+    lines = []
+    for _ in range(2):
+        generate_suite(order, tmp_path, tmp_path / "videos", workers=1, notice=lines.append)
+        record = json.loads((tmp_path / "videos-work" / "record.json").read_text())
+        assert record["flow"] == "classical"
+        monkeypatch.setenv("RECAP_HOME", str(random_raft))
+    assert len(lines) == 1 and "flow: classical" in lines[0]
+
+
 def test_killed_in_the_midst_it_ends_as_undisturbed(lines, tmp_path, drawn):
     out = tmp_path / "videos"
     words = [

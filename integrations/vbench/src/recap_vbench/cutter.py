@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from recap.eval.sampling import clip_spans
+from recap.eval.sampling import cut_clips
 from recap.io.files import staged_folder, write_whole
 from recap.io.video import Clip, ClipWriter, Picture, open_clip
 
@@ -72,34 +71,20 @@ def cut_video(path: Path, folder: Path, label: str, seconds: int, source: str) -
 
 def _cut(clip: Clip, folder: Path, label: str, seconds: int) -> dict[str, object]:
     """Write the clips and return their list."""
-    size = int(clip.fps) * int(seconds)
-    # This refuses clips without pictures.
-    clip_spans(1, clip.fps, seconds)
     names: list[str] = []
-    count = 0
-    # The last `size` pictures: the last clip may begin before the one before it ends.
-    recent: deque[Picture] = deque(maxlen=size)
 
     def writer(name: str) -> ClipWriter:
         # The rate is a whole number, as VBench's own cutter writes it.
         return ClipWriter(folder / name, (clip.height, clip.width), int(clip.fps), quality=CRF)
 
-    def finish() -> None:
-        number = "full" if count < size else f"{len(names):03d}"
-        names.append(f"{label}-{number}.mp4")
-        with writer(names[-1]) as file:
-            for each in recent:
-                _write(file, each)
-        _write(firsts, recent[0])
-
     with writer(f"{label}-firsts.mp4") as firsts:
-        for count, picture in enumerate(clip.pictures(), start=1):
-            recent.append(picture)
-            if count % size == 0:
-                finish()
-        if count % size:
-            finish()
-    assert len(names) == len(clip_spans(count, clip.fps, seconds))
+        for part in cut_clips(clip, seconds):
+            number = "full" if len(part) < int(clip.fps) * seconds else f"{len(names):03d}"
+            names.append(f"{label}-{number}.mp4")
+            with writer(names[-1]) as file:
+                for picture in part:
+                    _write(file, picture)
+            _write(firsts, part[0])
     if len(names) == 1:
         firsts.path.unlink()
     return {"clips": names, "firsts": firsts.path.name if len(names) > 1 else None}

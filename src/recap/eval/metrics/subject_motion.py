@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.judges.witness import ProbeWitness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import ForwardFlow, Pictures, Sampled, as_tensor
 from recap.eval.scores import Floats, Score
