@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from recap.eval import mobilenet
+from recap.eval import embedders
 from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
 from recap.eval.sampling import sample_clip
 from recap.eval.scores import Score, cluster_interval, one_backend, paired_interval, wilcoxon, win_share
@@ -161,16 +161,16 @@ def test_sampling_a_clip(tmp_path: Path):
 
 
 def test_mobilenet_takes_files_with_and_without_counters(tmp_path, monkeypatch):
-    file, state = tmp_path / "mobilenetv2.pt", mobilenet.MobileNetV2().state_dict()
+    file, state = tmp_path / "mobilenetv2.pt", embedders.MobileNetV2().state_dict()
     loaded = []
     for kept in (state, {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}):
         torch.save(kept, file)
-        known = replace(mobilenet.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-        monkeypatch.setattr(mobilenet, "MOBILENET", known)
-        loaded.append(mobilenet.load_mobilenet(file).state_dict())
+        known = replace(embedders.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        monkeypatch.setattr(embedders, "MOBILENET", known)
+        loaded.append(embedders.load_mobilenet(file).state_dict())
     assert all(torch.equal(state[name], found[name]) for found in loaded for name in state)
     torch.save({name: t for name, t in state.items() if name != "features.0.0.weight"}, file)
-    known = replace(mobilenet.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-    monkeypatch.setattr(mobilenet, "MOBILENET", known)
+    known = replace(embedders.MOBILENET, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(embedders, "MOBILENET", known)
     with pytest.raises(ValueError, match=r"1 missing \(features\.0\.0\.weight\)"):
-        mobilenet.load_mobilenet(file)
+        embedders.load_mobilenet(file)

@@ -1,4 +1,4 @@
-"""Brings a finished run and its judges together, and defines the entry by which a metric becomes available to tables.
+"""Brings a finished run and its judges together, and defines the entry by which tables find a metric.
 
 A metric is a file of `recap.eval.metrics`: functions of pictures and trace, and `MEASURES`, which lists one or more
 `Measure`. Nothing else has to be edited: tables find measures by name. A measure outside the package is named as
@@ -30,7 +30,7 @@ USUAL = "classical"
 
 
 class MotionJudge(NamedTuple):
-    """Is a flow estimator and its name on scores."""
+    """Pairs a flow estimator with its name on scores."""
 
     flow: ForwardFlow
     backend: str
@@ -69,6 +69,7 @@ class JudgedRun:
         embedder: Embedder | None = None,
     ):
         self.clip, self.trace, self.seconds = clip, trace, seconds
+        self.has_bank = has_bank(trace)
         self.subject: str = data["subject"]
         self.late_subject: str = data.get("late_subject", "")
         self._judge_flow: str = data.get("judge_flow", USUAL)
@@ -94,18 +95,17 @@ class JudgedRun:
 
     @cached_property
     def sampled(self) -> Sampled:
+        """The pictures at which the protocols of identity and reappearance look."""
         return sample_clip(self.clip, PER_SECOND)
 
     @property
-    def has_bank(self) -> bool:
-        return has_bank(self.trace)
-
-    @property
     def motion_judge(self) -> MotionJudge:
+        """The flow that motion is measured with."""
         return _motion_judge(self._judge_flow, device=self._device)
 
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
+        """Everybody who can compare sightings, and what they look at."""
         own = [("subject", self.subject_witness)] if self.subject_witness is not None else []
         return [*own, ("frame", FrameWitness(self.embedder))]
 

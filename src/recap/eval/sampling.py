@@ -48,7 +48,7 @@ Footage = Clip | InMemoryClip
 
 
 class Span(NamedTuple):
-    """Is a time span in seconds, which includes `start` but not `end`."""
+    """A time span in seconds includes `start` but not `end`."""
 
     start: float
     end: float

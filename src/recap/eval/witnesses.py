@@ -32,7 +32,7 @@ class Embedder(Protocol):
 
 
 class Box(NamedTuple):
-    """Is a box in pixels; `right` and `bottom` are exclusive."""
+    """A box is in pixels; `right` and `bottom` are exclusive."""
 
     left: float
     top: float

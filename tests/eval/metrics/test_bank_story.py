@@ -81,7 +81,7 @@ def test_a_bank_that_keeps_the_wrong_token_is_found_out():
 
 
 @pytest.fixture(scope="module")
-def drawn():
+def generated():
     """Trace lines of a real run, with a cut, whose bank is full and has thrown out some."""
     config = RunConfig.from_dict({
         "shots": [{"prompt": "fox snow day", "seconds": 2.25}, {"prompt": "boat sea dusk", "seconds": 1.5}],
@@ -94,18 +94,18 @@ def drawn():
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(drawn, row):
-    trace, held = drawn
+def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(generated, row):
+    trace, kept = generated
     story = bank_story(trace, row)
     assert story.complete and story.overlap == [1.0] * len(trace)
-    assert set(story.bank) == {tuple(place) for place in held[row]} and story.evicted
+    assert set(story.bank) == {tuple(place) for place in kept[row]} and story.evicted
     offered = [len(line.offered.scores[row]) for line in trace]
     assert offered == [208, 312, 312, 312, 312]  # the sink owns the first frame, all else is offered
 
 
-def test_a_tampered_slot_of_a_real_bank_is_found_out(drawn):
+def test_a_tampered_slot_of_a_real_bank_is_found_out(generated):
     """The best newcomer of the last block is replaced by one that the bank had refused."""
-    *before, last = drawn[0][:3]
+    *before, last = generated[0][:3]
     taken, candidates = dict(last.admitted[0]), last.candidates()
     del taken[max(taken, key=taken.get)]
     worst = min(candidates, key=candidates.get)
@@ -113,7 +113,7 @@ def test_a_tampered_slot_of_a_real_bank_is_found_out(drawn):
     assert story.overlap[:2] == [1.0, 1.0] and story.overlap[2] == pytest.approx(1 - 1 / len(story.bank))
 
 
-def test_a_trace_tells_what_was_refused_only_when_asked(drawn, tmp_path):
+def test_a_trace_tells_what_was_refused_only_when_asked(generated, tmp_path):
     settings = {"shots": [{"prompt": "x", "seconds": 0.75}], "backbone": "untrained", "flow": "classical"}
     for asked in (False, True):
         generate(RunConfig.from_dict({**settings, "trace_offered": asked}), tmp_path / str(asked))

@@ -1,7 +1,7 @@
 """The probe is a small convolutional net that finds the actors in a picture and their colours.
 
-It is trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it
-predicts which actor covers it and that instance's mean colour; per picture, which actors are there at all.
+It is trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it predicts which actor
+covers it and that instance's mean colour; per picture, which actors are there at all.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def actor_number(actor: str) -> int:
 
 
 class Probe(nn.Module):
-    """Is a net of about 0.6 million parameters for any picture size that is a multiple of 16."""
+    """This net has about 0.6 million parameters and takes any picture size that is a multiple of 16."""
 
     def __init__(self, widths: tuple[int, int, int, int] = (32, 48, 72, 80)) -> None:
         super().__init__()
@@ -141,15 +141,11 @@ def save_probe(probe: Probe, file: Path) -> None:
     save_file(weights, file, metadata={"actors": ",".join(ACTORS)})
 
 
-def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
-    """Read what `save_probe` wrote."""
+def load_probe(file: Path | None = None, device: torch.device | str = "cpu") -> Probe:
+    """Read what `save_probe` wrote; without a file, the probe that comes with the package."""
+    file = file or SHIPPED
     probe, remedy = Probe(), "install the released package, or train it with python -m training.probe"
     load_strictly(probe, file, "probe", remedy)
     if read_metadata(file, "probe").get("actors") != ",".join(ACTORS):
         raise refuse("probe", str(file), "it knows other actors than the vocabulary", remedy)
     return probe.to(device).eval().requires_grad_(False)
-
-
-def load_shipped_probe() -> Probe:
-    """Load the probe that comes with the package."""
-    return load_probe(SHIPPED)

@@ -17,7 +17,7 @@ from torch import Tensor
 from recap.backbones.tiny.reading import read_prompt
 from recap.contracts import Curve, Sample
 from recap.eval.judges.colours import colour_distance, mean_colour, to_lab
-from recap.eval.judges.probe import BATCH, NOBODY, Judged, Probe, actor_number, load_shipped_probe
+from recap.eval.judges.probe import BATCH, NOBODY, Judged, Probe, actor_number, load_probe
 from recap.eval.sampling import Pictures, as_tensor
 
 OPENING_S = 1.0
@@ -38,7 +38,7 @@ class ProbeJudge:
     )
 
     def __init__(self, probe: Probe | None = None) -> None:
-        self._probe = probe or load_shipped_probe()
+        self._probe = probe or load_probe()
 
     def curves(self, samples: Iterable[Sample]) -> list[Curve]:
         seconds: list[float] = []
@@ -69,7 +69,7 @@ class ProbeWitness:
     backend = "probe"
 
     def __init__(self, probe: Probe | None = None) -> None:
-        self._probe = probe or load_shipped_probe()
+        self._probe = probe or load_probe()
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether the actor was found, N, and its colour N 3, sRGB in 0..1."""

@@ -31,7 +31,7 @@ MOST_LEFT_OUT = 1 / 3
 
 
 class Stretch(NamedTuple):
-    """Is consecutive blocks under one prompt, without a cut between them."""
+    """A stretch has consecutive blocks under one prompt, without a cut between them."""
 
     prompt: str
     first_block: int
