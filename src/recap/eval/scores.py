@@ -17,8 +17,8 @@ Floats = NDArray[np.float64]
 FEWEST_CLUSTERS = 5
 """Fewer prompts give no interval: resampling two of two gives a narrow one that means nothing."""
 
-# Intervals are 95 %.
 OUTSIDE = [0.025, 0.975]
+"""Intervals are 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,7 @@ class Estimate(NamedTuple):
 
 
 def cluster_interval(
-    values: Sequence[float | None],
-    clusters: Sequence[object],
-    *,
-    fewest: int = FEWEST_CLUSTERS,
+    values: Sequence[float | None], clusters: Sequence[object], *, fewest: int = FEWEST_CLUSTERS
 ) -> Estimate:
     """Average the values that are not None; the bootstrap interval resamples whole clusters (prompts).
 
@@ -88,9 +85,7 @@ def cluster_interval(
 
 
 def cluster_statistic(
-    statistic: Callable[[Floats], float],
-    values: Sequence[float],
-    clusters: Sequence[object],
+    statistic: Callable[[Floats], float], values: Sequence[float], clusters: Sequence[object]
 ) -> Estimate:
     """Estimate a statistic of all values; its bootstrap interval resamples whole clusters."""
     x, labels = np.array(values, np.float64), np.array([str(label) for label in clusters])

@@ -63,8 +63,8 @@ def test_the_bank_is_the_oracle_after_every_block(run):
     assert story.overlap == [1.0] * len(trace) and story.complete
     assert set(story.bank) == {tuple(place) for place in bank.held.source[0].tolist()}
     # The tie rule was put to the test.
-    outside = story.pool.keys() - story.bank.keys()
-    assert any(story.pool[position] == story.cutoff for position in outside)
+    pool = {position: score for line in trace for position, score in line.candidates().items()}
+    assert any(pool[position] == story.cutoff for position in pool.keys() - story.bank.keys())
 
 
 def test_a_trace_of_what_was_admitted_alone_is_read_and_called_incomplete(run):

@@ -31,8 +31,6 @@ class BankStory(NamedTuple):
     """Whether the oracle knew every candidate, not only those admitted."""
     bank: Bank
     """Its contents at the end."""
-    pool: Bank
-    """Everything that the oracle knew."""
     evicted: list[float]
     """The scores of all tokens that were evicted."""
     cutoff: float
@@ -58,7 +56,7 @@ def bank_story(trace: Sequence[BlockTrace], row: int = 0) -> BankStory:
         overlap.append(len(oracle & bank.keys()) / len(bank) if bank else 1.0)
     end_frame = trace[-1].first_frame + len(trace[-1].first_pictures)
     ages = sorted((end_frame - frame) / end_frame for frame, _, _ in bank)
-    return BankStory(overlap, complete, bank, pool, evicted, min(bank.values(), default=0.0), ages)
+    return BankStory(overlap, complete, bank, evicted, min(bank.values(), default=0.0), ages)
 
 
 def uniform_distance(values: Sequence[float]) -> float:
