@@ -57,7 +57,7 @@ def made(tmp_path_factory, lines):
     """Two prompts, two seeds: the folder of the videos."""
     out = tmp_path_factory.mktemp("made") / "videos"
     reported = []
-    done = make(order(lines), out, report=lambda progress: reported.append(progress.line()))
+    done = make(order(lines), out, report=reported.append)
     assert done == (4, False) and reported[-1] == "4 of 4 done"
     return out
 

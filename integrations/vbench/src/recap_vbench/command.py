@@ -13,7 +13,6 @@ from recap.cli.examples import as_epilog
 from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
-from recap.tables.runner import each_change
 from recap_vbench.environment import describe, python_of, set_up, vbench_folder
 from recap_vbench.judge import Question, judge
 from recap_vbench.suites import SUITES
@@ -95,7 +94,7 @@ def draw_command(
         vbench_folder(folder),
         out,
         workers=workers,
-        report=each_change(show_notice),
+        report=show_notice,
         notice=show_notice,
     )
     following = ["recap", "vbench", "run", str(out), "--suite", suite]

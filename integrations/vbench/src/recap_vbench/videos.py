@@ -22,13 +22,10 @@ from recap.eval.judged import EMBEDDED
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
 from recap.run import Notice, generate, resume, versions
-from recap.tables.about import VERSIONS, cores
-from recap.tables.folder import RECORD
-from recap.tables.jobs import Job, Result
+from recap.tables.executors import Processes
+from recap.tables.folder import RECORD, VERSIONS, cores
 from recap.tables.preflight import find_missing_weights, looks_at_flow
-from recap.tables.processes import Processes
-from recap.tables.runner import Report, collect, run_jobs, silent
-from recap.tables.store import Store
+from recap.tables.runner import Job, Result, ResultStore, collect, run_jobs
 from recap_vbench.environment import installed
 from recap_vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
 
@@ -62,7 +59,7 @@ def generate_suite(
     out: Path,
     *,
     workers: int | None = None,
-    report: Report = silent,
+    report: Notice = lambda line: None,
     notice: Notice = print,
 ) -> tuple[int, bool]:
     """Generate the videos of a suite into `out`; the same call resumes what was stopped.
@@ -90,7 +87,7 @@ def generate_suite(
     _check_record(out, work, wanted, numbers)
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(work, "--out", "another process makes these videos", "wait for it, or end it first"):
-        store = Store(work)
+        store = ResultStore(work)
         if videos.is_dir():
             # What VBench would refuse afterwards is refused before the hours of generating.
             remove_strays(videos)
@@ -107,13 +104,12 @@ def generate_suite(
             if store.has(job):
                 put(job)
         executor = Processes(WORK, work / "jobs", workers or (cores() if template.device == "cpu" else 1))
-        collect(jobs, store, run_jobs(jobs, store, executor, report=report, on_result=put))
+        collect(jobs, store, run_jobs(jobs, store, executor, notice=report, on_result=put))
     return len(jobs), num == len(all_texts) and seeds == suite.seeds
 
 
-def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
+def generate_video(job: Job, run: Path) -> Result:
     """Generate one video, or resume it; returns its file and the digest by which it is recognised."""
-    run = Path(folder)
     if (run / "run.json").is_file():
         resume(run, notice=lambda _: None)
     else:
@@ -121,7 +117,7 @@ def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
             # It was stopped before it was a run.
             remove_strays(run)
             (run / LOCK).unlink(missing_ok=True)
-        generate(RunConfig.from_dict(payload["data"]["config"]), run, notice=lambda _: None)
+        generate(RunConfig.from_dict(job.data["config"]), run, notice=lambda _: None)
     # Those of a suite's minutes are tens of gigabytes.
     for name in ("latents.safetensors", "state.safetensors"):
         (run / name).unlink(missing_ok=True)
