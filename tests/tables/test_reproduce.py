@@ -229,7 +229,7 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     section = whole["section"]
     shutil.copy(results / "retention" / "sheet.png", mine)
     (mine / "table.json").write_text(
-        json.dumps(whole | {"section": section | {"said": remarks("", ["sink"])}})
+        json.dumps(whole | {"section": section | {"remarks": remarks("", ["sink"])}})
     )
     assert "Left out, as they could not be generated: sink." in write_report(tmp_path).read_text()
     before = (tmp_path / "report.html").read_bytes()

@@ -25,7 +25,7 @@ from recap.eval.scores import (
     wilcoxon,
     win_share,
 )
-from recap.show.results_page import Measured
+from recap.show.page import Measured
 from recap.tables.paper_numbers import paper_table, paper_value
 from recap.tables.recipes import NONE, Recipe, Row
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from helios_fakes import FRAMES, PROMPT, TinyHelios
 
-import recap.show.comparison
 import recap.show.inspection
+import recap.show.run_page
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.spec import ROWS as PUBLIC
 from recap.config import RunConfig
@@ -22,6 +22,7 @@ from recap.eval.metrics import all_measures
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import InMemoryClip
 from recap.flow import ClassicalFlow
+from recap.io.report import SILENT
 from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
 from recap.plan import make_plan
@@ -178,7 +179,7 @@ def test_the_bank_of_a_page_is_shown_in_the_seconds_of_its_pictures(ours):
     history = look_at(clip, run.trace, shots_s).bank
     assert history.cuts == CUTS and list(history.ends) == [n * CHUNK / FPS for n in range(1, CHUNKS + 1)]
     frames = {frame for frame, _, _ in bank_before(run.trace, len(run.trace))}
-    assert set(history.held[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
+    assert set(history.slots[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
 
 
 def test_every_measure_has_something_to_say_of_a_helios_run(ours):
@@ -222,13 +223,13 @@ def compared(tmp_path_factory):
             "flow": "classical",
         }
     )
-    shown, build = [], recap.show.comparison.build_compare_page
+    shown, build = [], recap.show.run_page.build_video_page
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            recap.show.comparison, "build_compare_page", lambda made: (shown.append(made), build(made))[1]
+            recap.show.run_page, "build_video_page", lambda made: (shown.append(made), build(made))[1]
         )
         summary = compare(
-            config, ["none", "sink", "recap"], tmp_path_factory.mktemp("c") / "out", notice=quiet
+            config, ["none", "sink", "recap"], tmp_path_factory.mktemp("c") / "out", reporter=SILENT
         )
     return summary, shown[0]
 
@@ -236,7 +237,7 @@ def compared(tmp_path_factory):
 def test_bank_patches_are_cut_from_the_last_picture_of_their_frame(compared):
     summary, page = compared
     pictures = list(open_clip(summary.runs["recap"] / "video.mp4").pictures())
-    assert len(pictures) == summary.num_pictures == 4 * CHUNK
+    assert len(pictures) == 4 * CHUNK
     trace = read_trace(summary.runs["recap"] / "trace.jsonl")
     held = bank_before(trace, len(trace))
     new = sorted(place for place, score in held.items() if score > 0)
@@ -261,17 +262,18 @@ def test_scenes_and_blocks_of_the_page_begin_with_their_chunks(compared):
 def test_patches_of_an_inspected_video_are_what_it_shows_then(compared, tmp_path, monkeypatch):
     """A file does not tell its model, so it is cut as any clip is; seconds and pixels are still the picture's own."""
     video = compared[0].runs["recap"] / "video.mp4"
-    stories, build = [], recap.show.inspection.build_page
+    stories, build = [], recap.show.inspection.build_video_page
     monkeypatch.setattr(
-        recap.show.inspection, "build_page", lambda story: (stories.append(story), build(story))[1]
+        recap.show.inspection, "build_video_page", lambda story: (stories.append(story), build(story))[1]
     )
-    found = inspect_clip(
-        video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), notice=quiet
+    page = inspect_clip(
+        video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), reporter=SILENT
     )
-    assert found.num_pictures == 4 * CHUNK and found.fps == FPS and found.grid == SPEC.grid
+    found = json.loads((page.parent / "inspect.json").read_text())["summary"]
+    assert found["num_pictures"] == 4 * CHUNK and found["fps"] == FPS and found["grid"] == list(SPEC.grid)
     pictures, side = list(open_clip(video).pictures()), SPEC.token_pixels
-    patches = stories[0].patches
-    assert len(patches) == found.bank_new > 0
+    patches = stories[0].methods[0].bank
+    assert len(patches) == found["bank_new"] > 0
     for index, second in enumerate(patches.seconds):
         top, left = patches.rows[index] * side, patches.columns[index] * side
         shown = pictures[round(second * FPS)][top : top + side, left : left + side]
