@@ -58,7 +58,7 @@ def test_four_chunks_with_a_cut_fill_the_bank_and_can_be_stopped(rule, dino, hel
         assert len(line.fired[0]) == FRAMES
         assert line.tokens.get("bank", 0) == (spec.frame_tokens if index else 0)
     story = bank_story(lines)
-    assert story.complete and story.capacity == spec.frame_tokens
+    assert story.complete and len(story.bank) == spec.frame_tokens
     if not rule.startswith("diversity"):  # which keeps what is different, whatever its score
         assert story.overlap == [1.0] * CHUNKS
     assert min(story.ages) > 0 and max(story.ages) < 1

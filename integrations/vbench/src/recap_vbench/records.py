@@ -1,4 +1,4 @@
-"""A folder of scores: one file per finished dimension, and `scores.json`, which is computed from them.
+"""Keeps a folder of scores: one file per finished dimension, and `scores.json`, which is computed from them.
 
 A dimension that was scored on all its videos is never replaced: not by one with videos missing, and not by one of
 other videos or other settings.
@@ -7,14 +7,14 @@ other videos or other settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse
-from recap.eval.metrics.vbench import group_score, missing, total_score
-from recap.eval.vbench.suites import Suite
 from recap.io.files import write_whole
+from recap_vbench.scores import QUALITY, SEMANTIC, group_score, missing, total_score
+from recap_vbench.suites import Suite
 
 Record = dict[str, Any]
 """A record has key, complete, suite, settings, versions, score, sources (SHA-256 of each video), clips and fast."""
@@ -43,32 +43,35 @@ def read_records(folder: Path, suite: Suite, digest: str) -> dict[str, Record]:
     return found
 
 
-def check_videos(folder: Path, records: Mapping[str, Record], sources: Mapping[str, str]) -> None:
-    """Refuse videos that differ from those of the complete dimensions in the folder."""
-    for name, record in records.items():
+def to_do(
+    folder: Path,
+    records: Mapping[str, Record],
+    wanted: Mapping[str, tuple[str, bool]],
+    sources: Mapping[str, str],
+) -> list[str]:
+    """List the dimensions still to be scored; `wanted` has the key of each and whether it would be complete.
+
+    Videos (`sources` has their SHA-256) that differ from those of a complete dimension are refused.
+    """
+    finished = {name: record for name, record in records.items() if record["complete"]}
+    for name, record in finished.items():
         for video, source in record["sources"].items():
-            if record["complete"] and sources.get(video, source) != source:
+            if sources.get(video, source) != source:
                 raise refuse("--out", str(folder), f"its {name} is of another {video!r}", ELSEWHERE)
-
-
-def to_do(folder: Path, records: Mapping[str, Record], wanted: Mapping[str, tuple[str, bool]]) -> list[str]:
-    """List the dimensions still to be scored; `wanted` has the key of each and whether it would be complete."""
-    rest = []
-    for name, (key, complete) in wanted.items():
-        old = records.get(name)
-        if old is not None and old["key"] == key:
-            continue
-        if old is not None and old["complete"]:
-            limit = f"its {name} is complete, and of " + ("other settings" if complete else "more videos")
+    rest = [name for name, (key, _) in wanted.items() if name not in records or records[name]["key"] != key]
+    for name in rest:
+        if name in finished:
+            limit = f"its {name} is complete, and of " + (
+                "other settings" if wanted[name][1] else "more videos"
+            )
             raise refuse("--out", str(folder), limit, ELSEWHERE)
-        rest.append(name)
     return rest
 
 
 def write_record(folder: Path, suite: Suite, name: str, record: Record) -> None:
     """Write a finished dimension, unless another run has meanwhile finished it on all its videos."""
     others = read_records(folder, suite, record["prompts_sha256"])
-    to_do(folder, others, {name: (record["key"], record["complete"])})
+    to_do(folder, others, {name: (record["key"], record["complete"])}, {})
     write_whole(_path(folder, name), json.dumps(record, ensure_ascii=False).encode())
 
 
@@ -79,18 +82,20 @@ def write_scores(folder: Path, suite: Suite, digest: str) -> dict[str, Any]:
     """
     records = read_records(folder, suite, digest)
     complete = {name: record["score"]["value"] for name, record in records.items() if record["complete"]}
-    lacking = missing(complete)
+    # Where two dimensions were scored by different versions, both are named.
+    versions = {(n, v) for record in records.values() for n, v in record["versions"].items()}
+    names = sorted({name for name, _ in versions})
     scores: dict[str, Any] = {
         "suite": suite.name,
         "prompts_sha256": digest,
         "backend": sorted({record["score"]["backend"] for record in records.values()}),
-        "versions": _merged(record["versions"] for record in records.values()),
+        "versions": {name: " and ".join(sorted(v for n, v in versions if n == name)) for name in names},
         "complete": all(name in complete for name in suite.dimensions),
-        "not_complete": [*lacking.quality, *lacking.semantic],
+        "not_complete": missing(complete),
         "dimensions": {name: _summary(record) for name, record in records.items()},
     }
-    for group in ("quality", "semantic"):
-        if not getattr(lacking, group):
+    for group, own in (("quality", QUALITY), ("semantic", SEMANTIC)):
+        if not missing(complete, own):
             scores[group] = group_score(complete, group)
     if not scores["not_complete"]:
         scores["total"] = total_score(complete)
@@ -104,22 +109,13 @@ def _path(folder: Path, dimension: str) -> Path:
 
 def _summary(record: Record) -> dict[str, Any]:
     score = record["score"]
-    details = {name: value for name, value in score["details"].items() if name != "videos"}
+    details = dict(score["details"])
     return {
         "value": score["value"],
         "complete": record["complete"],
         "num_clips": score["n"],
-        "num_videos": len(score["details"]["videos"]),
+        "num_videos": len(details.pop("videos")),
         "num_videos_of_suite": record["num_videos_of_suite"],
         **details,
         **record["settings"],
     }
-
-
-def _merged(several: Iterable[dict[str, str]]) -> dict[str, str]:
-    """Merge the versions of all records; where two differ, name both."""
-    found: dict[str, set[str]] = {}
-    for versions in several:
-        for name, version in versions.items():
-            found.setdefault(name, set()).add(version)
-    return {name: " and ".join(sorted(values)) for name, values in sorted(found.items())}

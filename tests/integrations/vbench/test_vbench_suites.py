@@ -8,10 +8,9 @@ from collections import Counter
 import pytest
 from vbench_standin import full_info
 
-from recap.eval.vbench.suites import (
+from recap_vbench.scores import QUALITY, SEMANTIC
+from recap_vbench.suites import (
     GROUPS_OF_128,
-    QUALITY,
-    SEMANTIC,
     SUITES,
     check_dimensions,
     clip_seconds,
@@ -28,7 +27,7 @@ from recap.eval.vbench.suites import (
 def info(tmp_path):
     path = tmp_path / "VBench_full_info.json"
     path.write_text(json.dumps(full_info()))
-    return path
+    return str(path)
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_own_128_must_be_of_the_list(info, tmp_path):
 
 def test_moviegen_stems_are_valid_file_names(lines):
     suite = find_suite("moviegen128")
-    entries = load_entries(suite, lines, None)
+    entries = load_entries(suite, lines, "")
     assert entries[0].stem == "a prompt 0" and [e.stem for e in entries[-2:]] == ["line-127", "line-128"]
     assert entries[-1].text == "half a/b"
     assert set(clip_seconds(suite, entries).values()) == {2}
@@ -96,33 +95,33 @@ def test_moviegen_stems_are_valid_file_names(lines):
 def test_moviegen_by_a_map_of_names(tmp_path):
     path = tmp_path / "names.json"
     path.write_text(json.dumps({f"p{number}": f"prompt/{number}" for number in range(128)}))
-    assert load_entries(find_suite("moviegen128"), path, None)[3].stem == "p3"
+    assert load_entries(find_suite("moviegen128"), path, "")[3].stem == "p3"
     path.write_text(json.dumps({f"p/{number}": "x" for number in range(128)}))
     with pytest.raises(ValueError, match="cannot have a /"):
-        load_entries(find_suite("moviegen128"), path, None)
+        load_entries(find_suite("moviegen128"), path, "")
     # 250 bytes, and 6 of "-4.mp4".
     for odd in ("", "é" * 125):
         path.write_text(json.dumps({odd: "x", **{f"p{number}": "x" for number in range(127)}}))
         with pytest.raises(ValueError, match="1 to 255 bytes"):
-            load_entries(find_suite("moviegen128"), path, None)
+            load_entries(find_suite("moviegen128"), path, "")
     path.write_text("[1]")
     with pytest.raises(ValueError, match="not an object"):
-        load_entries(find_suite("moviegen128"), path, None)
+        load_entries(find_suite("moviegen128"), path, "")
 
 
 def test_lists_of_another_length_are_refused(tmp_path, lines):
     with pytest.raises(ValueError, match="needs the file of its 128 prompts"):
-        load_entries(find_suite("moviegen128"), None, None)
+        load_entries(find_suite("moviegen128"), None, "")
     lines.write_text("one\ntwo\n")
     with pytest.raises(ValueError, match="has 128 prompts, and this list has 2"):
-        load_entries(find_suite("moviegen128"), lines, None)
+        load_entries(find_suite("moviegen128"), lines, "")
     lines.write_text("one\n" * 128)
     with pytest.raises(ValueError, match="in the list twice"):
-        load_entries(find_suite("moviegen128"), lines, None)
+        load_entries(find_suite("moviegen128"), lines, "")
     broken = tmp_path / "info.json"
     broken.write_text('[{"prompt": 1}]')
     with pytest.raises(ValueError, match="recap vbench setup"):
-        load_entries(find_suite("vbench946"), None, broken)
+        load_entries(find_suite("vbench946"), None, str(broken))
 
 
 def test_unknown_and_unfit_names_are_refused():
@@ -143,21 +142,22 @@ def test_unknown_and_unfit_names_are_refused():
 
 def test_files_that_belong_to_no_prompt_are_refused(lines, tmp_path):
     suite = find_suite("moviegen128")
-    entries = load_entries(suite, lines, None)
+    entries = load_entries(suite, lines, "")
+    stems = {entry.stem for entry in entries}
     videos = tmp_path / "videos"
     with pytest.raises(ValueError, match="no such folder"):
-        find_videos(videos, suite, entries)
+        find_videos(videos, suite, stems)
     videos.mkdir()
     with pytest.raises(ValueError, match=r"no \.mp4 file"):
-        find_videos(videos, suite, entries)
+        find_videos(videos, suite, stems)
     (videos / "a prompt 0-0.mp4").touch()
     (videos / "a prompt 0-4.mp4").touch()
     (videos / "notes.txt").touch()
-    found = find_videos(videos, suite, entries)
+    found = find_videos(videos, suite, stems)
     assert sorted(found) == [("a prompt 0", 0), ("a prompt 0", 4)]
     assert len(missing_videos(suite, entries, "dynamic_degree", found)) == 638
     for name in ("a prompt 0.mp4", "other-0.mp4", "a prompt 0-5.mp4", "a prompt 0-00.mp4"):
         (videos / name).touch()
         with pytest.raises(ValueError, match=name):
-            find_videos(videos, suite, entries)
+            find_videos(videos, suite, stems)
         (videos / name).unlink()

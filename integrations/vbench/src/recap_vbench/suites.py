@@ -1,4 +1,4 @@
-"""The prompt suites: their prompts, the dimensions they are scored in, file names and clip lengths.
+"""Knows the prompt suites: their prompts, the dimensions they are scored in, file names and clip lengths.
 
 The prompts belong to others and are not shipped: VBench's list comes with its wheel, MovieGen's from a file of the
 user. Scores of two suites do not compare, so suite and counts are reported with each score.
@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recap.errors import refuse, unknown_name
-from recap.eval.metrics.vbench import dimensions
-
-QUALITY = tuple(d.name for d in dimensions().values() if d.group == "quality")
-SEMANTIC = tuple(d.name for d in dimensions().values() if d.group == "semantic")
+from recap_vbench.scores import DIMENSIONS, QUALITY, SEMANTIC
 
 SHORT_S, LONG_S = 2, 10
-LONG = ("human_action", "temporal_style", "overall_consistency")
+LONG = {"human_action", "temporal_style", "overall_consistency"}
 """VBench-Long scores these dimensions on clips of 10 s, the others on clips of 2 s."""
 
 MOST_BYTES = 255
@@ -43,7 +40,7 @@ A group is named by its first dimension.
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A prompt set and the dimensions it can be scored in.
+    """Describes a prompt set and the dimensions it can be scored in.
 
     An `official` suite has prompts of VBench's wheel. The clip rule is `prompt` (VBench's standard mode),
     `dimension` (its table) or `short` (its custom mode).
@@ -58,9 +55,12 @@ class Suite:
 
 
 SUITES = {
-    "vbench946": Suite("vbench946", 946, (*QUALITY, *SEMANTIC), True, "prompt"),
-    "vbench128": Suite("vbench128", 128, (*QUALITY, *SEMANTIC), True, "dimension"),
-    "moviegen128": Suite("moviegen128", 128, (*QUALITY, "overall_consistency"), False, "short"),
+    suite.name: suite
+    for suite in (
+        Suite("vbench946", 946, (*QUALITY, *SEMANTIC), True, "prompt"),
+        Suite("vbench128", 128, (*QUALITY, *SEMANTIC), True, "dimension"),
+        Suite("moviegen128", 128, (*QUALITY, "overall_consistency"), False, "short"),
+    )
 }
 """VBench's whole list; 128 of its prompts, with quality scored on all and a semantic dimension on its own group; and
 the 128 MovieGen prompts, for which VBench has no labels."""
@@ -68,7 +68,7 @@ the 128 MovieGen prompts, for which VBench has no labels."""
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One prompt and the dimensions it is scored in; its files are `<stem>-<seed>.mp4`.
+    """Describes one prompt and the dimensions it is scored in; its files are `<stem>-<seed>.mp4`.
 
     `listed` has the dimensions for which VBench's own list names the prompt.
     """
@@ -86,6 +86,7 @@ def video_name(stem: str, seed: int) -> str:
 
 
 def find_suite(name: str) -> Suite:
+    """Return the suite of that name."""
     if name not in SUITES:
         raise unknown_name("suite", name, SUITES)
     return SUITES[name]
@@ -94,8 +95,8 @@ def find_suite(name: str) -> Suite:
 def check_dimensions(suite: Suite, names: Sequence[str], static_filter: bool) -> tuple[str, ...]:
     """Return the dimensions to measure in VBench's order: those named, or all of the suite."""
     for name in names:
-        if name not in dimensions():
-            raise unknown_name("--dimension", name, dimensions())
+        if name not in DIMENSIONS:
+            raise unknown_name("--dimension", name, DIMENSIONS)
         if name not in suite.dimensions:
             needs = "labels that" if name in LABELLED else "a group of prompts that"
             limit = f"{suite.name} cannot be scored in it: it needs {needs} only VBench's own prompts have"
@@ -106,21 +107,27 @@ def check_dimensions(suite: Suite, names: Sequence[str], static_filter: bool) ->
     return tuple(name for name in suite.dimensions if not names or name in names)
 
 
-def load_entries(suite: Suite, prompts: Path | None, info: Path | None) -> list[Entry]:
-    """Load the suite's prompts from VBench's own metadata `info` or from the user's file."""
-    if not suite.official:
-        if prompts is None:
-            limit = f"{suite.name} needs the file of its {suite.num_entries} prompts"
-            remedy = "name a text file with one prompt per line, or JSON {name: prompt}"
-            raise refuse("--prompts", "none", limit, remedy)
-        return _counted(suite, _from_file(suite, prompts), prompts)
-    own = _own_choice(suite, prompts)
-    if info is None:
-        raise refuse("prompts", suite.name, "VBench's metadata is not there", "run `recap vbench setup`")
-    official = _official(info)
-    if prompts is not None:
-        return _counted(suite, _chosen(official, own, prompts), prompts)
-    return _counted(suite, official if suite.name == "vbench946" else _sample(official), info)
+def load_entries(suite: Suite, prompts: Path | None, info: str) -> list[Entry]:
+    """Load the suite's prompts from VBench's own metadata, the file `info`, or from the user's file."""
+    if suite.official:
+        texts, official = own_choice(suite, prompts), _official(info)
+        if prompts is not None:
+            return _counted(suite, [_chosen(official, text, prompts) for text in texts], str(prompts))
+        return _counted(suite, official if suite.name == "vbench946" else _sample(official), info)
+    if prompts is None:
+        limit = f"{suite.name} needs the file of its {suite.num_entries} prompts"
+        remedy = "name a text file with one prompt per line, or JSON {name: prompt}"
+        raise refuse("--prompts", "none", limit, remedy)
+    return _counted(suite, _from_file(suite, prompts), str(prompts))
+
+
+def own_choice(suite: Suite, prompts: Path | None) -> list[str]:
+    """Return which of VBench's prompts the user wants, none if no file names them."""
+    if prompts is None or not suite.official:
+        return []
+    if suite.name != "vbench128":
+        raise refuse("--prompts", str(prompts), f"{suite.name} has VBench's own list", "leave it out")
+    return _lines(prompts)
 
 
 def clip_seconds(suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
@@ -129,18 +136,14 @@ def clip_seconds(suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, str]
     VBench's standard mode uses the longest of all dimensions that list a prompt, so aesthetic and imaging quality
     of its own list are in fact scored on 10 s.
     """
-    entries = list(entries)
-    own = {
-        (entry.text, name): LONG_S if name in LONG and suite.clip_rule != "short" else SHORT_S
-        for entry in entries
-        for name in entry.dimensions
-    }
-    if suite.clip_rule != "prompt":
-        return own
-    longest: dict[str, int] = {}
-    for (text, _), seconds in own.items():
-        longest[text] = max(seconds, longest.get(text, 0))
-    return {(text, name): longest[text] for text, name in own}
+    names: dict[str, set[str]] = {}
+    for entry in entries:
+        names.setdefault(entry.text, set()).update(entry.dimensions)
+    seconds = {}
+    for text, name in ((text, name) for text, own in names.items() for name in own):
+        counted = {"prompt": names[text], "dimension": {name}, "short": set()}[suite.clip_rule]
+        seconds[text, name] = LONG_S if counted & LONG else SHORT_S
+    return seconds
 
 
 def for_static_filter(entries: Iterable[Entry]) -> list[Entry]:
@@ -158,18 +161,11 @@ def digest(entries: Iterable[Entry]) -> str:
     return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
-def check_names(folder: Path, suite: Suite, prompts: Path | None) -> None:
-    """Refuse a folder for every problem that shows before VBench and its list of prompts are installed."""
-    _find(folder, suite, set(_own_choice(suite, prompts)) if suite.official else set())
+def find_videos(folder: Path, suite: Suite, stems: Collection[str]) -> dict[tuple[str, int], Path]:
+    """Return the files of a folder by stem and seed; refuse one that belongs to no prompt.
 
-
-def find_videos(folder: Path, suite: Suite, entries: Iterable[Entry]) -> dict[tuple[str, int], Path]:
-    """Return the files of a folder by stem and seed; refuse one that belongs to no prompt."""
-    return _find(folder, suite, {entry.stem for entry in entries})
-
-
-def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], Path]:
-    """Find videos of these stems, or of any prompt if there are none."""
+    Without stems it may belong to any: before VBench's list is installed, that is all that can be checked.
+    """
     if not folder.is_dir():
         raise refuse("videos", str(folder), "no such folder", "name the folder of <prompt>-<seed>.mp4 files")
     example = video_name(min(stems, default="<prompt>"), 0)
@@ -189,30 +185,29 @@ def _find(folder: Path, suite: Suite, stems: set[str]) -> dict[tuple[str, int], 
 
 
 def missing_videos(
-    suite: Suite, entries: Iterable[Entry], dimension: str, found: Iterable[tuple[str, int]]
+    suite: Suite, entries: Iterable[Entry], dimension: str, found: Collection[tuple[str, int]]
 ) -> list[str]:
     """List the names of files that a dimension needs and the folder lacks."""
-    present = set(found)
     stems = dict.fromkeys(entry.stem for entry in entries if dimension in entry.dimensions)
     wanted = [(stem, seed) for stem in stems for seed in range(suite.seeds)]
-    return [video_name(*one) for one in wanted if one not in present]
+    return [video_name(*each) for each in wanted if each not in found]
 
 
-def _official(info: Path) -> list[Entry]:
+def _official(info: str) -> list[Entry]:
+    """Read VBench's own list."""
     try:
-        return [_as_entry(line) for line in json.loads(info.read_text(encoding="utf-8"))]
+        entries = []
+        for line in json.loads(Path(info).read_text(encoding="utf-8")):
+            text, names = line["prompt_en"], tuple(line["dimension"])
+            entries.append(Entry(text, text, names, line.get("auxiliary_info", {}), names))
+        return entries
     except (OSError, ValueError, KeyError, TypeError) as error:
         limit = f"not readable as VBench's list of prompts ({type(error).__name__})"
-        raise refuse("prompts", str(info), limit, "run `recap vbench setup` again") from error
-
-
-def _as_entry(line: dict[str, Any]) -> Entry:
-    text, names = line["prompt_en"], tuple(line["dimension"])
-    return Entry(text, text, names, line.get("auxiliary_info", {}), names)
+        raise refuse("prompts", info, limit, "run `recap vbench setup` again") from error
 
 
 def _sample(official: Sequence[Entry]) -> list[Entry]:
-    # Evenly spaced through each group, so that the list is the same everywhere; a text of two groups counts once.
+    """Choose the 128: evenly through each group, so the list is the same everywhere; a text of two groups once."""
     chosen: list[Entry] = []
     for group, wanted in GROUPS_OF_128.items():
         taken = {entry.text for entry in chosen}
@@ -224,27 +219,15 @@ def _sample(official: Sequence[Entry]) -> list[Entry]:
     return chosen
 
 
-def _own_choice(suite: Suite, prompts: Path | None) -> list[str]:
-    """Read which of VBench's prompts the user wants, if a file names them."""
-    if prompts is None:
-        return []
-    if suite.name != "vbench128":
-        limit = f"{suite.name} has VBench's own list"
-        raise refuse("--prompts", str(prompts), limit, "leave it out")
-    return _lines(prompts)
-
-
-def _chosen(official: Sequence[Entry], texts: Sequence[str], path: Path) -> list[Entry]:
-    chosen = []
-    for text in texts:
-        own = [entry for entry in official if entry.text == text]
-        if not own:
-            limit = "it is not one of VBench's own, and only those have labels"
-            raise refuse("prompt", text, limit, f"change that line of {path}, or use moviegen128")
-        names = tuple(name for entry in own for name in entry.dimensions)
-        labels = {name: label for entry in own for name, label in entry.labels.items()}
-        chosen.append(_for_all_quality(Entry(text, text, names, labels, names)))
-    return chosen
+def _chosen(official: Sequence[Entry], text: str, path: Path) -> Entry:
+    """Return one prompt with everything that VBench's list has about it."""
+    own = [entry for entry in official if entry.text == text]
+    if not own:
+        limit = "it is not one of VBench's own, and only those have labels"
+        raise refuse("prompt", text, limit, f"change that line of {path}, or use moviegen128")
+    names = tuple(name for entry in own for name in entry.dimensions)
+    labels = {name: label for entry in own for name, label in entry.labels.items()}
+    return _for_all_quality(Entry(text, text, names, labels, names))
 
 
 def _for_all_quality(entry: Entry) -> Entry:
@@ -253,18 +236,19 @@ def _for_all_quality(entry: Entry) -> Entry:
 
 
 def _from_file(suite: Suite, path: Path) -> list[Entry]:
-    if path.suffix == ".json":
-        try:
-            named = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise refuse("--prompts", str(path), "not readable as JSON", "give {name: prompt}") from error
-        if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
-            raise refuse("--prompts", str(path), "not an object of names and prompts", "give {name: prompt}")
-        return [Entry(text, name, suite.dimensions) for name, text in named.items()]
-    return [
-        Entry(text, text if _fits(text, suite) else f"line-{number:03d}", suite.dimensions)
-        for number, text in enumerate(_lines(path), start=1)
-    ]
+    """Read the user's prompts: a line each, or JSON that also names their files."""
+    if path.suffix != ".json":
+        return [
+            Entry(text, text if _fits(text, suite) else f"line-{number:03d}", suite.dimensions)
+            for number, text in enumerate(_lines(path), start=1)
+        ]
+    try:
+        named = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise refuse("--prompts", str(path), "not readable as JSON", "give {name: prompt}") from error
+    if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
+        raise refuse("--prompts", str(path), "not an object of names and prompts", "give {name: prompt}")
+    return [Entry(text, name, suite.dimensions) for name, text in named.items()]
 
 
 def _fits(text: str, suite: Suite) -> bool:
@@ -279,14 +263,16 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _counted(suite: Suite, entries: list[Entry], source: Path) -> list[Entry]:
+def _counted(suite: Suite, entries: list[Entry], source: str) -> list[Entry]:
+    """Refuse a list of another length, with a prompt twice, or with a prompt that no file can be named after."""
     if len(entries) != suite.num_entries:
         limit = f"{suite.name} has {suite.num_entries} prompts, and this list has {len(entries)}"
-        raise refuse("prompts", str(source), limit, "give the suite's own list")
-    if not suite.name.endswith("946") and len({entry.stem for entry in entries}) != len(entries):
-        double = next(e.stem for e in entries if sum(o.stem == e.stem for o in entries) > 1)
-        raise refuse("prompts", double, "it is in the list twice", "give every prompt once")
-    for stem in (entry.stem for entry in entries):
+        raise refuse("prompts", source, limit, "give the suite's own list")
+    stems = [entry.stem for entry in entries]
+    # VBench itself has two prompts in two groups each.
+    if suite.name != "vbench946" and (double := [stem for stem in stems if stems.count(stem) > 1]):
+        raise refuse("prompts", double[0], "it is in the list twice", "give every prompt once")
+    for stem in stems:
         if not stem or not _fits(stem, suite):
             slash = "its files cannot have a / in their name"
             limit = slash if "/" in stem else f"file names have 1 to {MOST_BYTES} bytes with seed and suffix"

@@ -1,8 +1,9 @@
-"""A script for VBench's own environment: `python inside.py JOB RESULT`. It imports only VBench.
+"""This script runs in VBench's own environment: `python inside.py JOB RESULT`. It imports only VBench.
 
-A job is {"do": "check"} or {"do": "score", "dimension", "info", "device", "firsts", "static", "weights"}; `info` is
-a file in the format that VBench's functions read. The result has the value of each clip, or {"error"}. The script
-calls VBench's functions and not its commands, which need files that its wheel lacks and restrict file names.
+A job is {"do": "check", "dimensions"} or {"do": "score", "dimension", "info", "device", "firsts", "at_most",
+"weights"}; `info` is a file in the format that VBench's functions read, `at_most` the number of still clips that are
+scored per prompt, 0 without the static filter. The result has the value of each clip, or {"error"}. The script calls
+VBench's functions and not its commands, which need files that its wheel lacks and restrict file names.
 """
 
 from __future__ import annotations
@@ -10,25 +11,21 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vbench", "torch", "torchvision", "numpy", "transformers", "timm", "pyiqa", "decord", "dreamsim")
-DIMENSIONS = (
-    "subject_consistency", "background_consistency", "temporal_flickering", "motion_smoothness", "dynamic_degree",
-    "aesthetic_quality", "imaging_quality", "object_class", "multiple_objects", "human_action", "color",
-    "spatial_relationship", "scene", "appearance_style", "temporal_style", "overall_consistency",
-)  # fmt: skip
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of what a score depends on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -38,12 +35,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def check() -> dict[str, Any]:
+def check(dimensions: list[str]) -> dict[str, Any]:
     """Check that VBench can be imported; report where its prompts are and which dimensions lack a package."""
     vbench = importlib.import_module("vbench.utils")
     unusable = {}
     long = ("subject_consistency", "background_consistency", "static_filter")
-    modules = {name: f"vbench.{name}" for name in DIMENSIONS}
+    modules = {name: f"vbench.{name}" for name in dimensions}
     modules.update({f"{name} (long)": f"vbench2_beta_long.{name}" for name in long})
     for name, module in modules.items():
         try:
@@ -55,21 +52,16 @@ def check() -> dict[str, Any]:
 
 
 def score(job: dict[str, Any]) -> dict[str, Any]:
-    dimension = job["dimension"]
+    """Return the value of each clip, and the fast value of each video that has a clip of first pictures."""
+    dimension, info = job["dimension"], job["info"]
     torch = importlib.import_module("torch")
     name = job["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     started = time.monotonic()
-    static = None
-    info = job["info"]
-    with tempfile.TemporaryDirectory() as folder:
-        if job["static"]:
-            static = static_clips(info, job["static"]["at_most"], device)
-            info = select_clips(info, static, Path(folder) / "static.json")
-        utils = importlib.import_module("vbench.utils")
-        parts = utils.init_submodules([dimension], local=False, read_frame=False)[dimension]
+    overall, clips = None, []
+    if not job["at_most"] or keep_static(info, job["at_most"], device):
         compute = getattr(importlib.import_module(f"vbench.{dimension}"), f"compute_{dimension}")
-        overall, clips = compute(info, device, parts) if static != [] else (None, [])
+        overall, clips = compute(info, device, parts_of(dimension))
     fast = fast_values(dimension, job["firsts"], device, job["weights"]) if job["firsts"] else []
     return {
         "versions": versions(),
@@ -78,8 +70,13 @@ def score(job: dict[str, Any]) -> dict[str, Any]:
         "overall": None if overall is None else float(overall),
         "clips": [[clip["video_path"], float(clip["video_results"])] for clip in clips],
         "fast": [[clip["video_path"], float(clip["video_results"])] for clip in fast],
-        "static": static,
     }
+
+
+def parts_of(dimension: str) -> Any:
+    """Return the paths of the weights that VBench's functions of a dimension load, fetched if need be."""
+    utils = importlib.import_module("vbench.utils")
+    return utils.init_submodules([dimension], local=False, read_frame=False)[dimension]
 
 
 def fast_values(dimension: str, firsts: list[str], device: Any, weights: str) -> list[dict[str, Any]]:
@@ -99,40 +96,29 @@ def fast_values(dimension: str, firsts: list[str], device: Any, weights: str) ->
     return result
 
 
-def static_clips(info: str, at_most: int, device: Any) -> list[str]:
-    """Return the clips that VBench's filter considers still, in order, at most `at_most` per prompt."""
-    utils = importlib.import_module("vbench.utils")
+def keep_static(info: str, at_most: int, device: Any) -> bool:
+    """Leave only the clips in `info` that VBench's filter considers still, at most so many per prompt."""
     filters: Any = importlib.import_module("vbench2_beta_long.static_filter")
-    weights = utils.init_submodules(["dynamic_degree"], local=False, read_frame=False)["dynamic_degree"]
     # The module hard-codes "cuda" there.
     filters.DEVICE = device
     options = argparse.Namespace(
-        model=weights["model"], small=False, mixed_precision=False, alternate_corr=False
+        model=parts_of("dynamic_degree")["model"], small=False, mixed_precision=False, alternate_corr=False
     )
     static_filter = filters.StaticFilter(options, device)
-    still = []
-    for entry in json.loads(Path(info).read_text(encoding="utf-8")):
-        found = 0
-        for clip in entry["video_list"]:
-            if found < at_most and static_filter.infer(clip):
-                still.append(clip)
-                found += 1
-    return still
-
-
-def select_clips(info: str, clips: list[str], goal: Path) -> str:
-    """Write `info` with only these clips to `goal`."""
     entries = json.loads(Path(info).read_text(encoding="utf-8"))
     for entry in entries:
-        entry["video_list"] = [clip for clip in entry["video_list"] if clip in clips]
-    goal.write_text(json.dumps([entry for entry in entries if entry["video_list"]]), encoding="utf-8")
-    return str(goal)
+        still = (clip for clip in entry["video_list"] if static_filter.infer(clip))
+        entry["video_list"] = list(itertools.islice(still, at_most))
+    entries = [entry for entry in entries if entry["video_list"]]
+    Path(info).write_text(json.dumps(entries), encoding="utf-8")
+    return bool(entries)
 
 
 def main(job_file: str, result_file: str) -> int:
+    """Do a job; its result, or its error, is in the file for results before the process ends."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     try:
-        result = check() if job["do"] == "check" else score(job)
+        result = check(job["dimensions"]) if job["do"] == "check" else score(job)
     except Exception as error:
         # Any failure must reach the calling process as a result.
         traceback.print_exc()

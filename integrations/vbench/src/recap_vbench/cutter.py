@@ -1,4 +1,4 @@
-"""Cut a long video into the clips that VBench-Long scores, by its rule, but in one pass.
+"""Cuts a long video into the clips that VBench-Long scores, by its rule, but in one pass.
 
 A clip has s = int(fps) * int(seconds) pictures. Clips follow each other; a remainder becomes one more clip of s
 pictures that ends with the video; a video shorter than s is one clip. VBench's own cutter loads the whole video as
@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from recap.eval.sampling import clip_spans
+from recap.eval.sampling import cut_clips
 from recap.io.files import staged_folder, write_whole
 from recap.io.video import Clip, ClipWriter, Picture, open_clip
 
@@ -35,7 +33,6 @@ class Cut(NamedTuple):
 
     clips: tuple[Path, ...]
     firsts: Path | None
-    num_pictures: int
 
     @property
     def files(self) -> list[Path]:
@@ -56,59 +53,41 @@ def cut_video(path: Path, folder: Path, label: str, seconds: int, source: str) -
     """
     identity = json.dumps([source, label, seconds, CRF]).encode()
     goal = folder / hashlib.sha256(identity).hexdigest()[:20]
-    if (found := _complete(goal)) is not None:
-        return found
+    old = _listed(goal)
+    if old and all(file.is_file() and file.stat().st_size > 0 for file in old.files):
+        return old
     try:
-        old = _listed(goal)
         with staged_folder(goal, {_LIST, *(file.name for file in (old.files if old else []))}) as staged:
             made = _cut(open_clip(path), staged, label, seconds)
             write_whole(staged / _LIST, json.dumps({"video": path.name, "source": source, **made}).encode())
     except ValueError:
-        # Two runs may share a folder, each with its own dimensions: the other one has cut this video meanwhile.
-        if (found := _complete(goal)) is None:
+        # Two runs may share a folder, each with its own dimensions: the other one may have cut this video meanwhile.
+        if _listed(goal) == old:
             raise
-        return found
     cut = _listed(goal)
     assert cut is not None
     return cut
 
 
 def _cut(clip: Clip, folder: Path, label: str, seconds: int) -> dict[str, object]:
-    size = int(clip.fps) * int(seconds)
-    # This refuses clips without pictures.
-    clip_spans(1, clip.fps, seconds)
+    """Write the clips and return their list."""
     names: list[str] = []
-    count = 0
-    # The last `size` pictures: the last clip may begin before the one before it ends.
-    recent: deque[Picture] = deque(maxlen=size)
 
     def writer(name: str) -> ClipWriter:
         # The rate is a whole number, as VBench's own cutter writes it.
         return ClipWriter(folder / name, (clip.height, clip.width), int(clip.fps), quality=CRF)
 
-    with ExitStack() as opened:
-        firsts = opened.enter_context(writer(f"{label}-firsts.mp4"))
-
-        def finish(name: str) -> None:
-            with writer(name) as file:
-                for picture in recent:
+    with writer(f"{label}-firsts.mp4") as firsts:
+        for part in cut_clips(clip, seconds):
+            number = "full" if len(part) < int(clip.fps) * seconds else f"{len(names):03d}"
+            names.append(f"{label}-{number}.mp4")
+            with writer(names[-1]) as file:
+                for picture in part:
                     _write(file, picture)
-            _write(firsts, recent[0])
-            names.append(name)
-
-        for count, picture in enumerate(clip.pictures(), start=1):
-            recent.append(picture)
-            if count % size == 0:
-                finish(f"{label}-{len(names):03d}.mp4")
-        if count < size:
-            finish(f"{label}-full.mp4")
-        elif count % size:
-            finish(f"{label}-{len(names):03d}.mp4")
-    assert len(names) == len(clip_spans(count, clip.fps, seconds))
-    single = len(names) == 1
-    if single:
+            _write(firsts, part[0])
+    if len(names) == 1:
         firsts.path.unlink()
-    return {"clips": names, "firsts": None if single else firsts.path.name, "num_pictures": count}
+    return {"clips": names, "firsts": firsts.path.name if len(names) > 1 else None}
 
 
 def _write(writer: ClipWriter, picture: Picture) -> None:
@@ -120,13 +99,6 @@ def _listed(folder: Path) -> Cut | None:
     try:
         made = json.loads((folder / _LIST).read_text(encoding="utf-8"))
         firsts = folder / made["firsts"] if made["firsts"] else None
-        return Cut(tuple(folder / name for name in made["clips"]), firsts, made["num_pictures"])
+        return Cut(tuple(folder / name for name in made["clips"]), firsts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _complete(folder: Path) -> Cut | None:
-    cut = _listed(folder)
-    if cut is None or not all(file.is_file() and file.stat().st_size > 0 for file in cut.files):
-        return None
-    return cut

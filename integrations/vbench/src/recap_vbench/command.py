@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from recap.cli.console import show_notice
+from recap.cli.examples import as_epilog
 from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
-from recap.eval.vbench.environment import describe, set_up, vbench_folder
-from recap.eval.vbench.judge import Question, judge
-from recap.eval.vbench.suites import SUITES
-from recap.tables.suite_videos import Order, SuiteVideos, generate_suite
+from recap_vbench.environment import describe, python_of, set_up, vbench_folder
+from recap_vbench.judge import Question, judge
+from recap_vbench.suites import SUITES
+from recap_vbench.videos import Order, generate_suite
 
 app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Score videos with VBench-Long.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
 )
+EXAMPLES = {
+    "setup": "recap vbench setup --dry-run",
+    "draw": "recap vbench draw --suite vbench946 --out videos --num 2",
+    "run": "recap vbench run videos --suite vbench946 --partial",
+}
 
 Folder = Annotated[
     Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
@@ -34,7 +37,7 @@ Prompts = Annotated[
 PAPERS_SECONDS = 60.0
 
 
-@app.command("setup")
+@app.command("setup", epilog=as_epilog(EXAMPLES["setup"]))
 def setup_command(
     folder: Folder = None,
     dry_run: Annotated[
@@ -49,10 +52,11 @@ def setup_command(
     for line in describe(goal):
         show_notice(line)
     if not dry_run:
-        typer.echo(set_up(goal, show_notice).python)
+        set_up(goal, show_notice)
+        typer.echo(python_of(goal))
 
 
-@app.command("draw")
+@app.command("draw", epilog=as_epilog(EXAMPLES["draw"]))
 def draw_command(
     suite: SuiteName,
     out: Annotated[
@@ -80,10 +84,12 @@ def draw_command(
     They have the names that `run` looks for. The same command resumes a stopped one.
     """
     chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
-    _check_settings(settings or [])
+    for text in settings or []:
+        if text.partition("=")[0] in ("shots", "seeds", "opening"):
+            raise refuse("--set", text, "the suite determines it", "leave it out")
     template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
     order = Order(suite, template, prompts, num, seeds)
-    drawn = generate_suite(
+    count, complete = generate_suite(
         order,
         vbench_folder(folder),
         out,
@@ -91,25 +97,15 @@ def draw_command(
         report=show_notice,
         notice=show_notice,
     )
-    show_notice(f"{drawn.num_videos} videos are there; next: {_next(drawn, suite, prompts, folder)}")
+    following = ["recap", "vbench", "run", str(out), "--suite", suite]
+    following += ["--prompts", str(prompts)] if prompts else []
+    following += ["--folder", str(folder)] if folder else []
+    following += [] if complete else ["--partial"]
+    show_notice(f"{count} videos are there; next: {shlex.join(following)}")
     typer.echo(out)
 
 
-def _check_settings(settings: Sequence[str]) -> None:
-    for text in settings:
-        if text.partition("=")[0] in ("shots", "seeds", "opening"):
-            raise refuse("--set", text, "the suite determines it", "leave it out")
-
-
-def _next(drawn: SuiteVideos, suite: str, prompts: Path | None, folder: Path | None) -> str:
-    words = ["recap", "vbench", "run", str(drawn.videos), "--suite", suite]
-    words += ["--prompts", str(prompts)] if prompts else []
-    words += ["--folder", str(folder)] if folder else []
-    words += [] if drawn.complete else ["--partial"]
-    return shlex.join(words)
-
-
-@app.command("run")
+@app.command("run", epilog=as_epilog(EXAMPLES["run"]))
 def run_command(
     videos: Annotated[Path, typer.Argument(help="Folder of the videos, named <prompt>-<seed>.mp4.")],
     suite: SuiteName,

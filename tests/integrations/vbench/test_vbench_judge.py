@@ -15,12 +15,12 @@ from vbench_standin import GROUPS, LABELLED
 
 from recap.cli import main as cli
 from recap.eval.metrics.consistency import mapped
-from recap.eval.vbench import suites
-from recap.eval.vbench.averages import dimension_score
-from recap.eval.vbench.environment import installed
-from recap.eval.vbench.judge import Question, judge
-from recap.eval.vbench.records import write_record
 from recap.io.video import ClipWriter
+from recap_vbench import suites
+from recap_vbench.environment import installed
+from recap_vbench.judge import Question, judge
+from recap_vbench.records import write_record
+from recap_vbench.scores import dimension_score
 
 # One prompt of each group and two seeds: a small vbench128.
 SEEDS = 2
@@ -78,15 +78,15 @@ def test_averages_by_hand():
     assert score.details["mean_over_videos"] == pytest.approx((fmean(fused[:2]) + 0.6) / 2)
     # The mapping table has 0 there, which leaves the slow value alone.
     assert dimension_score("subject_consistency", "vbench", {"a": [0.9]}, {"a": 0.0}).value == 0.9
-    plain = dimension_score("imaging_quality", "vbench", {"a": [70, 50], "b": [30.0]})
+    plain = dimension_score("imaging_quality", "vbench", {"a": [70, 50], "b": [30.0]}, {})
     assert plain.value == pytest.approx(0.5) and plain.details["videos"] == {"a": 0.6, "b": 0.3}
     filtered = {"a": [1.0, 1.0, 1.0], "b": [0.0], "c": []}
-    assert dimension_score("temporal_flickering", "v", filtered, over_videos=True).value == 0.5
-    assert dimension_score("temporal_flickering", "v", filtered).value == 0.75
+    assert dimension_score("temporal_flickering", "v", filtered, {}, over_videos=True).value == 0.5
+    assert dimension_score("temporal_flickering", "v", filtered, {}).value == 0.75
     with pytest.raises(ValueError, match="must be a number"):
-        dimension_score("scene", "vbench", {"a": [float("nan")]})
+        dimension_score("scene", "vbench", {"a": [float("nan")]}, {})
     with pytest.raises(ValueError, match="nothing to average"):
-        dimension_score("color", "vbench", {"a": []})
+        dimension_score("color", "vbench", {"a": []}, {})
 
 
 def test_all_sixteen_to_a_total(videos, environment, tmp_path):
@@ -159,7 +159,7 @@ def test_partial_never_replaces_complete(videos, environment, tmp_path):
 
 
 def test_partial_never_replaces_what_another_run_completed_meanwhile(tmp_path):
-    record = {"suite": "vbench128", "prompts_sha256": "list", "key": "all", "complete": True}
+    record = {"suite": "vbench128", "prompts_sha256": "list", "key": "all", "complete": True, "sources": {}}
     suite = suites.SUITES["vbench128"]
     write_record(tmp_path, suite, "scene", record)
     with pytest.raises(ValueError, match="complete, and of more videos"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from vbench_standin import REQUIREMENTS
 
 from recap.cli import main as cli
-from recap.eval.vbench import environment as made
-from recap.eval.vbench.environment import describe, installed, pins, set_up, vbench_folder
+from recap_vbench import environment as made
+from recap_vbench.environment import describe, installed, is_current, pins, set_up, vbench_folder
 
 
 def test_folder_is_in_the_cache_unless_named(monkeypatch, tmp_path):
@@ -40,11 +41,11 @@ def test_dry_run_prints_everything_and_makes_nothing(tmp_path, monkeypatch, caps
 
 def test_finished_environment_is_found_and_left_alone(environment):
     found = installed(environment)
-    assert found.versions["vbench"] == "0.1.5" and found.info.name == "VBench_full_info.json"
+    assert found.versions["vbench"] == "0.1.5" and Path(found.info).name == "VBench_full_info.json"
     assert list(found.unusable) == ["spatial_relationship"]
     assert "detectron2" in found.unusable["spatial_relationship"]
     # Its pins are not those of the package.
-    assert not found.current
+    assert is_current(environment, REQUIREMENTS) and not is_current(environment, pins())
     before = (environment / "ready.json").stat().st_mtime_ns
     notices = []
     assert set_up(environment, notices.append, requirements=REQUIREMENTS) == found

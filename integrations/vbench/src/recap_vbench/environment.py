@@ -1,11 +1,10 @@
-"""VBench's own environment: `recap vbench setup` makes it once and marks it when it is finished.
+"""Makes VBench's own environment, once, and runs jobs in it; `recap vbench setup` marks it when it is finished.
 
 pip uses the same index as the user's pip, because its configuration files and PIP_ variables apply here too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -14,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recap.errors import refuse
 from recap.io.files import weights_folder, write_whole
+from recap_vbench.scores import DIMENSIONS
 
+PACKAGE = resources.files("recap_vbench")
 PYTHON = (3, 11)
 SIZE = (
     "3.5 GB to download on Linux and more on disk, most of it CUDA for torch; VBench downloads the weights "
@@ -36,28 +36,14 @@ AGAIN = "fix that and run `recap vbench setup` again, which resumes from there"
 _TAIL = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A finished environment; `info` is VBench's list of prompts, `unusable` says why a module is not importable."""
+class Installed(NamedTuple):
+    """Describes a finished environment, as the file `ready.json` of its folder does."""
 
-    folder: Path
-    requirements_sha256: str
     versions: dict[str, str]
-    info: Path
+    info: str
+    """The path of VBench's list of prompts."""
     unusable: dict[str, str]
-
-    @property
-    def python(self) -> Path:
-        return _python(self.folder)
-
-    @property
-    def current(self) -> bool:
-        """Say whether it was made with the pins of this version of recap."""
-        return self.requirements_sha256 == _digest(pins())
-
-    def call(self, job: dict[str, Any], log: Path) -> dict[str, Any]:
-        """Run a job in the environment; VBench's output goes to the log. The result may be {"error"}."""
-        return _call(self.folder, job, log)
+    """Says of a module that cannot be imported why."""
 
 
 def vbench_folder(folder: Path | None = None) -> Path:
@@ -65,8 +51,20 @@ def vbench_folder(folder: Path | None = None) -> Path:
     return (folder.expanduser() if folder else weights_folder() / "vbench").resolve()
 
 
+def python_of(folder: Path) -> Path:
+    """Return the Python of an environment."""
+    return folder / "env" / "bin" / "python"
+
+
 def pins() -> str:
-    return resources.files("recap.eval.vbench").joinpath("requirements.txt").read_text(encoding="utf-8")
+    """Return the packages of the environment, as pip reads them."""
+    return PACKAGE.joinpath("requirements.txt").read_text(encoding="utf-8")
+
+
+def is_current(folder: Path, wanted: str) -> bool:
+    """Say whether the environment of a folder was made with these pins."""
+    listed = folder / "requirements.txt"
+    return listed.is_file() and listed.read_text(encoding="utf-8") == wanted
 
 
 def describe(folder: Path) -> list[str]:
@@ -94,23 +92,19 @@ def installed(folder: Path) -> Installed:
 
 
 def set_up(
-    folder: Path,
-    report: Callable[[str], None] = print,
-    *,
-    requirements: str | None = None,
-    python: str | None = None,
+    folder: Path, report: Callable[[str], None], *, requirements: str | None = None, python: str | None = None
 ) -> Installed:
     """Make the environment; one with the same pins is left as it is, an unfinished one is resumed."""
-    wanted = pins() if requirements is None else requirements
+    wanted = requirements or pins()
     old = _marked(folder)
-    if old is not None and old.requirements_sha256 == _digest(wanted):
+    if old is not None and is_current(folder, wanted):
         report(f"VBench is ready in {folder}")
         return old
-    marker, log = folder / "ready.json", folder / "setup.log"
+    log, listed = folder / "setup.log", folder / "requirements.txt"
     folder.mkdir(parents=True, exist_ok=True)
-    marker.unlink(missing_ok=True)
+    (folder / "ready.json").unlink(missing_ok=True)
     log.write_bytes(b"")
-    write_whole(folder / "requirements.txt", wanted.encode())
+    write_whole(listed, wanted.encode())
     made = folder / "env" / "made"
     if not made.exists():
         report("making the environment")
@@ -119,35 +113,41 @@ def set_up(
         # Only now: venv installs pip last, so a Python alone does not mean that the environment is usable.
         made.touch()
     report("installing the pinned packages")
-    install = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    _step("install the packages", [*install, "-r", str(folder / "requirements.txt")], log)
+    install = [str(python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    _step("install the packages", [*install, "-r", str(listed)], log)
     report("importing VBench")
-    checked = _call(folder, {"do": "check"}, log)
+    checked = call(folder, {"do": "check", "dimensions": list(DIMENSIONS)}, log)
     if "error" in checked:
         raise refuse("vbench setup", "import VBench", f"{checked['error']} (log: {log})", AGAIN)
     for name, reason in checked["unusable"].items():
         report(f"cannot be used yet: {name} ({reason})")
-    checked["requirements_sha256"] = _digest(wanted)
-    write_whole(marker, json.dumps(checked, indent=1).encode())
+    write_whole(folder / "ready.json", json.dumps(checked, indent=1).encode())
     return installed(folder)
+
+
+def call(folder: Path, job: dict[str, Any], log: Path) -> dict[str, Any]:
+    """Run a job in the environment of a folder; VBench's output goes to the log. The result may be {"error"}."""
+    weights = Path(os.environ.get("VBENCH_CACHE_DIR") or folder / "weights")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work, resources.as_file(PACKAGE.joinpath("inside.py")) as inside:
+        job_file, result_file = Path(work) / "job.json", Path(work) / "result.json"
+        job_file.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
+        # -I keeps our PYTHONPATH and the script's own folder out of VBench's imports.
+        command = [str(python_of(folder)), "-I", str(inside), str(job_file), str(result_file)]
+        code = _run(command, log, cwd=work, VBENCH_CACHE_DIR=str(weights))
+        if not result_file.is_file():
+            how = f"was killed by signal {-code}" if code < 0 else "ended without a result"
+            return {"error": f"VBench's Python {how}", "module": None}
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+    return result
 
 
 def _marked(folder: Path) -> Installed | None:
     try:
-        marker = json.loads((folder / "ready.json").read_text(encoding="utf-8"))
-        digest, info = marker["requirements_sha256"], Path(marker["info"])
-        found = Installed(folder, digest, marker["versions"], info, marker["unusable"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = Installed(**json.loads((folder / "ready.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
-    return found if found.python.exists() else None
-
-
-def _python(folder: Path) -> Path:
-    return folder / "env" / "bin" / "python"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return found if python_of(folder).exists() else None
 
 
 def _find_python() -> str:
@@ -162,33 +162,17 @@ def _find_python() -> str:
 
 
 def _step(what: str, command: Sequence[str], log: Path) -> None:
-    with log.open("ab") as file:
-        done = subprocess.run(command, stdout=file, stderr=file, env=_variables(), check=False)
-    if done.returncode:
+    if _run(command, log):
         tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_TAIL:]
         raise refuse("vbench setup", what, f"failed: …{tail} (log: {log})", AGAIN)
 
 
-def _call(folder: Path, job: dict[str, Any], log: Path) -> dict[str, Any]:
-    weights = Path(os.environ.get("VBENCH_CACHE_DIR") or folder / "weights")
-    variables = {**_variables(), "VBENCH_CACHE_DIR": str(weights)}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as work, log.open("ab") as file:
-        job_file, result_file = Path(work) / "job.json", Path(work) / "result.json"
-        job_file.write_text(json.dumps({"weights": str(weights), **job}), encoding="utf-8")
-        with resources.as_file(resources.files("recap.eval.vbench").joinpath("inside.py")) as inside:
-            # -I keeps our PYTHONPATH and the script's own folder out of VBench's imports.
-            command = [str(_python(folder)), "-I", str(inside), str(job_file), str(result_file)]
-            done = subprocess.run(command, stdout=file, stderr=file, env=variables, cwd=work, check=False)
-        if not result_file.is_file():
-            killed = f"was killed by signal {-done.returncode}"
-            how = killed if done.returncode < 0 else "ended without a result"
-            return {"error": f"VBench's Python {how}", "module": None}
-        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
-    return result
-
-
-def _variables() -> dict[str, str]:
-    """Return the environment variables without those that would lead VBench's Python to our packages."""
+def _run(command: Sequence[str], log: Path, cwd: str | None = None, **variables: str) -> int:
+    """Run a command without the variables that would lead VBench's Python to our packages; return its exit code."""
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    with log.open("ab") as file:
+        done = subprocess.run(
+            command, stdout=file, stderr=file, env={**kept, **variables}, cwd=cwd, check=False
+        )
+    return done.returncode

@@ -1,4 +1,4 @@
-"""VBench's environment for tests: a real one, with the stand-in from a wheel on this disk."""
+"""The plug-in as pip leaves it, and VBench's environment: a real one, with the stand-in from a wheel on this disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import sys
 import pytest
 from vbench_standin import REQUIREMENTS, write_wheel
 
-from recap.eval.vbench.environment import set_up
+from recap_vbench.environment import set_up
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed(plug_in):
+    """Every test here sees the plug-in."""
 
 
 @pytest.fixture(scope="session")

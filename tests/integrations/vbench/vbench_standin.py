@@ -10,7 +10,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from recap.eval.metrics.vbench import dimensions
+from recap_vbench.scores import DIMENSIONS
 
 REQUIREMENTS = "vbench==0.1.5\n"
 
@@ -149,7 +149,7 @@ def write_wheel(folder: Path) -> Path:
         "torch.py": TORCH,
         "dreamsim.py": DREAMSIM,
     }
-    for name in dimensions():
+    for name in DIMENSIONS:
         files[f"vbench/{name}.py"] = DIMENSION.format(name=name, labelled=LABELLED)
     for name, model, prepare in (
         ("subject_consistency", "dinov2_vitb14", ""),
