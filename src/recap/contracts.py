@@ -6,7 +6,7 @@ novelty notices, memory keeps, attention reads, a backbone draws, the rollout co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +29,16 @@ from recap.types import (
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
+
+
+def copy_of(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy of a tensor that may not be there yet."""
+    return None if tensor is None else tensor.clone()
+
+
+def copies(tensors: Mapping[str, Tensor | None]) -> State:
+    """Return the state of a part that keeps these tensors: copies of those that are there."""
+    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
 
 
 class Flow(NamedTuple):

@@ -42,11 +42,11 @@ def test_scores_are_frozen_and_say_how_far_a_token_was(spec):
         offered = admission.propose(Block(index, 3 * index, 3, ("",)), torch.zeros(1, 1))
         given |= dict(zip(map(tuple, offered.source[0].tolist()), offered.score[0].tolist(), strict=True))
         bank.admit(offered, keys, keys, admission.retain)
-        for source, score in zip(bank.held.source[0].tolist(), bank.held.score[0].tolist(), strict=True):
+        for source, score in zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True):
             assert given[tuple(source)] == score >= 0
     # The descriptors it keeps are those of the bank, wherever the bank put them.
     assert set(admission.state()["place"][0].tolist()) == {
-        (f << 40) + (r << 20) + c for f, r, c in bank.held.source[0].tolist()
+        (f << 40) + (r << 20) + c for f, r, c in bank.entries.source[0].tolist()
     }
 
 

@@ -292,7 +292,7 @@ def fill_bank(scores, capacity):
         offered = Candidates(torch.cartesian_prod(*axes)[None], scores[first : first + 3].reshape(1, -1))
         keys = torch.zeros(1, 1, offered.count, 1, 1)
         bank.admit(offered, keys, keys, retain_top)
-        pairs = zip(bank.held.source[0].tolist(), bank.held.score[0].tolist(), strict=True)
+        pairs = zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True)
         held.append({tuple(source) for source, score in pairs if score > 0})
     return held
 

@@ -20,7 +20,7 @@ def keep(admission, spec, capacity, num_blocks, rows=1):
         offered = admission.propose(Block(index, 3 * index, 3, ("",) * rows), torch.zeros(rows, 1))
         keys = torch.zeros(spec.layers, rows, offered.count, spec.heads, spec.head_dim)
         bank.admit(offered, keys, keys, admission.retain)
-    return bank.held
+    return bank.entries
 
 
 def test_every_past_token_is_equally_likely(spec):
@@ -68,7 +68,7 @@ def run_recap(spec, capacity_frames, num_blocks, sink_frames=1, cut_before=None)
         if not policy.bank.count:
             held.append(set())
             continue
-        frame, row, column = policy.bank.held.source[0].unbind(-1)
+        frame, row, column = policy.bank.entries.source[0].unbind(-1)
         mine = (frame * spec.grid[0] + row) * spec.grid[1] + column
         assert torch.equal(policy.bank.keys[0, 0, :, 0, 0], mine.float())  # the very keys of those tokens
         held.append(set(frame.tolist()))

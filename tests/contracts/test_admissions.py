@@ -150,7 +150,7 @@ def test_rows_do_not_know_of_each_other(rule, dino, backbone):
                 admission.read_keys(keys[:, rows][:, :, tokens])
             offered: Candidates = admission.propose(block, pictures[:, part])
             bank.admit(offered, *[keys[:, rows][:, :, tokens]] * 2, admission.retain)
-        return bank.held
+        return bank.entries
 
     both = held([0, 1])
     for row in (0, 1):

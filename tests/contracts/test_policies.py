@@ -170,7 +170,7 @@ def test_bank_keys_are_what_the_clean_pass_wrote(backbone):
     policy = RecapConfig().build(spec, lambda: SeededAdmission(spec, (0, 1)))
     plan = make_plan([[Shot("a red boat", 4.0)]] * 2, spec)
     list(rollout(backbone, Watching(policy), plan, seeds=[0, 1]))
-    held = policy.bank.held.source
+    held = policy.bank.entries.source
     flat = (held[..., 0] * spec.grid[0] + held[..., 1]) * spec.grid[1] + held[..., 2]
     for layer in range(spec.layers):
         keys, values = (torch.cat(parts, dim=1) for parts in zip(*written[layer], strict=True))
@@ -189,7 +189,7 @@ def test_bank_is_read_at_phase_0_with_its_own_place(backbone):
     policy.begin(dataclasses.replace(last, index=last.index + 1, first_frame=last.first_frame + 3))
     bank = next(s for s in policy.arrange(1, []) if s.role is Role.BANK)
     assert (bank.positions[..., 0] == 0).all()
-    assert torch.equal(bank.positions[..., 1:], policy.bank.held.source[..., 1:].double())
+    assert torch.equal(bank.positions[..., 1:], policy.bank.entries.source[..., 1:].double())
     assert bank.keys.shape[1] == spec.frame_tokens
     assert policy.arrange(1, [])[0] is bank  # the same object all block long: rotated once
 

@@ -211,12 +211,12 @@ class _Scan:
         patches = cut_tokens(pictures, place)[offered].reshape(1, 1, source.shape[1], 1, -1)
         self.bank.admit(Candidates(source, score[offered].reshape(1, -1)), patches, patches, retain_top)
         self.num_scored += len(pictures)
-        new = int((self.bank.held.score > 0).sum())
+        new = int((self.bank.entries.score > 0).sum())
         self.filling.append((self.num_scored / self.clip.fps, new / self.bank.capacity, self.cutoff))
 
     @property
     def cutoff(self) -> float:
-        return float(self.bank.held.score.min()) if self.bank.count == self.bank.capacity else 0.0
+        return float(self.bank.entries.score.min()) if self.bank.count == self.bank.capacity else 0.0
 
     def summary(self, out: Path, notices: tuple[str, ...], started: float) -> InspectionSummary:
         left = self.num_pictures - self.num_scored
@@ -234,7 +234,7 @@ class _Scan:
             num_frames=len(self.raw),
             fired_tokens=int((self.raw.array > 0).sum()),
             bank_capacity=self.bank.capacity,
-            bank_new=int((self.bank.held.score > 0).sum()),
+            bank_new=int((self.bank.entries.score > 0).sum()),
             bank_edge_share=self._edge_share(),
             bank_cutoff=self.cutoff,
             elapsed_s=round(time.monotonic() - started, 2),
@@ -242,13 +242,13 @@ class _Scan:
         )
 
     def _edge_share(self) -> float:
-        new, column = self.bank.held.score > 0, self.bank.held.source[..., 2]
+        new, column = self.bank.entries.score > 0, self.bank.entries.source[..., 2]
         edge = new & ((column == 0) | (column == self.lens.grid[1] - 1))
         return float(edge.sum() / new.sum().clamp(min=1))
 
     def patches(self) -> Patches:
         """What the bank holds and was new, by the second in which it scored highest."""
-        held, appeared = self.bank.held, torch.from_numpy(self.appeared.array)
+        held, appeared = self.bank.entries, torch.from_numpy(self.appeared.array)
         source, score = held.source[0], held.score[0]
         when = appeared[source[:, 0], source[:, 1], source[:, 2]]
         order = (when.long() * self.lens.grid[0] + source[:, 1]) * self.lens.grid[1] + source[:, 2]

@@ -61,7 +61,7 @@ def test_the_bank_is_the_oracle_after_every_block(run):
     trace, bank = run
     story = bank_story(trace)
     assert story.overlap == [1.0] * len(trace) and story.complete
-    assert set(story.bank) == {tuple(place) for place in bank.held.source[0].tolist()}
+    assert set(story.bank) == {tuple(place) for place in bank.entries.source[0].tolist()}
     assert story.ties_at_cutoff > 0  # the tie rule was put to the test
 
 
@@ -88,7 +88,7 @@ def drawn():
     backbone = build_backbone(config)
     policy = build_memory(config, backbone.spec)
     blocks = rollout(backbone, policy, make_plan([config.shots] * 2, backbone.spec), seeds=[3, 4])
-    return [BlockTrace.of(made, offered=True) for made in blocks], policy.bank.held.source.tolist()
+    return [BlockTrace.of(made, offered=True) for made in blocks], policy.bank.entries.source.tolist()
 
 
 @pytest.mark.parametrize("row", [0, 1])
