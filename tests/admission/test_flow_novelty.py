@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.scenes import half, make_scene, render
 from benchmarks.scenes.scene import make_actor, make_scene_of
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.flow.exact import ExactFlow
 from recap.memory.bank import NoveltyBank
 from recap.types import Block, Candidates

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from recap.admission.random import RandomHistoryConfig
-from recap.admission.recent import RecentHistoryConfig
+from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
 from recap.memory.bank import NoveltyBank
 from recap.memory.recap import RecapConfig
 from recap.types import Block, Tokens, frame_positions

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap.admission.retention import retain_top
+from recap.admission.base import retain_top
 from recap.memory.bank import NoveltyBank
 from recap.types import NO_TOKEN, Candidates
 

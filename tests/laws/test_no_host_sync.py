@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.contracts import Flow
 from recap.fast.raft import FastRaftFlow
 from recap.flow.raft import RaftFlow, RaftSmall

@@ -128,8 +128,9 @@ class Window:
         in_front: bool = False,
     ) -> None:
         """Let the block see keys and values L B N H D, behind or in front of what it sees already."""
-        for seen, *parts in zip(self.segments, keys, values, strict=True):
-            seen.insert(0 if in_front else len(seen), Segment(role, *parts, positions, log_bias, token_bias))
+        for seen, own_keys, own_values in zip(self.segments, keys, values, strict=True):
+            segment = Segment(role, own_keys, own_values, positions, log_bias, token_bias)
+            seen.insert(0 if in_front else len(seen), segment)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         """Return what this layer sees, the same objects from `begin` to `slide`, and the backbone's own."""

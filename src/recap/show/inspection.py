@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap import __version__
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig, Noticed
-from recap.admission.retention import retain_top
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.io.files import staged_folder, write_whole

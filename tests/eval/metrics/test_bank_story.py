@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from recap.admission.retention import retain_top
+from recap.admission.base import retain_top
 from recap.config import RunConfig
 from recap.eval.metrics.bank import bank_story, uniform_distance
 from recap.memory.bank import NoveltyBank
