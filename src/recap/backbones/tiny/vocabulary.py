@@ -56,19 +56,17 @@ NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The content of one span of a video."""
+    """Says what one span of a video shows."""
 
     actors: tuple[str, ...]
     scene: str
     time: str = "day"
 
     def __post_init__(self) -> None:
-        for field, value, known in (("scene", self.scene, SCENES), ("time", self.time, TIMES)):
+        actors = [("actor", actor, ACTORS) for actor in self.actors]
+        for field, value, known in [("scene", self.scene, SCENES), ("time", self.time, TIMES), *actors]:
             if value not in known:
                 raise _unknown(field, value)
-        for actor in self.actors:
-            if actor not in ACTORS:
-                raise _unknown("actor", actor)
         if len(self.actors) > MAX_ACTORS:
             named = clipped(", ".join(self.actors))
             raise refuse("actors", named, f"at most {MAX_ACTORS} at once", "name fewer, or in later spans")
@@ -147,12 +145,13 @@ def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...])
 
 
 def no_scene(text: str) -> ValueError:
-    return refuse(
-        "prompt", clipped(text), "it names no scene", f"say where: {', '.join(SCENE_PHRASES.values())}"
-    )
+    """Make the error of a prompt without a scene."""
+    where = ", ".join(SCENE_PHRASES.values())
+    return refuse("prompt", clipped(text), "it names no scene", f"say where: {where}")
 
 
 def empty_with(text: str, actor: str) -> ValueError:
+    """Make the error of a prompt that is empty and has an actor."""
     return refuse("prompt", clipped(text), f"it is empty and has {actor!r}", "drop one of the two")
 
 
@@ -167,6 +166,7 @@ def known_words() -> str:
 
 
 def _unknown(field: str, word: str) -> ValueError:
+    """Make the error of a word that is not in the vocabulary."""
     near = difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=3, cutoff=0.5)
     guess = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
     limit = "not in the small vocabulary of the embedded backbone"
