@@ -100,7 +100,7 @@ class AdmissionConfig(ABC):
 
 
 class MemoryPolicy(ABC):
-    """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch.
+    """Remembers for one rollout. One object per rollout keeps all state, for all rows of the batch.
 
     Seven methods are required, the others have defaults. `recap.memory.base.WindowMemory` implements all of
     them around a window, so that a subclass only adds what it keeps.

@@ -28,8 +28,8 @@ def test_a_rare_look_stays_and_a_common_one_makes_room(spec):
             keys,
             admission.retain,
         )
-    held = bank.keys[1, 0].flatten(1)
-    assert torch.isclose(held, rare.flatten()).all(dim=1).sum() >= 2
+    kept = bank.keys[1, 0].flatten(1)
+    assert torch.isclose(kept, rare.flatten()).all(dim=1).sum() >= 2
 
 
 def test_scores_are_frozen_and_say_how_far_a_token_was(spec):

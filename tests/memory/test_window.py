@@ -128,7 +128,7 @@ def test_a_reinforcement_that_is_no_factor_is_refused(spec, factor):
         (1, 0, 3, [100], [101, 102]),  # all there is, so the sink too
         (4, 3, 9, [0], [110, 111]),
         (4, 0, 12, [100], [110, 111]),
-        (4, 11, 1, [0], [10, 111]),  # less than is held
+        (4, 11, 1, [0], [10, 111]),  # less than is stored
     ],
 )
 def test_recomputed_frames_replace_those_held_and_the_sink_only_by_its_own(

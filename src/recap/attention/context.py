@@ -69,9 +69,10 @@ class BlockContext:
         past: Past | None = None,
     ):
         self._policy = policy
-        self._phases = phases
+        # Temporal phases, F, of the block's own frames, and the latents generated before it.
+        self.phases = phases
+        self.past = past if past is not None else Past()
         self._kernels = kernels
-        self._past = past if past is not None else Past()
         self._reads = _BlockReads()
         self._writes = False
         self._masses: dict[int | None, dict[Role, Tensor]] = {}
@@ -82,7 +83,7 @@ class BlockContext:
 
         What it measures is its own, so the shares of the denoising steps stay what they are.
         """
-        clean = BlockContext(self._policy, self._phases, self._kernels, self._past)
+        clean = BlockContext(self._policy, self.phases, self._kernels, self.past)
         clean._reads = self._reads
         clean._writes = True
         return clean
@@ -92,16 +93,11 @@ class BlockContext:
         """Return what stands for this block of this rollout: the same object in both of its passes."""
         return self._reads
 
-    @property
-    def phases(self) -> Tensor:
-        """Return the temporal phases, F, of the block's own frames."""
-        return self._phases
-
     def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
         """Return positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
         if self._reads.positions is None:
             # A blocking copy would wait for all work queued so far.
-            self._reads.positions = frame_positions(self._phases.to(device, non_blocking=True), grid)
+            self._reads.positions = frame_positions(self.phases.to(device, non_blocking=True), grid)
         return self._reads.positions
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
@@ -126,11 +122,6 @@ class BlockContext:
     def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
         """Return what the memory makes of a reader's own sequence, if that has more than the block."""
         return self._policy.arrange(layer, own)
-
-    @property
-    def past(self) -> Past:
-        """Return the latents generated before the block."""
-        return self._past
 
     @property
     def wants_tokens(self) -> bool:

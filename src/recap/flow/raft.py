@@ -205,7 +205,7 @@ def correlation_pyramid(source: Tensor, target: Tensor) -> list[Tensor]:
 
     Pooling the target's features equals pooling the correlations, which are linear in them. It moves so much
     less memory that both directions of a pair are faster made so (0.21 s for 12 pairs of 416x240, two cores)
-    than as one volume and its transpose (0.35 s). Every map wears a ring of zeros, so that clamped reading
+    than as one volume and its transpose (0.35 s). Every map has a ring of zeros, so that clamped reading
     gives zero outside the picture.
     """
     pyramid = []

@@ -9,7 +9,7 @@ recent queries ask for most, C = N - S - R frames' worth:
 one number per token, shared by the heads of a layer; each layer chooses for itself. The queries are those of the
 first pass of the current block (still noise) and of the last R - F frames before it (clean). So a block compresses
 in two steps: `begin` decides that it is due and lays out the room, `observe` chooses in each layer as its first
-queries arrive. The choice stands for the whole block.
+queries arrive. The choice is the same for the whole block.
 
 Only sums of queries are needed, so only a sum is kept. Keys are kept unrotated, so nothing is rotated twice.
 """

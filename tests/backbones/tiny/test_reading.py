@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.reading import LONGEST, PromptReader, read_prompt
-from recap.backbones.tiny.sentence import NEAR, TABLES, Kind
+from recap.backbones.tiny.sentence import NEAR, Kind
 from recap.backbones.tiny.vocabulary import (
     ACTORS,
     ALIASES,
     FILLERS,
     NAMED,
     SCENES,
+    TABLES,
     TIMES,
     Prompt,
     parse_prompt,

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
-from pathlib import Path
 
-from recap.backbones.tiny.vocabulary import ACTORS, ALIASES, FILLERS, NAMED, SCENES, TIMES, canonical, clipped
+from recap.backbones.tiny.vocabulary import (
+    ACTORS,
+    ALIASES,
+    FILLERS,
+    NAMED,
+    SCENES,
+    TABLES,
+    TIMES,
+    canonical,
+    clipped,
+)
 from recap.errors import refuse
-
-TABLES = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 
 
 class Kind(StrEnum):

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from recap.errors import refuse
 
@@ -40,17 +42,10 @@ SCENE_PHRASES = {
 _EMPTY_PHRASES = {"snow": "empty snow", "mountains": "empty mountains"}
 TIME_PHRASES = {"day": "by day", "evening": "in the evening", "night": "at night"}
 
-FILLERS = frozenset((
-    "a", "an", "the", "and", "on", "in", "at", "by", "with", "of", "under", "over", "near", "during", "some",
-    "there", "is", "are", "only", "just", "nobody", "walks", "walking", "moves", "moving", "stands",
-    "standing", "goes", "going", "drives", "driving", "flies", "flying", "swims", "swimming",
-))  # fmt: skip
-ALIASES = {
-    "mountain": "mountains", "ocean": "sea", "underwater": "sea", "woods": "forest", "town": "city",
-    "field": "meadow", "seaside": "beach", "daytime": "day", "noon": "day", "morning": "day",
-    "sunset": "evening", "dusk": "evening", "midnight": "night", "bunny": "rabbit", "kitten": "cat",
-    "puppy": "dog", "tortoise": "turtle", "lamb": "sheep", "teddy": "bear", "sailboat": "boat", "ship": "boat",
-}  # fmt: skip
+TABLES = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+"""Other English words: what they stand for, and which may be dropped."""
+FILLERS = frozenset(TABLES["vocabulary"]["fillers"].split())
+ALIASES = {alias: word for word, aliases in TABLES["alias"].items() for alias in aliases.split()}
 NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 
