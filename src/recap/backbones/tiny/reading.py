@@ -14,23 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from recap.backbones.tiny import vocabulary
 from recap.backbones.tiny.sentence import NEAR, Kind, Word, leave_out, split
-from recap.backbones.tiny.vocabulary import (
-    ACTORS,
-    ALIASES,
-    NAMED,
-    SCENE_PHRASES,
-    SCENES,
-    TIME_PHRASES,
-    TIMES,
-    Prompt,
-    clipped,
-    empty_with,
-    known_words,
-    no_scene,
-    only_one,
-    parse_prompt,
-)
+from recap.backbones.tiny.vocabulary import Prompt, clipped, known_words, parse_prompt
 from recap.errors import refuse
 
 LONGEST = 2000
@@ -85,15 +71,15 @@ def read_prompt(text: str) -> PromptReading:
             raise refuse("prompt", clipped(text), limit, "keep one of the two")
     scene, time, set_in, unused = _setting(found, text)
     if actors and any(word.name == "empty" for word in found):
-        raise empty_with(text, actors[0])
+        raise vocabulary.empty_with(text, actors[0])
     if scene is None and not actors:
-        raise no_scene(text)
+        raise vocabulary.no_scene(text)
     lines = [*_dropped(found, unused), *(_instead(word, shown) for word, shown in (*replaced, *set_in))]
     if unwanted:
         lines.append(f"prompt: left out as asked: {', '.join(unwanted)}")
     if scene is None:
         scene = "sea" if actors[0] in IN_THE_SEA else USUAL_SCENE
-        lines.append(f"prompt: no scene is named: the video is set {SCENE_PHRASES[scene]}")
+        lines.append(f"prompt: no scene is named: the video is set {vocabulary.SCENE_PHRASES[scene]}")
     return PromptReading(Prompt(tuple(actors), scene, time or "day"), tuple(lines))
 
 
@@ -112,7 +98,9 @@ def _refuse_unclear(found: Sequence[Word], text: str) -> None:
 
 def _guess(word: str) -> str:
     """Guess what an unknown word misspells; a lower cutoff would suggest a balloon for a lion."""
-    known = sorted({*NAMED, *ALIASES, *(near for table in NEAR.values() for near in table)})
+    known = sorted(
+        {*vocabulary.NAMED, *vocabulary.ALIASES, *(near for table in NEAR.values() for near in table)}
+    )
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     return f"{near[0]!r} for {clipped(word, 30)!r}" if near else ""
 
@@ -150,10 +138,10 @@ def _setting(
     replaced: list[tuple[str, str]] = []
     unused: set[str] = set()
     for what, known, exact, near in (
-        ("scene", SCENES, Kind.SCENE, Kind.NEAR_SCENE),
-        ("time of day", TIMES, Kind.TIME, Kind.NEAR_TIME),
+        ("scene", vocabulary.SCENES, Kind.SCENE, Kind.NEAR_SCENE),
+        ("time of day", vocabulary.TIMES, Kind.TIME, Kind.NEAR_TIME),
     ):
-        name = only_one(text, what, [word.name for word in found if word.kind is exact], known)
+        name = vocabulary.only_one(text, what, [word.name for word in found if word.kind is exact], known)
         others = {word.raw: NEAR[near][word.name][0] for word in found if word.kind is near}
         if name is None and others:
             if len(set(others.values())) > 1:
@@ -183,10 +171,10 @@ def _dropped(found: Sequence[Word], unused: set[str]) -> Iterator[str]:
 
 def _instead(written: str, shown: str) -> str:
     """Return the notice that something else is shown than what was written."""
-    if shown in ACTORS:
+    if shown in vocabulary.ACTORS:
         thing = f"{'an' if shown[0] in 'aeiou' else 'a'} {shown} is shown instead"
     else:
-        thing = f"the video is set {(SCENE_PHRASES | TIME_PHRASES)[shown]}"
+        thing = f"the video is set {(vocabulary.SCENE_PHRASES | vocabulary.TIME_PHRASES)[shown]}"
     return f"prompt: {clipped(written, 30)!r} is not in the vocabulary: {thing}"
 
 

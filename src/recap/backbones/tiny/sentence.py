@@ -11,17 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 
-from recap.backbones.tiny.vocabulary import (
-    ACTORS,
-    ALIASES,
-    FILLERS,
-    NAMED,
-    SCENES,
-    TABLES,
-    TIMES,
-    canonical,
-    clipped,
-)
+from recap.backbones.tiny import vocabulary
+from recap.backbones.tiny.vocabulary import NAMED, TABLES, canonical, clipped
 from recap.errors import refuse
 
 
@@ -69,6 +60,9 @@ class Word:
     gap: str
 
 
+_END = Word("", "", Kind.FILLER, ".")
+
+
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 COMPOUNDS: dict[str, str] = TABLES["compound"]
 EXACT = {word: Kind(kind) for kind, words in TABLES["exact"].items() for word in words.split()}
@@ -80,9 +74,9 @@ NEAR = {
 _BY_FORM = {word: Kind(kind) for kind, words in TABLES["form"].items() for word in words.split()}
 _BY_FORM |= {word: kind for kind, table in NEAR.items() for word in table}
 _NAMED_KINDS = {
-    **dict.fromkeys(ACTORS, Kind.ACTOR),
-    **dict.fromkeys(SCENES, Kind.SCENE),
-    **dict.fromkeys(TIMES, Kind.TIME),
+    **dict.fromkeys(vocabulary.ACTORS, Kind.ACTOR),
+    **dict.fromkeys(vocabulary.SCENES, Kind.SCENE),
+    **dict.fromkeys(vocabulary.TIMES, Kind.TIME),
     "empty": Kind.EMPTY,
 }
 
@@ -138,7 +132,7 @@ def _classify(raw: str, word: str, gap: str) -> Word:
     own = canonical(word)
     if own in _NAMED_KINDS:
         return Word(raw, own, _NAMED_KINDS[own], gap)
-    if own in FILLERS:
+    if own in vocabulary.FILLERS:
         return Word(raw, own, EXACT.get(own, Kind.FILLER), gap)
     for form in _forms(word):
         if form in _BY_FORM:
@@ -146,6 +140,11 @@ def _classify(raw: str, word: str, gap: str) -> Word:
     if word.isdecimal():
         return Word(raw, word, Kind.FILLER if word == "1" else Kind.COUNT, gap)
     return Word(raw, word, Kind.HARMLESS if re.fullmatch(r"\d+(k|p|d|mm|fps)", word) else Kind.UNKNOWN, gap)
+
+
+def _at(found: Sequence[Word], index: int) -> Word:
+    """Return the word at an index, or the end of a sentence after the last."""
+    return found[index] if index < len(found) else _END
 
 
 def _is_harmless(found: Sequence[Word], index: int) -> bool:
@@ -162,14 +161,10 @@ def _is_harmless(found: Sequence[Word], index: int) -> bool:
 
 def _modifies(found: Sequence[Word], index: int) -> bool:
     """Tell whether a known noun follows directly, or after other modifiers: "a fluffy young fox"."""
-    for word in found[index + 1 :]:
-        if word.gap:
-            return False
-        if word.kind in NOUNS:
-            return True
-        if word.kind not in (*MODIFIERS, Kind.UNKNOWN):
-            return False
-    return False
+    index += 1
+    while not _at(found, index).gap and found[index].kind in (*MODIFIERS, Kind.UNKNOWN):
+        index += 1
+    return not _at(found, index).gap and found[index].kind in NOUNS
 
 
 def _is_head(found: Sequence[Word], index: int) -> bool:
@@ -197,8 +192,8 @@ def _follows_a_subject(found: Sequence[Word], index: int) -> bool:
 
 def _names_what_follows(found: Sequence[Word], index: int) -> bool:
     """Tell whether a noun only qualifies the next one: "a tiger shark", "a train station"."""
-    after = found[index + 1] if index + 1 < len(found) else None
-    follows = after is not None and not after.gap and after.kind in (*ACTING, Kind.SCENE, Kind.NEAR_SCENE)
+    after = _at(found, index + 1)
+    follows = not after.gap and after.kind in (*ACTING, Kind.SCENE, Kind.NEAR_SCENE)
     return follows and index > 0 and not found[index].gap and found[index - 1].kind is Kind.DETERMINER
 
 
@@ -206,7 +201,7 @@ def _is_misspelt(word: str) -> bool:
     """Tell whether it is probably a misspelt word of the vocabulary, unless it ends like an adjective or verb."""
     if word.endswith(("y", "ing", "ed")):
         return False
-    return bool(difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=1, cutoff=0.8))
+    return bool(difflib.get_close_matches(word, (*sorted(NAMED), *vocabulary.ALIASES), n=1, cutoff=0.8))
 
 
 def leave_out(found: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
@@ -237,7 +232,7 @@ def _targets(found: Sequence[Word], start: int, text: str) -> tuple[list[int], i
             raise _unclear(text, found[start])
         targets.append(target)
         index = target + 1
-        if index < len(found) and found[index].kind is Kind.CHOICE and found[index].gap != ".":
+        if _at(found, index).kind is Kind.CHOICE and found[index].gap != ".":
             index += 1
         elif _may_continue(found, index):
             raise _unclear(text, found[start])
@@ -251,34 +246,29 @@ def _noun(found: Sequence[Word], index: int, *, strict: bool) -> int | None:
     With `strict`, no adjectives may come before it, because "not" may belong to a verb.
     """
     between = (Kind.DETERMINER, Kind.COUNT) if strict else (Kind.DETERMINER, *MODIFIERS)
-    while index < len(found) and not found[index].gap and found[index].kind in between:
-        if found[index].kind is Kind.HARMLESS and _ends(found, index + 1):
+    while not _at(found, index).gap and found[index].kind in between:
+        after = _at(found, index + 1)
+        noun_may_follow = not after.gap and after.kind in (*CAN_BE_EXCLUDED, *NOUNS, *MODIFIERS)
+        if found[index].kind is Kind.HARMLESS and not noun_may_follow:
             # In "no sky" the harmless word is itself the noun.
             break
         index += 1
-    if index >= len(found) or found[index].gap or found[index].kind not in CAN_BE_EXCLUDED:
+    noun = _at(found, index)
+    if noun.gap or noun.kind not in CAN_BE_EXCLUDED or (strict and noun.kind is Kind.HARMLESS):
         return None
-    return None if strict and found[index].kind is Kind.HARMLESS else index
-
-
-def _ends(found: Sequence[Word], index: int) -> bool:
-    """Tell whether no noun can follow here."""
-    if index >= len(found) or found[index].gap:
-        return True
-    return found[index].kind not in (*CAN_BE_EXCLUDED, *MODIFIERS, Kind.SCENE, Kind.TIME)
+    return index
 
 
 def _may_continue(found: Sequence[Word], index: int) -> bool:
     """Tell whether another actor follows that may be excluded too: "without a fox and a bus"."""
-    if index >= len(found) or found[index].gap == ".":
+    word = _at(found, index)
+    if word.gap == "." or not (word.gap or word.kind is Kind.AND):
         return False
-    if found[index].kind is Kind.AND:
+    if word.kind is Kind.AND:
         index += 1
-    elif not found[index].gap:
-        return False
-    while index < len(found) and found[index].kind in (Kind.DETERMINER, *MODIFIERS):
+    while _at(found, index).kind in (Kind.DETERMINER, *MODIFIERS):
         index += 1
-    return index < len(found) and found[index].kind in (*ACTING, Kind.UNKNOWN)
+    return _at(found, index).kind in (*ACTING, Kind.UNKNOWN)
 
 
 def _unclear(text: str, word: Word) -> ValueError:
