@@ -45,7 +45,9 @@ TIME_PHRASES = {"day": "by day", "evening": "in the evening", "night": "at night
 TABLES = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 """Other English words: what they stand for, and which may be dropped."""
 FILLERS = frozenset(TABLES["vocabulary"]["fillers"].split())
-ALIASES = {alias: word for word, aliases in TABLES["alias"].items() for alias in aliases.split()}
+ALIASES: dict[str, str] = {
+    alias: word for word, aliases in TABLES["alias"].items() for alias in aliases.split()
+}
 NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 
