@@ -16,13 +16,14 @@ from torch import Tensor
 
 from recap.attach.checkout import Checkout
 from recap.attention.attend import Attended, Readable, attend
+from recap.attention.context import ContextKernels
 from recap.attention.rope import bands, rotation
 from recap.types import Role
 
 RELEASED_ROLES = {Role.SINK, Role.PRIOR, Role.CURRENT}
 
 
-class CheckoutKernels:
+class CheckoutKernels(ContextKernels):
     def __init__(self, checkout: Checkout):
         self._checkout = checkout
 

@@ -8,45 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
-from recap.attention.rope import Rotation, rotate, rotation
+from recap.attention.rope import rotate, rotation
 from recap.contracts import MemoryPolicy
 from recap.types import Past, Role, Segment, Tokens, frame_positions
 
 
-class ContextKernels(Protocol):
-    """Does the arithmetic of a context. A model by somebody else may bring its own, to give exactly its own bits."""
+class ContextKernels:
+    """Does the arithmetic of a context. A model by somebody else may bring a subclass that gives its own bits."""
 
     def table(self, positions: Tensor, like: Tensor) -> Any:
         """Return the rotary table by which `turn` rotates tensors such as `like` to positions B N 3."""
-
-    def turn(self, x: Tensor, table: Any) -> Tensor:
-        """Rotate queries or keys B N H D."""
-
-    def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
-        """Compute attention; a role whose share is not measured is left out of the shares."""
-
-
-class OwnKernels:
-    """Computes angles from the phases and merges attention by log-sum-exp: the package's own."""
-
-    def table(self, positions: Tensor, like: Tensor) -> Rotation:
         # fp64 stays exact end to end; lower precisions rotate in fp32.
         return rotation(positions, like.shape[-1], torch.promote_types(like.dtype, torch.float32))
 
-    def turn(self, x: Tensor, table: Rotation) -> Tensor:
+    def turn(self, x: Tensor, table: Any) -> Tensor:
+        """Rotate queries or keys B N H D."""
         return rotate(x, table)
 
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
+        """Compute attention; a role whose share is not measured is left out of the shares."""
         return attend(query, segments)
 
 
-OWN_KERNELS = OwnKernels()
+OWN_KERNELS = ContextKernels()
 
 
 @dataclass(slots=True, eq=False)
