@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from recap.types import (
     Card,
     GeneratedBlock,
     MemoryTrace,
-    Past,
-    Role,
     Segment,
     Tokens,
 )
@@ -190,7 +188,11 @@ class MemoryConfig(ABC):
 
 
 class Context(Protocol):
-    """Lets a backbone read what one block may attend to."""
+    """Lets a backbone read what one block may attend to.
+
+    Kernels that bring their own storage, and backbones that carry their history, need more of it: a
+    `recap.attention.context.BlockContext`.
+    """
 
     @property
     def phases(self) -> Tensor:
@@ -201,40 +203,6 @@ class Context(Protocol):
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
         """Compute self-attention of queries B N H D, at the CURRENT segment's positions, over memory and `own`."""
-
-
-@runtime_checkable
-class OpenContext(Context, Protocol):
-    """A context whose memory can be read whole, by kernels that want fixed storage, or together with a backbone's own
-    history, by one that carries it in its sequence."""
-
-    @property
-    def block_key(self) -> object:
-        """Return what stands for this block of this rollout: the same object in its steps and its clean pass."""
-
-    @property
-    def foreseeable(self) -> bool:
-        """Tell whether `kept` can be asked before the first step; else only `attend` serves."""
-
-    def kept(self, layer: int) -> list[Segment]:
-        """Return what the memory adds to the layer's own tokens; it does not change within a block."""
-
-    def hand_over(self, layer: int, tokens: Tokens) -> None:
-        """Pass on to the memory what the layer made of a finished block."""
-
-    def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
-        """Receive shares of attention mass, B per role, of those measured. A pyramid names its stage."""
-
-    @property
-    def past(self) -> Past:
-        """Return the latents generated before this block."""
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Tell whether the memory has a use for a clean pass."""
-
-    def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """Return what the memory makes of a sequence's own segments: it may bias them and add others."""
 
 
 Noise = Callable[[], Tensor]

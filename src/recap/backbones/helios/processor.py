@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from recap.attention.attend import Readable, attend
+from recap.attention.context import BlockContext
 from recap.backbones.helios.history import Slices
-from recap.contracts import OpenContext
 from recap.errors import refuse
 from recap.types import Segment, Tokens, frame_positions
 
@@ -31,7 +31,7 @@ class Reading:
 
     def __init__(self, rope: Any) -> None:
         self._rope = rope
-        self.context: OpenContext | None = None
+        self.context: BlockContext | None = None
         self.places: Slices | None = None
         self.settling = False
         self.stage = 0
@@ -44,7 +44,7 @@ class Reading:
     @contextmanager
     def denoising(
         self,
-        context: OpenContext,
+        context: BlockContext,
         places: Slices,
         grid: tuple[int, int],
         *,
@@ -61,7 +61,7 @@ class Reading:
             self.context = self.places = None
 
     @contextmanager
-    def settled(self, context: OpenContext, places: Slices, grid: tuple[int, int]) -> Iterator[None]:
+    def settled(self, context: BlockContext, places: Slices, grid: tuple[int, int]) -> Iterator[None]:
         """The forward in here is the clean pass of a finished chunk."""
         self._enter(context, places, grid)
         self.settling = True
@@ -76,7 +76,7 @@ class Reading:
         """A block is over: what was rotated for it can go."""
         self._turned = {}
 
-    def _enter(self, context: OpenContext, places: Slices, grid: tuple[int, int]) -> None:
+    def _enter(self, context: BlockContext, places: Slices, grid: tuple[int, int]) -> None:
         assert self.context is None, "one forward at a time: rollouts may take turns, but not overlap"
         self.context, self.places, self.grid = context, places, grid
 
