@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import describe_error, median_milliseconds, print_json
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.backbones.wan.spec import EMBEDDED, WAN_1_3B
 from recap.contracts import Flow, FlowEstimator
 from recap.fast.graphs import Graphed

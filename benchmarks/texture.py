@@ -164,7 +164,7 @@ def _offer(block: Block, pictures: Tensor, admission: Admission, bank: NoveltyBa
 
 
 def _judge(rule: str, bank: NoveltyBank, seconds: float, truth: Truth) -> Outcome:
-    source, score = bank.held.source[0], bank.held.score[0]
+    source, score = bank.entries.source[0], bank.entries.score[0]
     at = tuple(source.unbind(-1))
     used = score > 0
     first = used & (truth.first[at] >= FIRST_SHARE)

@@ -106,7 +106,7 @@ SLOW = (
     "tests/cli/test_demo.py::test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_finished",
     # On `untrained` these stay in `make test`.
     "tests/contracts/test_policies.py::test_policy_runs_and_its_trace_adds_up[embedded-",
-    "tests/contracts/test_policies.py::test_stopping_and_going_on_changes_nothing[embedded-",
+    "tests/contracts/test_policies.py::test_stopping_and_continuing_changes_nothing[embedded-",
     "tests/contracts/test_policies.py::test_memory_changes_what_is_drawn[embedded",
     "tests/contracts/test_policies.py::test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit[embedded",
     # Growth over fewer blocks is tested on `untrained`.

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from recap.admission.diversity_dino import DiversityConfig
-from recap.admission.diversity_keys import DiversityKeysConfig
+from recap.admission.diversity import DiversityConfig, DiversityKeysConfig
 from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_texture import FlowTextureConfig
-from recap.admission.random import RandomHistoryConfig
-from recap.admission.recent import RecentHistoryConfig
+from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
 from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig

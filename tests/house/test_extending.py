@@ -70,9 +70,9 @@ def test_an_entry_in_the_registry_is_tested_by_the_contracts_without_any_list(fo
     for promise, name in [
         ("test_policy_runs_and_its_trace_adds_up", "untrained-shot-opening"),
         ("test_policy_runs_and_its_trace_adds_up", "wide-shot-opening"),
-        ("test_stopping_and_going_on_changes_nothing", "embedded-shot-opening"),
-        ("test_stopping_and_going_on_changes_nothing", "wide-recap"),
-        ("test_draws_on_the_embedded_backbone_and_its_trace_is_plain_data", "recap-bright"),
+        ("test_stopping_and_continuing_changes_nothing", "embedded-shot-opening"),
+        ("test_stopping_and_continuing_changes_nothing", "wide-recap"),
+        ("test_generates_on_the_embedded_backbone_and_its_trace_is_plain_data", "recap-bright"),
         ("test_rows_do_not_know_of_each_other", "bright"),
     ]:
         assert any(f"{promise}[{name}]" in line for line in passed), done.stdout

@@ -89,12 +89,12 @@ def test_killed_at_a_random_moment_and_resumed_equals_undisturbed(tmp_path, scri
         time.sleep(random.Random(number).uniform(0, 1.1 * seconds))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        drawn, next_block = whole_blocks(folder), saved_block(folder)
+        generated, next_block = whole_blocks(folder), saved_block(folder)
         # At most the block being saved, unless writing was slow: then states rest (LONG_WRITE_S), as on a busy disk.
-        assert 0 <= drawn - next_block <= 5
+        assert 0 <= generated - next_block <= 5
         times = lines_of(folder / "timing.jsonl")[:next_block]
         finish(recap("generate", "--resume", folder))
-        assert lines_of(folder / "timing.jsonl")[:next_block] == times, "whole blocks are not drawn again"
+        assert lines_of(folder / "timing.jsonl")[:next_block] == times, "whole blocks are not generated again"
         for name in SAME_BYTES:
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), f"try {number}: {name}"
         names = {path.name for path in folder.iterdir()} - {".lock"}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
+from recap.attention.context import ContextKernels
 from recap.attention.rope import bands, rotation
 from recap.errors import refuse
 from recap.types import Role
@@ -52,7 +53,7 @@ class Checkout:
     defers_writes: bool
 
 
-class CheckoutKernels:
+class CheckoutKernels(ContextKernels):
     """Computes as the checkout does, under our contexts, so that a memory that changes nothing changes no bit.
 
     Rotation: upstream multiplies complex numbers of fp64 by the rows of a table; so does this, by the same rows.

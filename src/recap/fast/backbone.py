@@ -9,10 +9,11 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from recap.attention.context import BlockContext
 from recap.backbones.wan.backbone import CLEAN_TIME, WanBackbone
 from recap.backbones.wan.model import TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise
-from recap.contracts import Context, Decoder, Noise, OpenContext
+from recap.contracts import Context, Decoder, Noise
 from recap.fast.dit import FastWan, LayerTokens, Pair, WindowStorage
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment, Tokens
@@ -106,13 +107,13 @@ class FastWanBackbone(WanBackbone):
             queries, keys, values = (part.clone() for part in own)
             context.hand_over(layer, Tokens(queries, keys, values, positions))
 
-    def _supports(self, context: Context) -> TypeGuard[OpenContext]:
+    def _supports(self, context: Context) -> TypeGuard[BlockContext]:
         """Tell whether the window is known before the first step and has the same layout in all layers."""
-        if not isinstance(context, OpenContext) or not context.foreseeable:
+        if not isinstance(context, BlockContext) or not context.foreseeable:
             return False
         return len({_layout(context.kept(layer)) for layer in range(self.spec.layers)}) == 1
 
-    def _prepare(self, shape: tuple[int, ...], text: TextConditioning, context: OpenContext) -> BlockRunner:
+    def _prepare(self, shape: tuple[int, ...], text: TextConditioning, context: BlockContext) -> BlockRunner:
         """Return the runner for the context's window, with the window and the text filled in."""
         rows, frames = shape[:2]
         kept = context.kept(0)

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.attention.attend import read_group
+from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
-from recap.contracts import OpenContext
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
@@ -172,7 +172,7 @@ class WindowStorage:
         """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
 
-    def fill(self, context: OpenContext, positions: Tensor, kernels: Any) -> None:
+    def fill(self, context: BlockContext, positions: Tensor, kernels: Any) -> None:
         """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
         device, head_dim, wide = self.rope.cos.device, self.keys[0].shape[-1], self.rope.cos.dtype
         for target, table in zip(self.rope, rotation(positions, head_dim, wide), strict=True):

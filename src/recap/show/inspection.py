@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig, Noticed
-from recap.admission.retention import retain_top
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.io.files import staged_folder, write_whole
@@ -150,7 +150,7 @@ class _Scan:
         self.bank.admit(Candidates(source, score[offered].reshape(1, -1)), patches, patches, retain_top)
         self.num_frames += len(raw)
         self.num_scored += len(pictures)
-        held = self.bank.held.score
+        held = self.bank.entries.score
         cutoff = float(held.min()) if self.bank.count == self.bank.capacity else 0.0
         self.filling.append((self.num_scored / self.clip.fps, int((held > 0).sum()), cutoff))
 
@@ -190,7 +190,7 @@ class _Scan:
 
     def patches(self) -> Patches:
         """Return what the bank holds and was new, by the second in which it scored highest."""
-        source, score = self.bank.held.source[0].numpy(), self.bank.held.score[0].numpy()
+        source, score = self.bank.entries.source[0].numpy(), self.bank.entries.score[0].numpy()
         frames, rows, columns = source.T
         pictures = self.frames(self.appeared, np.int32)[frames, rows, columns]
         order = np.lexsort((columns, rows, pictures))

@@ -105,7 +105,7 @@ def test_bank_holds_what_the_clean_pass_made_of_the_frames_it_names():
     """Layer 0 has no context: every slot must be the embedding of its own frame and place."""
     backbone = make_backbone("distilled")
     latents, _, policy = generate_chunks(backbone, "distilled", RecapConfig())
-    model, kept = backbone.transformer, policy.bank.held.source[0]
+    model, kept = backbone.transformer, policy.bank.entries.source[0]
     frames = latents.transpose(1, 2)
     hidden = model.patch_short(frames)[0]  # D F rows columns
     block = model.blocks[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from recap.admission.retention import retain_top
+from recap.admission.base import retain_top
 from recap.config import RunConfig
 from recap.eval.metrics.bank import bank_story, uniform_distance
 from recap.memory.bank import NoveltyBank
@@ -61,7 +61,7 @@ def test_the_bank_is_the_oracle_after_every_block(run):
     trace, bank = run
     story = bank_story(trace)
     assert story.overlap == [1.0] * len(trace) and story.complete
-    assert set(story.bank) == {tuple(place) for place in bank.held.source[0].tolist()}
+    assert set(story.bank) == {tuple(place) for place in bank.entries.source[0].tolist()}
     # The tie rule was put to the test.
     pool = {position: score for line in trace for position, score in line.candidates().items()}
     assert any(pool[position] == story.cutoff for position in pool.keys() - story.bank.keys())
@@ -90,7 +90,7 @@ def generated():
     backbone = build_backbone(config)
     policy = build_memory(config, backbone.spec)
     blocks = rollout(backbone, policy, make_plan([config.shots] * 2, backbone.spec), seeds=[3, 4])
-    return [BlockTrace.of(made, offered=True) for made in blocks], policy.bank.held.source.tolist()
+    return [BlockTrace.of(made, offered=True) for made in blocks], policy.bank.entries.source.tolist()
 
 
 @pytest.mark.parametrize("row", [0, 1])

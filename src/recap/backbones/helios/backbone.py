@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recap.attention.context import BlockContext
 from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.sampler import Sampler
 from recap.backbones.helios.spec import HeliosSpec
 from recap.backbones.text import EncodeText
-from recap.contracts import CarryingContext, Context, Decoder, Noise, State
+from recap.contracts import Context, Decoder, Noise, State
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
@@ -79,7 +80,7 @@ class HeliosBackbone:
     @torch.no_grad()
     def denoise(self, noise: Noise, conditioning: HeliosConditioning, context: Context) -> Tensor:
         """Generate one chunk, B F C rows columns; calls `noise` once, and once per finer stage of the pyramid."""
-        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        assert isinstance(context, BlockContext), "Helios reads its past from the context"
         row, spec, past = self.row, self.spec, context.past
         dtype, rows = self.transformer.dtype, conditioning.prompt.shape[0]
         shape = (rows, spec.latent_channels, spec.frames_per_block, *spec.latent_size)
@@ -108,7 +109,7 @@ class HeliosBackbone:
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: HeliosConditioning, context: Context) -> None:
         """Run the clean pass: the finished frames as short history at time 0, for a memory that has a use for it."""
-        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        assert isinstance(context, BlockContext), "Helios reads its past from the context"
         if not context.wants_tokens:
             return
         row, past, dtype = self.row, context.past, self.transformer.dtype

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from recap.attention.attend import Readable, attend
+from recap.attention.context import BlockContext
 from recap.backbones.helios.history import Slices
-from recap.contracts import CarryingContext
 from recap.errors import refuse
 from recap.types import Segment, Tokens, frame_positions
 
@@ -31,7 +31,7 @@ from recap.types import Segment, Tokens, frame_positions
 class Forward:
     """Describes a forward in progress; the grid is that of full resolution."""
 
-    context: CarryingContext
+    context: BlockContext
     places: Slices
     grid: tuple[int, int]
     # None in the clean pass of a finished chunk.
@@ -55,7 +55,7 @@ class Reading:
 
     def denoising(
         self,
-        context: CarryingContext,
+        context: BlockContext,
         places: Slices,
         grid: tuple[int, int],
         *,
@@ -67,7 +67,7 @@ class Reading:
         return self._during(Forward(context, places, grid, stage, bias))
 
     @contextmanager
-    def settled(self, context: CarryingContext, places: Slices, grid: tuple[int, int]) -> Iterator[None]:
+    def settled(self, context: BlockContext, places: Slices, grid: tuple[int, int]) -> Iterator[None]:
         """Return a context in which the forward is the clean pass of a finished chunk."""
         try:
             with self._during(Forward(context, places, grid)):
