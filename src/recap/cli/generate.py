@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,13 +28,14 @@ from recap.cli.options import (
     Script,
     Seconds,
     Setting,
+    TrustCode,
 )
 from recap.cli.settings import backbone_choice, full_config, memory_choice, opening_path, script_shots
-from recap.config import read_json
+from recap.config import MOST_ROWS, read_json, refuse_code
 from recap.errors import refuse
+from recap.run import new_folder
 from recap.show.result import generate_run, resume
 
-MOST_ROWS = 256
 Rows = Annotated[
     int | None,
     typer.Option(help="Videos generated as one batch, seeds counting up from --seed [default: 1]."),
@@ -38,6 +43,10 @@ Rows = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/<time>-<prompt>-<memory>].")]
 ResumeFolder = Annotated[
     Path | None, typer.Option("--resume", help="Resume the run in this folder, with its own settings.")
+]
+FromBlock = Annotated[
+    int | None,
+    typer.Option(help="With --resume: keep the blocks before this one and generate the rest again."),
 ]
 
 
@@ -62,18 +71,14 @@ def generate_command(
     out: Out = None,
     repeat: Annotated[Path | None, typer.Option("--from", help="Repeat the run of this run.json.")] = None,
     resume_folder: ResumeFolder = None,
+    from_block: FromBlock = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Generate a video with a memory.
 
     The video, its page, its trace and its state are written to a folder, block by block.
     """
-    script_options = {
-        "prompt": prompt,
-        "--seconds": seconds,
-        "--script": script,
-        "--seed": seed,
-        "--rows": rows,
-    }
+    words = {"prompt": prompt, "--seconds": seconds, "--script": script, "--seed": seed, "--rows": rows}
     chosen: dict[str, Any] = {
         "memory": memory_choice(memory, backbone, as_released=as_released),
         "flow": flow,
@@ -86,16 +91,22 @@ def generate_command(
     with progress_bar("generating", "blocks", "loading the model") as report:
         if resume_folder is not None:
             others = {**{f"--{name}": value for name, value in chosen.items()}, "--set": settings}
-            _refuse_with("--resume", {**script_options, **others, "--out": out, "--from": repeat})
-            run = resume(resume_folder, progress=report, notice=show_notice)
+            _refuse_with("--resume", {**words, **others, "--out": out, "--from": repeat})
+            how: dict[str, Any] = {"from_block": from_block, "trust_code": trust_code}
+            with _stoppable(resume_folder):
+                run = resume(resume_folder, progress=report, notice=show_notice, **how)
         else:
+            if from_block is not None:
+                raise refuse("--from-block", from_block, "it belongs to --resume", "name the run's folder")
             if repeat is not None:
-                _refuse_with("--from", script_options)
-                values = _recorded(repeat)
+                values = _recorded(repeat, words, trust_code)
             else:
                 values = {"shots": script_shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
             given = {name: value for name, value in chosen.items() if value is not None}
-            run = generate_run(full_config({**values, **given}, settings or []), out, report, show_notice)
+            config = full_config({**values, **given}, settings or [])
+            folder = new_folder(config) if out is None else out
+            with _stoppable(folder):
+                run = generate_run(config, folder, report, show_notice)
     show_notice(f"page: {run.show(browser=False)}")
     for video in run.videos:
         typer.echo(video)
@@ -115,8 +126,30 @@ def _seeds(seed: int | None, rows: int | None) -> list[int]:
     return list(range(first, first + count))
 
 
-def _recorded(path: Path) -> Any:
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Say how to continue a run that is stopped by Ctrl-C or SIGTERM."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if (folder / "run.json").is_file():
+            show_notice(f"stopped; continue with: recap generate --resume {shlex.quote(str(folder))}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _recorded(path: Path, words: dict[str, Any], trust_code: bool) -> Any:
+    """Read the config of a run.json, which has shots and seeds of its own."""
+    _refuse_with("--from", words)
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
         raise refuse("--from", str(path), "holds no config", "name the run.json of an earlier run")
+    if not trust_code:
+        refuse_code(about["config"], path)
     return about["config"]

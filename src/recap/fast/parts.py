@@ -16,7 +16,7 @@ from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import DTYPES, check_place
+from recap.config import DTYPES, check_place, choose
 from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow
@@ -24,8 +24,6 @@ from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastDecoder, FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
-from recap.io.lookup import look_up
-from recap.registry import BACKBONES, MEMORIES
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.
@@ -66,13 +64,13 @@ class Parts:
         def admission() -> Admission:
             return FlowNoveltyConfig().build(self.backbone.spec, self.flow)
 
-        made: MemoryPolicy = look_up("memory", memory, MEMORIES)().build(self.backbone.spec, admission)
+        made: MemoryPolicy = choose("memory", memory).settings.build(self.backbone.spec, admission)
         return made
 
 
 def make_parts(settings: SpeedSettings) -> Parts:
     """Build the parts of a measurement, with random weights where real ones would need files."""
-    kind = look_up("backbone", settings.backbone, BACKBONES)
+    kind = type(choose("backbone", settings.backbone).settings)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):

@@ -23,7 +23,7 @@ from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.flow import FLOWS
-from recap.io.files import LOCK, remove_strays, write_whole
+from recap.io.files import remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import Picture, open_clip
@@ -220,11 +220,9 @@ def _ticking(progress: Progress, total: int) -> Callable[[], None]:
 
 def _finish(config: RunConfig, folder: Path, progress: Progress, notice: Notice) -> None:
     if (folder / "run.json").is_file():
-        resume(folder, reporter=Reporter(notice, progress))
+        # Its config was found to be this call's own.
+        resume(folder, reporter=Reporter(notice, progress), trust_code=True)
         return
-    if folder.is_dir():  # stopped before it was a run
-        remove_strays(folder)
-        (folder / LOCK).unlink(missing_ok=True)
     generate(config, folder, reporter=Reporter(notice, progress))
 
 

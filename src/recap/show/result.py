@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap import run
-from recap.config import RunConfig
+from recap.config import RunConfig, refuse_code
 from recap.errors import refuse
 from recap.io.report import Notice, Progress, Reporter
 from recap.io.video import open_clip
@@ -27,11 +27,15 @@ from recap.trace import BlockTrace, read_trace
 
 
 class Run:
-    """A finished run, read from its folder: `Run("runs/...")` opens an earlier one."""
+    """A finished run, read from its folder: `Run("runs/...")` opens an earlier one.
 
-    def __init__(self, folder: Path | str) -> None:
+    Files are data: code that a run's config names is imported only with `trust_code`.
+    """
+
+    def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
         self.folder = Path(folder)
-        self._record = read_record(self.folder)
+        self._trust_code = trust_code
+        self._record = read_record(self.folder, trust_code=True)
         if not (self.folder / "summary.json").is_file():
             limit = "the run is not finished"
             raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
@@ -53,6 +57,8 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """All settings that the run was generated with."""
+        if not self._trust_code:
+            refuse_code(self._record["config"], self.folder / "run.json")
         return RunConfig.from_dict(self._record["config"])
 
     @cached_property
@@ -75,7 +81,7 @@ class Run:
         """Return the page of the run, written if it is not there yet, and open it in a browser."""
         page = self.folder / PAGE
         if not page.is_file():
-            write_run_page(self.folder)
+            write_run_page(self.folder, trust_code=self._trust_code)
         if browser:
             webbrowser.open(page.resolve().as_uri())
         return page
@@ -119,20 +125,33 @@ def generate(
 def generate_run(config: RunConfig, folder: Path | str | None, progress: Progress, notice: Notice) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
     chosen = new_folder(config) if folder is None else Path(folder)
-    return _finished(run.generate(config, chosen, reporter=Reporter(notice, progress)).folder, notice)
+    record = run.generate(config, chosen, reporter=Reporter(notice, progress))
+    # Its config is the caller's own.
+    return _finished(record.folder, notice, trust_code=True)
 
 
-def resume(folder: Path | str, *, progress: Progress | None = None, notice: Notice = print) -> Run:
-    """Continue a stopped run from its last whole block, and write its page."""
-    record = run.resume(Path(folder), reporter=Reporter(notice, progress or print_progress))
-    return _finished(record.folder, notice)
+def resume(
+    folder: Path | str,
+    *,
+    progress: Progress | None = None,
+    notice: Notice = print,
+    from_block: int | None = None,
+    trust_code: bool = False,
+) -> Run:
+    """Continue a stopped run from its last whole block, or from a block of your choice, and write its page.
+
+    Code that the run's config names is imported only with `trust_code`.
+    """
+    reporter = Reporter(notice, progress or print_progress)
+    record = run.resume(Path(folder), reporter=reporter, from_block=from_block, trust_code=trust_code)
+    return _finished(record.folder, notice, trust_code)
 
 
-def _finished(folder: Path, notice: Notice) -> Run:
+def _finished(folder: Path, notice: Notice, trust_code: bool) -> Run:
     """Write the page of a run that has just ended, and say where its length is not the one asked for."""
     if not (folder / PAGE).is_file():
-        write_run_page(folder)
-    made = Run(folder)
+        write_run_page(folder, trust_code=trust_code)
+    made = Run(folder, trust_code=trust_code)
     asked = sum(shot.seconds for shot in made.config.shots)
     if not made.config.opening and abs(made.seconds - asked) >= 0.1:
         notice(

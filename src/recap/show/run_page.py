@@ -10,9 +10,10 @@ from safetensors import safe_open
 from recap.config import RunConfig, read_json
 from recap.errors import refuse
 from recap.io.files import write_whole
+from recap.io.run_folder import OPENING
 from recap.plan import make_plan
 from recap.registry import JUDGES
-from recap.run import OPENING, read_record, read_spec
+from recap.run import read_record, read_spec
 from recap.show.comparison import runs_page
 from recap.show.measures import ColourJudge
 from recap.trace import read_lines
@@ -20,9 +21,9 @@ from recap.trace import read_lines
 PAGE = "index.html"
 
 
-def write_run_page(folder: Path) -> Path:
+def write_run_page(folder: Path, *, trust_code: bool = False) -> Path:
     """Write `index.html` into the folder of a finished run; of a batch it shows the first row."""
-    about = read_record(folder)
+    about = read_record(folder, trust_code=trust_code)
     if not (folder / "summary.json").is_file():
         limit = "the run is not finished"
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
@@ -47,7 +48,11 @@ def read_videos(folder: Path) -> list[str]:
     summary = folder / "summary.json"
     found = read_json(summary)
     videos = found.get("videos") if isinstance(found, Mapping) else None
-    if not isinstance(videos, list) or not videos or not all(isinstance(name, str) for name in videos):
+    if (
+        not isinstance(videos, list)
+        or not videos
+        or not all(isinstance(name, str) and name == Path(name).name for name in videos)
+    ):
         raise refuse("file", str(summary), "names no videos", "put it back, or generate the run again")
     return videos
 

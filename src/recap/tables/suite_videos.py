@@ -24,7 +24,7 @@ from recap.eval.vbench.suites import Entry, Suite, digest, find_suite, find_vide
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
 from recap.io.report import SILENT, Notice
-from recap.run import generate, resume, versions
+from recap.run import generate, read_record, resume, versions
 from recap.tables.about import VERSIONS, cores
 from recap.tables.folder import RECORD
 from recap.tables.jobs import Job, Result
@@ -115,14 +115,11 @@ def generate_suite(
 def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
     """The work of a process: one video, resumed where it was begun, and the digest by which it is known again."""
     place = Path(folder)
+    config = payload["data"]["config"]
     if (place / "run.json").is_file():
-        resume(place, reporter=SILENT)
+        resume(place, reporter=SILENT, trust_code=read_record(place, trust_code=True)["config"] == config)
     else:
-        if place.is_dir():
-            # It was stopped before it was a run.
-            remove_strays(place)
-            (place / LOCK).unlink(missing_ok=True)
-        generate(RunConfig.from_dict(payload["data"]["config"]), place, reporter=SILENT)
+        generate(RunConfig.from_dict(config), place, reporter=SILENT)
     # Those of a suite's minutes are tens of gigabytes.
     for name in ("latents.safetensors", "state.safetensors"):
         (place / name).unlink(missing_ok=True)
