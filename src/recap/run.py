@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from recap.flow import build_flow, resolve_flow
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Reporter
-from recap.io.run_folder import LATENTS, OPENING, STATE, SUMMARY, RunFolder
+from recap.io.run_folder import LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
 from recap.io.video import ClipWriter, join_clips
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, rollout
@@ -145,7 +144,10 @@ def resume(
     if about.get("versions") != versions():
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
-        return _Run(RunConfig.from_dict(about["config"]), folder, reporter).finish(from_block)
+        run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
+        if about.get("spec") != json.loads(json.dumps(asdict(run.backbone.spec))):
+            raise refuse("spec", about.get("spec"), "is not that of the run's backbone", "put run.json back")
+        return run.finish(from_block)
 
 
 def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
@@ -224,16 +226,7 @@ class _Run:
         if fresh:
             pixels = read_opening(config.opening, spec, self.reporter.notice).to(config.device)
             return self.backbone.encode(pixels).repeat(rows, 1, 1, 1, 1)
-        path = self.folder / OPENING
-        try:
-            latents = load_file(path, device=config.device)["latents"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise refuse("file", str(path), "is missing or damaged", "put it back or start again") from error
-        wanted = (rows, latents.shape[1:2].numel(), spec.latent_channels, *spec.latent_size)
-        if tuple(latents.shape) != wanted or not latents.is_floating_point():
-            limit = f"must hold floats of shape {wanted}, not {tuple(latents.shape)}"
-            raise refuse("file", str(path), limit, "put it back or start the run again")
-        return latents
+        return load_opening(self.folder, rows, (spec.latent_channels, *spec.latent_size)).to(config.device)
 
     def finish(self, from_block: int | None = None) -> RunRecord:
         """Generate what is missing, then join the parts."""

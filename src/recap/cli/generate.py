@@ -99,7 +99,7 @@ def generate_command(
             if from_block is not None:
                 raise refuse("--from-block", from_block, "it belongs to --resume", "name the run's folder")
             if repeat is not None:
-                values = _recorded(repeat, words, trust_code)
+                values = _recorded(repeat, words, chosen, trust_code)
             else:
                 values = {"shots": script_shots(prompt, seconds, script), "seeds": _seeds(seed, rows)}
             given = {name: value for name, value in chosen.items() if value is not None}
@@ -144,12 +144,13 @@ def _stoppable(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _recorded(path: Path, words: dict[str, Any], trust_code: bool) -> Any:
-    """Read the config of a run.json, which has shots and seeds of its own."""
+def _recorded(path: Path, words: dict[str, Any], chosen: dict[str, Any], trust_code: bool) -> Any:
+    """Read the config of a run.json, which has shots and seeds of its own; what was chosen replaces its settings."""
     _refuse_with("--from", words)
     about = read_json(path)
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
         raise refuse("--from", str(path), "holds no config", "name the run.json of an earlier run")
     if not trust_code:
-        refuse_code(about["config"], path)
+        used = {name: value for name, value in about["config"].items() if chosen.get(name) is None}
+        refuse_code(used, path)
     return about["config"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap.contracts import State
@@ -51,6 +51,19 @@ def digest_tensors(tensors: State, also: str = "") -> str:
         digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
         digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
     return str(digest.hexdigest())
+
+
+def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
+    """Read the latents of a run's opening: as many rows, any number of frames, and frames of this size."""
+    path, remedy = folder / OPENING, "put it back or start the run again"
+    try:
+        latents = load_file(path)["latents"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise refuse("file", str(path), "is missing or damaged", remedy) from error
+    shape = tuple(latents.shape)
+    if len(shape) != 5 or (shape[0], *shape[2:]) != (rows, *size) or not latents.is_floating_point():
+        raise refuse("file", str(path), f"must hold floats of {rows} rows and frames of {size}", remedy)
+    return latents
 
 
 def _new_digest(data: bytes = b"") -> Any:
