@@ -200,7 +200,8 @@ class Rollout(Iterator[GeneratedBlock]):
         noise = self._noise_of(block)
         past = Past(self._first, _since_cut(self._past, block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, past=past)
-        if self._latents_of is not None:
+        # A memory that chooses by the queries of the denoising steps needs those steps.
+        if self._latents_of is not None and not policy.needs_queries:
             latents = self._latents_of(block)
         elif self._opening is not None and block.end_frame <= self._opening.shape[1]:
             latents = self._opening[:, block.first_frame : block.end_frame]
