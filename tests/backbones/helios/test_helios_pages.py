@@ -28,10 +28,9 @@ from recap.plan import make_plan
 from recap.rollout import Resume, rollout
 from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
-from recap.tables.generating import generate_and_score, generate_batch, score_generated
-from recap.tables.looks import look_at, unpack_look
+from recap.tables.generating import generate_and_score, generate_batch, look_at, score_generated, unpack_look
+from recap.tables.page import write_report
 from recap.tables.recipes import Ask, find_recipe
-from recap.tables.report import write_report
 from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
@@ -106,7 +105,7 @@ def results(tmp_path_factory):
     def generate_here(jobs, store, executor, **_):
         executor.close()
         for job in jobs:
-            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+            store.add(job.key, generate_and_score(job, store.folder / "shown" / job.key))
         return Progress(len(jobs), len(jobs))
 
     folder, notices = tmp_path_factory.mktemp("results"), []
@@ -126,7 +125,7 @@ def two_rows(**changes):
 
 def jobs_of(row, recipe, ask=ASK):
     plan = TableRuns([recipe], ask, {"reappearance": {}})
-    return [plan.jobs[key] for planned, key in plan.tables["reappearance"] if planned.row.name == row]
+    return [plan.jobs[run.job.key] for run in plan.tables["reappearance"] if run.row.name == row]
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +133,11 @@ def ours(tmp_path_factory):
     """The run of the row with a bank, and the job it is of, with all measures."""
     (job,) = jobs_of("recap", two_rows(measures=tuple(all_measures())))
     helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
-    return generate_batch([job.payload], helios, tmp_path_factory.mktemp("ours"))[0], job
+    return generate_batch([job], helios, tmp_path_factory.mktemp("ours"))[0], job
 
 
 def scored(run, job):
-    return score_generated({**job.payload, "options": {"generated": run}}, str(run.pictures.parent))
+    return score_generated(dataclasses.replace(job, options={"generated": run}), run.pictures.parent)
 
 
 def scores_of(results, row):
@@ -176,7 +175,7 @@ def test_the_bank_of_a_page_is_shown_in_the_seconds_of_its_pictures(ours):
     run, job = ours
     clip = InMemoryClip(np.load(run.pictures), run.fps)
     shots_s = [shot["seconds"] for shot in job.data["config"]["shots"]]
-    history = look_at(clip, CHUNKS * CHUNK, run.trace, shots_s).bank
+    history = look_at(clip, run.trace, shots_s).bank
     assert history.cuts == CUTS and list(history.ends) == [n * CHUNK / FPS for n in range(1, CHUNKS + 1)]
     frames = {frame for frame, _, _ in bank_before(run.trace, len(run.trace))}
     assert set(history.held[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
@@ -200,7 +199,7 @@ def test_every_measure_has_something_to_say_of_a_helios_run(ours):
 def test_rows_of_a_batch_are_scored_as_runs_of_their_own(tmp_path):
     jobs = jobs_of("recap", two_rows(), dataclasses.replace(ASK, prompts=2))
     helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
-    runs = generate_batch([job.payload for job in jobs], helios, tmp_path)
+    runs = generate_batch(jobs, helios, tmp_path)
     results = [scored(run, job) for run, job in zip(runs, jobs, strict=True)]
     for run, result in zip(runs, results, strict=True):
         details = result["reappearance"]["reappearance_frame"]["details"]
