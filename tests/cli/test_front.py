@@ -130,7 +130,14 @@ def test_compare_takes_what_generate_takes():
     options = {
         name: {word for p in COMMANDS[name].params for word in p.opts} for name in ("generate", "compare")
     }
-    assert options["generate"] - options["compare"] == {"--memory", "--rows", "--from", "--resume"}
+    assert options["generate"] - options["compare"] == {
+        "--memory",
+        "--rows",
+        "--from",
+        "--resume",
+        "--from-block",
+        "--trust-code",
+    }
 
 
 def test_compare_hands_its_options_to_every_run(recap, tmp_path):

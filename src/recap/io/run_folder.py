@@ -35,22 +35,22 @@ LISTS = ("trace.jsonl", "timing.jsonl")
 
 def digest_of(data: bytes) -> str:
     """Return the digest of some bytes in hexadecimal."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.sha256(data).hexdigest()
 
 
 def digest_file(path: Path) -> str:
     """Return the digest of a file in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _new_digest).hexdigest()
+        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
 
 
 def digest_tensors(tensors: State, also: str = "") -> str:
     """Return the digest of named tensors on the CPU (names, types, shapes and values) and of a text."""
-    digest = _new_digest(also.encode())
+    digest = hashlib.sha256(also.encode())
     for name, value in sorted(tensors.items()):
         digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
-        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
-    return str(digest.hexdigest())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
@@ -66,10 +66,6 @@ def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
     return latents
 
 
-def _new_digest(data: bytes = b"") -> Any:
-    return hashlib.blake2b(data, digest_size=16)
-
-
 class RunFolder:
     """The files of one run; all of them depend on its config and on the latents of its opening."""
 
@@ -80,7 +76,7 @@ class RunFolder:
         if opening is not None:
             about["opening"] = digest_tensors({"latents": opening.cpu()})
         self._first = json.dumps(about).encode() + b"\n"
-        self._digest = _new_digest()
+        self._digest = hashlib.sha256()
 
     def parts(self, block: int) -> list[Path]:
         """Name the files of a block: its latents, then the clip of each row."""
@@ -107,7 +103,7 @@ class RunFolder:
 
     def begin(self, block: int) -> None:
         """Continue with this block: a state vouches for all before it. No file changes."""
-        self._digest = _new_digest(self._first)
+        self._digest = hashlib.sha256(self._first)
         for index, line in enumerate(self.read()[:block]):
             self._digest.update(_result(_entry(line, index)))
 
@@ -126,7 +122,7 @@ class RunFolder:
 
     def write_state(self, state: State) -> None:
         """Write a state with its digest, and with that of the results up to the last block."""
-        before = str(self._digest.hexdigest())
+        before = self._digest.hexdigest()
         # One entry: safetensors writes several in any order, and equal states should be equal bytes.
         about = {"digests": f"{before} {digest_tensors(state, before)}"}
         write_whole(self.path / STATE, save(state, metadata=about))
