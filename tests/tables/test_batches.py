@@ -150,7 +150,7 @@ def test_looks_travel_unharmed(ours, tmp_path):
     assert np.array_equal(again.pictures, look.pictures) and again.moments == look.moments
     assert np.array_equal(look.pictures[0], np.load(runs[0].pictures)[round(look.moments[0] * runs[0].fps)])
     assert again.bank == look.bank and len(look.bank.cuts) == 3
-    slots = [sum(held.values()) for held in look.bank.held]
+    slots = [sum(each.values()) for each in look.bank.slots]
     assert slots[-1] > 0 and len(look.bank.ends) == len(slots)
     assert open_clip(tmp_path / "video.mp4").num_pictures == len(np.load(runs[0].pictures))
 

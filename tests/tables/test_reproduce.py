@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tables_help import jobs_of
 
-from recap.eval.judges.witness import build_probe_witness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import all_measures
 from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
@@ -229,7 +229,7 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     section = whole["section"]
     shutil.copy(results / "retention" / "sheet.png", mine)
     (mine / "table.json").write_text(
-        json.dumps(whole | {"section": section | {"said": remarks("", ["sink"])}})
+        json.dumps(whole | {"section": section | {"remarks": remarks("", ["sink"])}})
     )
     assert "Left out, as they could not be generated: sink." in write_report(tmp_path).read_text()
     before = (tmp_path / "report.html").read_bytes()
@@ -363,7 +363,7 @@ def test_no_figure_is_empty():
 
 def test_the_probe_is_a_witness():
     """Two pictures alike are 1 apart from nothing; the probe's own judgements are tested with it."""
-    witness = build_probe_witness()
+    witness = ProbeWitness()
     pictures = np.zeros((3, 128, 208, 3), np.uint8)
     found, colours = witness.look(pictures, "fox")
     assert found.shape == (3,) and colours.shape == (3, 3)

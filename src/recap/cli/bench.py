@@ -1,4 +1,4 @@
-"""`recap bench`: how fast this machine generates with a memory on."""
+"""`recap bench` measures how fast this machine generates with a memory on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import typer
 
 from recap.cli.options import DecoderName, Device, Dtype, Eager
 from recap.config import choose, resolve_device, resolve_dtype
-from recap.fast.parts import SpeedSettings
-from recap.fast.speed import run, table
+from recap.fast.speed import SpeedSettings, run, table
 
 
 def bench_command(

@@ -1,4 +1,4 @@
-"""`recap show`: the page of one run."""
+"""`recap show` writes the page of one run."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def show_command(
     It shows the video, what the bank kept and when, the shares of attention and the settings.
     """
     write_run_page(run, trust_code=trust_code)
-    typer.echo(Run(run).show(browser=browser))
+    typer.echo(Run(run, trust_code=trust_code).show(browser=browser))

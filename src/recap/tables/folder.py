@@ -25,7 +25,7 @@ from recap.eval.metrics import find_measures
 from recap.fast.threads import QUOTA, fair_threads
 from recap.io.files import write_whole
 from recap.run import versions
-from recap.show.results_page import Results, Section, build_results_page
+from recap.show.page import Section, build_results_page
 from recap.tables.recipes import Ask, Recipe
 from recap.tables.runner import canonical
 from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
@@ -93,13 +93,13 @@ def write_table(
     shown = asdict(replace(section, sheet=b"", video="")) | {"sheet": SHEET if section.sheet else ""}
     values = [dict(zip(COLUMNS, cell.values(), strict=True)) for cell in cells]
     table = {"table": recipe.name, "about": about, LEFT_OUT: left_out, "cells": values, "section": shown}
-    page = Results(recipe.title, f"recap reproduce {recipe.name}", [section], about)
+    page = build_results_page(recipe.title, f"recap reproduce {recipe.name}", [section], about)
     texts = {
         "results.jsonl": "".join(canonical(run._asdict()) + "\n" for run in runs),
         "table.csv": as_csv(cells),
         "table.md": as_markdown(recipe, cells, about, left_out),
         "figure.svg": section.figures[0] if section.figures else "",
-        "index.html": build_results_page(page),
+        "index.html": page,
         RECORD: json.dumps(record, indent=2),
         # Last: whoever finds it finds all the others.
         TABLE: json.dumps(table, indent=1),

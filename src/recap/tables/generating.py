@@ -34,7 +34,7 @@ from recap.io import video
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
-from recap.show.bank_chart import BankHistory
+from recap.show.chart import BankHistory
 from recap.tables.runner import Job, Result, canonical
 from recap.tables.runs import LOOK
 from recap.trace import BlockTrace, has_bank, pictures_of_frames
@@ -209,7 +209,7 @@ def pack_look(look: Look) -> dict[str, Any]:
         "moments": list(look.moments),
         "shape": list(look.pictures.shape),
         "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode(),
-        "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.held], list(bank.cuts)],
+        "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.slots], list(bank.cuts)],
     }
 
 

@@ -16,14 +16,11 @@ from recap.errors import refuse
 from recap.eval.metrics import find_measures
 from recap.io.files import write_whole
 from recap.io.report import Notice
-from recap.show.bank_chart import draw_bank
-from recap.show.chart import Bar, interval_chart, line_chart
+from recap.show.chart import Bar, draw_bank, interval_chart, line_chart
 from recap.show.chart import Line as Curve
-from recap.show.moments import pictures_sheet
-from recap.show.png import png_bytes
-from recap.show.preview import embed
-from recap.show.results_page import Measured, Results, Section, build_results_page
-from recap.show.side_by_side import write_side_by_side
+from recap.show.clips import embed, write_side_by_side
+from recap.show.page import Measured, Section, build_results_page
+from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
@@ -105,19 +102,19 @@ def section_of(
     if any(measure.shows_bank for measure in find_measures(recipe.measures)):
         figures += [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank]
     if looks:
-        labels = [f"{second:.1f} S" for second in next(iter(looks.values())).moments]
+        labels = [f"{second:.1f} s" for second in next(iter(looks.values())).moments]
         pictures = {name: list(look.pictures) for name, look in looks.items()}
         sheet = png_bytes(pictures_sheet(pictures, labels))
     prompts = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
     return Section(
         title=recipe.title,
-        said=remarks(recipe.note, left_out),
+        remarks=remarks(recipe.note, left_out),
         measured=measured_of(recipe.ours, cells),
         figures=figures,
         video=video[0],
-        video_said=f"The same runs in motion. {video[1]}",
+        video_about=f"The same runs in motion. {video[1]}",
         sheet=sheet,
-        sheet_said=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
+        sheet_about=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
     )
 
 
@@ -130,7 +127,7 @@ def film_side_by_side(folder: Path, clips: Mapping[str, Path], notice: Notice) -
     if not clips or not all(clip.is_file() for clip in clips.values()):
         return "", ""
     try:
-        write_side_by_side(target, clips, lambda: None)
+        write_side_by_side(target, clips)
         return embed(target)
     except ValueError as error:
         notice(f"the page shows no video: {error}")
@@ -155,10 +152,10 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     for place, _, about, section in tables:
         own = ", ".join(f"{name} {value}" for name, value in about.items() if name not in shared)
         where = f"{own}. Its own page: {place.name}/index.html."
-        sections.append(replace(section, said=[*section.said, where]))
+        sections.append(replace(section, remarks=[*section.remarks, where]))
     page = folder / "report.html"
     subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
-    write_whole(page, build_results_page(Results("RECAP: results", subtitle, sections, shared)).encode())
+    write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
     if markdown is not None:
         texts = [(place / "table.md").read_text(encoding="utf-8").strip() for place, *_ in tables]
         # One heading for the file; those of the tables step down.
@@ -176,7 +173,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any], Section]:
         sheet = (path.parent / values["sheet"]).read_bytes() if values["sheet"] else b""
         section = Section(**{**values, "measured": measured, "sheet": sheet})
         # Whether every part can be shown is found out by showing it.
-        build_results_page(Results(section.title, table["table"], [section], table["about"]))
+        build_results_page(section.title, table["table"], [section], table["about"])
         if (path.parent / "table.md").is_file():
             return table["table"], table["about"], section
     except (AttributeError, KeyError, TypeError, OSError):
