@@ -536,7 +536,7 @@ class X(SinkConfig):
 
 @pytest.fixture
 def stranger(run, monkeypatch):
-    """A stranger's folder: a record that names code, and the code beside it."""
+    """A stranger's folder: a record that names code, and the code next to it."""
     monkeypatch.chdir(run)
     monkeypatch.delitem(sys.modules, "payload", raising=False)
     (run / "payload.py").write_text(PAYLOAD)
