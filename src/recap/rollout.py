@@ -90,6 +90,8 @@ class Resume:
     opening_latents: Tensor | None = None  # first frames of the video: blocks within them are taken from here
     recent_latents: Sequence[Tensor] = ()  # of the last blocks before `block`, oldest first; see `reach`
     first_latent: Tensor | None = None  # of the video's first frame; needed after block 0
+    # Where every block was generated before, its latents: memory and decoder are then made again as they were.
+    latents_of: Callable[[Block], Tensor] | None = None
 
 
 def rollout(
@@ -112,8 +114,15 @@ def rollout(
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise refuse("seeds", seed, "must be whole numbers", "0 is as good as any")
+    resume = resume or Resume()
+    start, most = resume.block, len(plan.blocks)
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= most:
+        raise refuse("block", start, f"the plan has blocks 0 to {most - 1}", "0 starts with the first")
     decoder = decoder if decoder is not None else backbone.decoder()
-    return Rollout(backbone, policy, plan, seeds, decoder, resume or Resume(), recorder, aside, noise)
+    return Rollout(backbone, policy, plan, seeds, decoder, resume, recorder, aside, noise)
 
 
 class Rollout(Iterator[GeneratedBlock]):
@@ -141,6 +150,7 @@ class Rollout(Iterator[GeneratedBlock]):
         self._noise = noise
         self._opening = resume.opening_latents
         self._first = resume.first_latent
+        self._latents_of = resume.latents_of
         before = plan.blocks[resume.block - len(resume.recent_latents) : resume.block]
         self._past = list(zip(before, resume.recent_latents, strict=True))
         # Prompts that were sent with their conditioning, until the plan's next shot.
@@ -156,6 +166,8 @@ class Rollout(Iterator[GeneratedBlock]):
         A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
         """
         if prompt is not None:
+            if not isinstance(prompt, str):
+                raise refuse("prompt", prompt, "must be text", "None changes nothing")
             prompts = (prompt,) * self._plan.num_rows
             self._sent = prompts, self._backbone.condition(prompts)
         return next(self._blocks)
@@ -188,7 +200,10 @@ class Rollout(Iterator[GeneratedBlock]):
         noise = self._noise_of(block)
         past = Past(self._first, _since_cut(self._past, block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, past=past)
-        if self._opening is not None and block.end_frame <= self._opening.shape[1]:
+        # A memory that chooses by the queries of the denoising steps needs those steps.
+        if self._latents_of is not None and not policy.needs_queries:
+            latents = self._latents_of(block)
+        elif self._opening is not None and block.end_frame <= self._opening.shape[1]:
             latents = self._opening[:, block.first_frame : block.end_frame]
         else:
             latents = backbone.denoise(noise, conditioning, run.context)

@@ -320,7 +320,7 @@ def test_a_damaged_state_is_refused_and_left_alone(recap, tmp_path):
     state = tmp_path / "run" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     before = files_below(tmp_path / "run")
-    refused(recap("generate", "--resume", "run"), "state", "start the run again")
+    refused(recap("generate", "--resume", "run"), "state", "--from-block 0")
     assert files_below(tmp_path / "run") == before
 
 

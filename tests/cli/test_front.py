@@ -19,6 +19,7 @@ from recap.cli.examples import EXAMPLES
 from recap.cli.settings import full_config
 from recap.config import check_place
 from recap.flow import resolve_flow
+from recap.io.report import SILENT, Reporter
 from recap.io.video import ClipWriter
 
 COMMAND = typer.main.get_command(main.app)
@@ -133,7 +134,7 @@ def test_compare_takes_what_generate_takes():
     options = {
         name: {word for p in COMMANDS[name].params for word in p.opts} for name in ("generate", "compare")
     }
-    assert options["generate"] - options["compare"] == {"--memory", "--resume"}
+    assert options["generate"] - options["compare"] == {"--memory", "--resume", "--from-block"}
 
 
 def test_compare_repeats_a_run_with_other_memories_and_a_batch_has_a_page_per_row(recap, tmp_path):
@@ -244,7 +245,7 @@ def test_the_rate_is_the_mean_of_the_run(tmp_path, monkeypatch):
         rates.append(rate)
         times.append(clock[0])
 
-    generate(config, tmp_path / "run", progress=progress, notice=lambda _: None)
+    generate(config, tmp_path / "run", reporter=Reporter(SILENT.notice, progress))
     pictures = [0, 9, 21, 33]
     started = times[0] + 1
     assert rates[1:] == [count / (now - started) for count, now in zip(pictures[1:], times[1:], strict=True)]

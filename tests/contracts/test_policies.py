@@ -259,3 +259,24 @@ def test_a_bank_in_the_memory_of_the_host_goes_on_bit_for_bit(backbone):
     other = RecapConfig(bank_on_host=True).build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
     other.load_state(policy.state())
     assert torch.equal(other.bank.keys, policy.bank.keys)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_memory_made_again_from_latents_is_the_memory_that_was_there(every_backbone, name):
+    """A run whose state is lost has its latents: most memories are made of clean pass and commit alone."""
+    shots = [Shot(PROMPT, SECONDS), Shot("a house on the sea", SECONDS, cut=False)]
+    plan = make_plan([shots], every_backbone.spec)
+
+    def begun(**more):
+        policy = CONFIGS[name].build(every_backbone.spec, lambda: SeededAdmission(every_backbone.spec))
+        decoder = every_backbone.decoder()
+        return rollout(every_backbone, policy, plan, seeds=[0], decoder=decoder, **more), policy, decoder
+
+    blocks, *parts = begun()
+    made = list(itertools.islice(blocks, 5))
+    replayed, *again = begun(resume=Resume(latents_of=lambda block: made[block.index].latents))
+    assert len(list(itertools.islice(replayed, 5))) == 5
+    for one, other in zip(parts, again, strict=True):
+        found, wanted = other.state(), one.state()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)

@@ -61,15 +61,15 @@ def test_equations_of_the_paper_are_mapped():
 OPTIONS = {
     "generate": {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
-        "--out", "--from", "--resume", "--help", "--continue", "--image",
+        "--out", "--from", "--resume", "--from-block", "--trust-code", "--help", "--continue", "--image",
         "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
         "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--rows",
-        "--from", "--help",
+        "--from", "--trust-code", "--help",
     },
-    "show": {"--open", "--help"},
+    "show": {"--open", "--trust-code", "--help"},
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},

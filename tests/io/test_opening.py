@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from recap.config import RunConfig
 from recap.io.opening import read_opening
+from recap.io.report import SILENT, Reporter
 from recap.io.video import ClipWriter, open_clip
 from recap.registry import load_backbone
 from recap.run import generate, resume
@@ -48,7 +49,7 @@ def pictures_of(path):
 def test_a_video_continues_from_a_clip(tmp_path, clip, spec):
     said: list[str] = []
     config = RunConfig.from_dict({"shots": SHOTS, "opening": str(clip), "flow": "classical"})
-    record = generate(config, tmp_path / "run", notice=said.append)
+    record = generate(config, tmp_path / "run", reporter=Reporter(said.append))
     assert any("1 pictures fill no whole frame" in line for line in said)
     shown, wanted = pictures_of(record.videos[0]), pictures_of(clip)
     # 17 pictures are 5 frames, encoded as blocks of 2 and 3; then 1.5 s are generated.
@@ -64,7 +65,7 @@ def test_it_resumes_when_the_clip_is_gone(tmp_path, clip):
     own = tmp_path / "own.mp4"
     own.write_bytes(clip.read_bytes())
     config = RunConfig.from_dict({"shots": SHOTS, "opening": str(own), "memory": "sink"})
-    whole = generate(config, tmp_path / "whole", notice=quiet)
+    whole = generate(config, tmp_path / "whole", reporter=SILENT)
 
     class Stop(Exception):
         pass
@@ -74,9 +75,9 @@ def test_it_resumes_when_the_clip_is_gone(tmp_path, clip):
             raise Stop
 
     with pytest.raises(Stop):
-        generate(config, tmp_path / "run", notice=quiet, progress=stop)
+        generate(config, tmp_path / "run", reporter=Reporter(quiet, stop))
     own.unlink()
-    resume(tmp_path / "run", notice=quiet)
+    resume(tmp_path / "run", reporter=SILENT)
     one, two = (
         load_file(folder / "latents.safetensors")["latents"] for folder in (whole.folder, tmp_path / "run")
     )
@@ -93,7 +94,7 @@ def test_a_single_picture_is_the_sink(tmp_path, spec):
         "opening: rescaled from 512x256 and cropped to 208x128"
     ]
     settings = {"shots": SHOTS, "opening": str(tmp_path / "blue.png"), "memory": "sink", "seeds": [0, 1]}
-    record = generate(RunConfig.from_dict(settings), tmp_path / "run", notice=quiet)
+    record = generate(RunConfig.from_dict(settings), tmp_path / "run", reporter=SILENT)
     assert record.num_pictures == 1 + 24 and len(record.videos) == 2
     for video in record.videos:
         first = pictures_of(video)[0]
@@ -117,6 +118,6 @@ def test_openings_that_cannot_be_are_refused_before_anything_is_made(tmp_path, c
     ):
         config = RunConfig.from_dict({"shots": SHOTS, **settings})
         with pytest.raises(ValueError, match=words):
-            generate(config, tmp_path / "run", notice=quiet)
+            generate(config, tmp_path / "run", reporter=SILENT)
         assert not (tmp_path / "run").exists()
     assert json.loads(json.dumps(config.to_dict()))["opening"] == str(clip)

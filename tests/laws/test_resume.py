@@ -21,7 +21,7 @@ SCRIPT = '[{"prompt": "a red boat", "seconds": 5}, {"prompt": "a blue house", "s
 # The state holds the bank, the novelty's maps and the decoder's stream. The videos are not among the files
 # compared byte by byte: x264 was seen to encode equal pictures to unequal bytes now and then.
 SAME_BYTES = ("latents.safetensors", "trace.jsonl", "state.safetensors", "run.json")
-OTHERS = {"index.html", "summary.json", "timing.jsonl", "video-0.mp4", "video-1.mp4"}
+OTHERS = {"index.html", "manifest.jsonl", "summary.json", "timing.jsonl", "video-0.mp4", "video-1.mp4"}
 
 
 def recap(*arguments: str | Path) -> subprocess.Popen[bytes]:

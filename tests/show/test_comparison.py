@@ -158,7 +158,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, whole):
     shutil.copytree(whole.runs["none"], tmp_path / "run")
     with pytest.raises(ValueError, match="no comparison"):
         compare(config(), ["none"], tmp_path / "run", reporter=SILENT)
-    assert resume(tmp_path / "run", notice=quiet).num_blocks == BLOCKS
+    assert resume(tmp_path / "run", reporter=SILENT).num_blocks == BLOCKS
 
 
 def test_equal_names_are_distinguished_by_their_settings(tmp_path):

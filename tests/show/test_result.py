@@ -80,7 +80,7 @@ def test_a_run_of_an_older_version_has_a_page_too(made: recap.Run, tmp_path: Pat
 def test_a_batch_shows_its_first_row(tmp_path: Path) -> None:
     shots = [{"prompt": "a boat", "seconds": 1}]
     config = RunConfig.from_dict({**SMALL, "shots": shots, "seeds": [0, 1]})
-    record = runs.generate(config, tmp_path / "run", notice=quiet)
+    record = runs.generate(config, tmp_path / "run", reporter=SILENT)
     page = write_run_page(record.folder).read_text()
     assert "row 0 of 2" in page and page.count("<video") == 1
     assert [path.name for path in recap.Run(record.folder).videos] == ["video-0.mp4", "video-1.mp4"]

@@ -15,6 +15,7 @@ from recap.eval.embedders import HsvEmbedder
 from recap.eval.judged import JudgedRun
 from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
+from recap.io.report import SILENT
 from recap.io.video import open_clip
 from recap.run import generate
 from recap.tables import executors
@@ -95,7 +96,7 @@ def test_a_row_of_a_batch_is_the_run_that_is_generated_alone(ours, tmp_path):
     jobs, runs = ours
     for index, (job, run) in enumerate(zip(jobs, runs, strict=True)):
         folder = tmp_path / job.key
-        generate(config_of(job), folder, notice=lambda _: None)
+        generate(config_of(job), folder, reporter=SILENT)
         shown, clip = np.load(run.pictures), open_clip(folder / "video.mp4")
         decoded = np.stack(list(clip.pictures()))
         assert shown.shape == decoded.shape and not run.seconds
@@ -130,7 +131,7 @@ def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_p
 
 def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(ours, tmp_path):
     jobs, _ = ours
-    generate(config_of(jobs[0]), tmp_path / "run", notice=lambda _: None)
+    generate(config_of(jobs[0]), tmp_path / "run", reporter=SILENT)
     clip = open_clip(tmp_path / "run" / "video.mp4")
     shown, trace = (
         InMemoryClip(np.stack(list(clip.pictures())), clip.fps),

@@ -11,7 +11,8 @@ from typing import Any
 from recap.config import Choice, RunConfig
 from recap.contracts import MemoryConfig, MemoryPolicy
 from recap.errors import refuse
-from recap.run import build_memory, each_once
+from recap.io.report import each_once
+from recap.run import build_memory
 from recap.trace import BlockTrace
 from recap.types import BackboneSpec, Block, GeneratedBlock
 

@@ -44,7 +44,9 @@ def compare_command(
     if not all(names):
         raise refuse("--memories", memories, "a name is missing", "for example none,sink,recap")
     own = [text for text in settings or [] if text.partition("=")[0].partition(".")[0] == "memory"]
-    config = full_config(options.values(), [text for text in settings or [] if text not in own])
+    config = full_config(
+        options.values(own_memory=True), [text for text in settings or [] if text not in own]
+    )
     tables = _memory_tables(config, names, own)
     with (
         progress_bar("generating", "blocks", "loading the model") as generating,

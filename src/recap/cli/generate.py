@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +15,8 @@ from recap.backbones.wan.family import released_memory
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.options import Memory, Setting
 from recap.cli.settings import Generation, full_config, refuse_with, takes_generation
+from recap.errors import refuse
+from recap.run import new_folder
 from recap.show.result import generate_run, resume
 
 
@@ -25,6 +31,10 @@ def generate_command(
     resume_folder: Annotated[
         Path | None, typer.Option("--resume", help="Resume the run in this folder, with its own settings.")
     ] = None,
+    from_block: Annotated[
+        int | None,
+        typer.Option(help="With --resume: keep the blocks before this one and generate the rest again."),
+    ] = None,
 ) -> None:
     """Generate a video with a memory.
 
@@ -34,14 +44,39 @@ def generate_command(
         if resume_folder is not None:
             others = {"--memory": memory, "--set": settings, "--out": out}
             refuse_with("--resume", {**options.used(), **{n: v for n, v in others.items() if v}})
-            run = resume(resume_folder, reporter=reporter)
+            trusted = options.trust_code
+            with _stoppable(resume_folder):
+                run = resume(resume_folder, reporter=reporter, from_block=from_block, trust_code=trusted)
         else:
-            values = options.values()
+            if from_block is not None:
+                raise refuse("--from-block", from_block, "it belongs to --resume", "name the run's folder")
+            values = options.values(own_memory=memory is not None or options.as_released)
             if memory is not None:
                 values["memory"] = memory
             elif options.as_released:
                 values["memory"] = released_memory(str(options.backbone))
-            run = generate_run(full_config(values, settings or []), out, reporter)
+            config = full_config(values, settings or [])
+            folder = new_folder(config) if out is None else out
+            with _stoppable(folder):
+                run = generate_run(config, folder, reporter)
     show_notice(f"page: {run.show(browser=False)}")
     for video in run.videos:
         typer.echo(video)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Say how to continue a run that is stopped by Ctrl-C or SIGTERM."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if (folder / "run.json").is_file():
+            show_notice(f"stopped; continue with: recap generate --resume {shlex.quote(str(folder))}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -149,4 +150,12 @@ def _run_app() -> None:
 
 def main() -> None:
     """Run the console script."""
-    run_safely(_run_app)
+    if sys.argv[1:2] != ["list"] or not hasattr(signal, "SIGPIPE"):
+        run_safely(_run_app)
+        return
+    # Like other tools that only print, it ends without a word when `head` has read enough.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        run_safely(_run_app)
+    finally:
+        signal.signal(signal.SIGPIPE, before)

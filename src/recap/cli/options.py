@@ -28,6 +28,10 @@ Dtype = Annotated[
         help="float32, bfloat16, float16 or auto, which is bfloat16 for public models on a GPU [default: auto]."
     ),
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import the code (package.module:Name) that a run's files name."),
+]
 Eager = Annotated[
     bool, typer.Option("--eager", help="Use the readable code, also where there is a fast path.")
 ]

@@ -12,12 +12,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow
-from recap.config import RunConfig, override, read_json
+from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow, TrustCode
+from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
 
 DEFAULT_SECONDS = 10.0
-MOST_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +62,23 @@ class Generation:
         Path | None, typer.Option("--from", help="Repeat the script and settings of this run.json.")
     ] = None
 
+    trust_code: TrustCode = False
+
     def used(self) -> dict[str, Any]:
         """Return the values of the options that were used, by their names."""
         spelled = {"prompt": "prompt", "clip": "--continue", "record": "--from"}
         used = {
-            name: value for name, value in asdict(self).items() if value is not None and value is not False
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and value is not False and name != "trust_code"
         }
         return {spelled.get(name, f"--{name.replace('_', '-')}"): value for name, value in used.items()}
 
-    def values(self) -> dict[str, Any]:
-        """Return what the options say, without those that were not used, as `RunConfig.from_dict` takes it."""
+    def values(self, *, own_memory: bool = False) -> dict[str, Any]:
+        """Return what the options say, without those that were not used, as `RunConfig.from_dict` takes it.
+
+        With `own_memory` the caller chooses the memory, and that of a run.json is left out.
+        """
         if self.record is None:
             start = {"shots": self._shots(), "seeds": self._seeds()}
         else:
@@ -90,7 +96,13 @@ class Generation:
             "opening": None if opening is None else str(opening),
             "eager": self.eager or None,
         }
-        return {**start, **{name: value for name, value in chosen.items() if value is not None}}
+        used = {name: value for name, value in chosen.items() if value is not None}
+        kept = {name: value for name, value in start.items() if name not in used}
+        if own_memory:
+            kept.pop("memory", None)
+        if self.record is not None and not self.trust_code:
+            refuse_code(kept, self.record)
+        return {**kept, **used}
 
     def _shots(self) -> Any:
         if self.prompt is None and self.script is None:

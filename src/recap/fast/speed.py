@@ -26,7 +26,7 @@ from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import DTYPES, check_place
+from recap.config import DTYPES, check_place, choose
 from recap.contracts import Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -36,9 +36,7 @@ from recap.fast.vae import FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.files import write_whole
-from recap.io.lookup import look_up
 from recap.plan import Shot, make_plan
-from recap.registry import BACKBONES, MEMORIES
 from recap.rollout import at_once, block_noise, rollout
 
 MOST_BLOCKS = 10_000
@@ -85,14 +83,14 @@ class Parts:
     def policy(self, memory: str) -> MemoryPolicy:
         """Build a fresh memory."""
         spec = self.backbone.spec
-        config = look_up("memory", memory, MEMORIES)()
+        config = choose("memory", memory).settings
         built: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, self.flow))
         return built
 
 
 def make_parts(settings: SpeedSettings) -> Parts:
     """Build the parts of a measurement, with random weights where real ones would need files."""
-    kind = look_up("backbone", settings.backbone, BACKBONES)
+    kind = type(choose("backbone", settings.backbone).settings)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):

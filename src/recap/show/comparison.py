@@ -18,7 +18,7 @@ from recap.config import RunConfig, read_json
 from recap.contracts import Judge
 from recap.errors import refuse
 from recap.flow import FLOWS
-from recap.io.files import LOCK, remove_strays, write_whole
+from recap.io.files import remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import open_clip
@@ -74,7 +74,7 @@ def compare(
     for row in reversed(range(rows)):
         joined, page = (f"side-by-side-{row}.mp4", f"row-{row}.html") if row else ("side-by-side.mp4", PAGE)
         write_side_by_side(out / joined, {name: clips[row] for name, clips in videos.items()}, advance)
-        write_runs_page(out / page, summary.runs, row, judge, advance)
+        write_runs_page(out / page, summary.runs, row, judge, advance, trust_code=True)
     return summary
 
 
@@ -166,10 +166,7 @@ def _finish(config: RunConfig, folder: Path, reporter: Reporter, number: int, ru
         blocks = read_summary(folder)["blocks"]
         report(blocks, blocks, 0.0)
     elif (folder / "run.json").is_file():
-        resume(folder, progress=report, notice=reporter.notice)
+        # Its config was found to be this call's own.
+        resume(folder, reporter=Reporter(reporter.notice, report), trust_code=True)
     else:
-        if folder.is_dir():
-            # Stopped before it was a run.
-            remove_strays(folder)
-            (folder / LOCK).unlink(missing_ok=True)
-        generate(config, folder, progress=report, notice=reporter.notice)
+        generate(config, folder, reporter=Reporter(reporter.notice, report))

@@ -25,11 +25,15 @@ from recap.trace import BlockTrace, read_trace
 
 
 class Run:
-    """Reads a finished run from its folder: `Run("runs/...")` opens an earlier one."""
+    """Reads a finished run from its folder: `Run("runs/...")` opens an earlier one.
 
-    def __init__(self, folder: Path | str) -> None:
+    Files are data: a config that names code to import is refused without `trust_code`.
+    """
+
+    def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
         self.folder = Path(folder)
-        self.config = RunConfig.from_dict(run.read_record(self.folder)["config"])
+        self._trust_code = trust_code
+        self.config = RunConfig.from_dict(run.read_record(self.folder, trust_code=trust_code)["config"])
         self.videos: tuple[Path, ...] = tuple(
             self.folder / name for name in read_summary(self.folder)["videos"]
         )
@@ -63,7 +67,7 @@ class Run:
         """Return the page of the run, written if it is not there yet, and open it in a browser."""
         page = self.folder / PAGE
         if not page.is_file():
-            write_run_page(self.folder)
+            write_run_page(self.folder, trust_code=self._trust_code)
         if browser:
             webbrowser.open(page.resolve().as_uri())
         return page
@@ -114,19 +118,29 @@ def generate(
 def generate_run(config: RunConfig, folder: Path | str | None, reporter: Reporter) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
     chosen = run.new_folder(config) if folder is None else Path(folder)
-    run.generate(config, chosen, progress=reporter.progress, notice=reporter.notice)
-    return _finished(chosen, reporter)
+    run.generate(config, chosen, reporter=reporter)
+    # Its config is the caller's own.
+    return _finished(chosen, reporter, trust_code=True)
 
 
-def resume(folder: Path | str, *, reporter: Reporter = PRINTING) -> Run:
-    """Continue a stopped run from its last whole block, and write its page."""
-    run.resume(Path(folder), progress=reporter.progress, notice=reporter.notice)
-    return _finished(Path(folder), reporter)
+def resume(
+    folder: Path | str,
+    *,
+    reporter: Reporter = PRINTING,
+    from_block: int | None = None,
+    trust_code: bool = False,
+) -> Run:
+    """Continue a stopped run from its last whole block, or from a block of your choice, and write its page.
+
+    A config that names code to import is refused without `trust_code`.
+    """
+    run.resume(Path(folder), reporter=reporter, from_block=from_block, trust_code=trust_code)
+    return _finished(Path(folder), reporter, trust_code)
 
 
-def _finished(folder: Path, reporter: Reporter) -> Run:
+def _finished(folder: Path, reporter: Reporter, trust_code: bool) -> Run:
     """Write the page of a run that has just ended, and say where its length is not the one asked for."""
-    made = Run(folder)
+    made = Run(folder, trust_code=trust_code)
     made.show(browser=False)
     asked = sum(shot.seconds for shot in made.config.shots)
     if not made.config.opening and abs(made.seconds - asked) >= 0.1:

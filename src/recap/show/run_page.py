@@ -53,10 +53,13 @@ class _Look(NamedTuple):
         return any(line.fired for line in self.trace)
 
 
-def write_run_page(folder: Path) -> Path:
-    """Write the page of a finished run into its folder; of a batch it shows the first row."""
-    config = RunConfig.from_dict(read_record(folder)["config"])
-    write_runs_page(folder / PAGE, {config.memory.name.rpartition(":")[2]: folder})
+def write_run_page(folder: Path, *, trust_code: bool = False) -> Path:
+    """Write the page of a finished run into its folder; of a batch it shows the first row.
+
+    A config that names code to import is refused without `trust_code`.
+    """
+    config = RunConfig.from_dict(read_record(folder, trust_code=trust_code)["config"])
+    write_runs_page(folder / PAGE, {config.memory.name.rpartition(":")[2]: folder}, trust_code=trust_code)
     return folder / PAGE
 
 
@@ -66,12 +69,14 @@ def write_runs_page(
     row: int = 0,
     judge: Judge | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    *,
+    trust_code: bool = False,
 ) -> None:
     """Write the page of finished runs of one script, by name; it shows one row of their batches.
 
     `advance` is called with 1 for every picture that was looked at.
     """
-    about = read_record(next(iter(runs.values())))
+    about, *_ = [read_record(run, trust_code=trust_code) for run in runs.values()]
     config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
     judge = judge or judge_of(config)
     looks, remarks = [], []
@@ -117,8 +122,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     found = read_json(path)
     videos = found.get("videos") if isinstance(found, dict) else None
-    named = isinstance(videos, list) and videos and all(isinstance(name, str) for name in videos)
-    if not named or not isinstance(found.get("blocks"), int):
+    # A name that leads out of the folder is none.
+    named = isinstance(videos, list) and all(isinstance(v, str) and Path(v).name == v for v in videos)
+    if not videos or not named or not isinstance(found.get("blocks"), int):
         raise refuse("file", str(path), "names no videos or blocks", "put it back, or generate the run again")
     return dict(found)
 
@@ -167,7 +173,8 @@ def _look(
 ) -> _Look:
     """Look once at all pictures of a run: judge them, and cut out what the bank holds."""
     run, clip, side = path.parent, open_clip(path), spec.token_pixels
-    settings = RunConfig.from_dict(read_record(run)["config"]).memory.settings
+    # What its record may name was checked before.
+    settings = RunConfig.from_dict(read_record(run, trust_code=True)["config"]).memory.settings
     trace, seconds = _read_blocks(run, row)
     new = {position: score for position, score in bank_before(trace, len(trace)).items() if score > 0}
     last = {frame: pictures[-1] for frame, pictures in pictures_of_frames(trace).items()}

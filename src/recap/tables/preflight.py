@@ -18,8 +18,7 @@ from recap.eval.judged import EMBEDDED, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
 from recap.eval.qwen import find_qwen
 from recap.flow import FLOWS, build_flow, resolve_flow
-from recap.io.report import Notice
-from recap.run import each_once
+from recap.io.report import Notice, each_once
 from recap.tables.recipes import Ask, Recipe
 from recap.tables.runs import plan_runs
 

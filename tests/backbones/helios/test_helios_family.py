@@ -24,6 +24,7 @@ from recap.backbones.helios.spec import ROWS as PUBLIC
 from recap.backbones.wan.family import describe_memory
 from recap.cli.main import app
 from recap.config import RunConfig
+from recap.io.report import SILENT, Reporter
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES
@@ -222,7 +223,7 @@ def test_a_killed_run_resumes_to_the_same_bits(folder, tmp_path):
         "flow": "classical",
     }
     config = RunConfig.from_dict(settings)
-    record = generate(config, tmp_path / "whole", notice=lambda line: None)
+    record = generate(config, tmp_path / "whole", reporter=SILENT)
     assert record.num_blocks == 4 and record.num_pictures == 132
 
     def kill(done, total, rate):
@@ -230,8 +231,8 @@ def test_a_killed_run_resumes_to_the_same_bits(folder, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        generate(config, tmp_path / "killed", progress=kill, notice=lambda line: None)
-    resume(tmp_path / "killed", notice=lambda line: None)
+        generate(config, tmp_path / "killed", reporter=Reporter(SILENT.notice, kill))
+    resume(tmp_path / "killed", reporter=SILENT)
     for name in ("latents.safetensors", "state.safetensors"):
         one, other = (load_file(tmp_path / run / name) for run in ("whole", "killed"))
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

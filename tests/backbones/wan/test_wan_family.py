@@ -21,6 +21,7 @@ from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
 from recap.cli.main import main
 from recap.config import Choice, RunConfig
+from recap.io.report import SILENT
 from recap.plan import Shot
 from recap.run import build_backbone, generate
 from recap.types import Role
@@ -90,7 +91,7 @@ def test_it_generates_from_the_published_files_and_reads_the_encoder_once(
     monkeypatch.setattr("recap.backbones.text.load_umt5", None)
     named = {"name": f"{__name__}:MiniConfig", **files}
     config = RunConfig.from_dict({**config.to_dict(), "backbone": named})
-    record = generate(config, tmp_path / "run", notice=quiet)
+    record = generate(config, tmp_path / "run", reporter=SILENT)
     assert record.num_blocks == 4 and record.num_pictures == 45
     latents = load_file(tmp_path / "run" / "latents.safetensors")["latents"]
     assert latents.shape == (1, 12, 16, *MINI.latent_size) and latents.std() > 0.1

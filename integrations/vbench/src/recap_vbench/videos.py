@@ -21,7 +21,8 @@ from recap.errors import refuse
 from recap.eval.judged import EMBEDDED
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
-from recap.run import Notice, generate, resume, versions
+from recap.io.report import SILENT, Notice
+from recap.run import generate, read_record, resume, versions
 from recap.tables.executors import Processes
 from recap.tables.folder import RECORD, VERSIONS, cores
 from recap.tables.preflight import find_missing_weights, looks_at_flow
@@ -110,14 +111,11 @@ def generate_suite(
 
 def generate_video(job: Job, run: Path) -> Result:
     """Generate one video, or resume it; returns its file and the digest by which it is recognised."""
+    config = job.data["config"]
     if (run / "run.json").is_file():
-        resume(run, notice=lambda _: None)
+        resume(run, reporter=SILENT, trust_code=read_record(run, trust_code=True)["config"] == config)
     else:
-        if run.is_dir():
-            # It was stopped before it was a run.
-            remove_strays(run)
-            (run / LOCK).unlink(missing_ok=True)
-        generate(RunConfig.from_dict(job.data["config"]), run, notice=lambda _: None)
+        generate(RunConfig.from_dict(config), run, reporter=SILENT)
     # Those of a suite's minutes are tens of gigabytes.
     for name in ("latents.safetensors", "state.safetensors"):
         (run / name).unlink(missing_ok=True)
