@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(64, 104), metavar=("ROWS", "COLUMNS"))
     options = parser.parse_args()
     size = tuple(options.size)
-    levels = moving_pictures(48, size).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+    levels = (
+        moving_pictures(48, size).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+    )
     shown = [av.VideoFrame.from_ndarray(picture, format="rgb24") for picture in levels]
     frames = [frame.reformat(format="yuv420p").to_ndarray() for frame in shown]
     for name, settings in SETTINGS.items():
@@ -87,7 +89,9 @@ def main() -> None:
             stirred = [*stirred[-2:], stir_the_heap(index)]
             seen[encode(frames, size, settings)] += 1
         others = options.times - seen.most_common(1)[0][1]
-        print(f"{name}: {len(seen)} results, {others} of {options.times} differ from the usual one", flush=True)
+        print(
+            f"{name}: {len(seen)} results, {others} of {options.times} differ from the usual one", flush=True
+        )
 
 
 if __name__ == "__main__":

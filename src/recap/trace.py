@@ -62,6 +62,9 @@ class BlockTrace:
     def of(cls, made: GeneratedBlock, *, offered: bool = False, video: int | None = None) -> BlockTrace:
         """The trace of a finished block; reading its tensors is where the device is waited for."""
         memory = made.memory
+        if memory.offered is not None and not bool(memory.offered.score.isfinite().all()):
+            limit = f"block {made.block.index} holds NaN or infinity, mostly from the flow"
+            raise refuse("scores", None, limit, "try --flow classical, --dtype float32 or another admission")
         return cls(
             block=made.block.index,
             first_frame=made.block.first_frame,
@@ -242,7 +245,11 @@ def read_trace(path: Path) -> list[BlockTrace]:
 
 def read_seconds(path: Path) -> list[float]:
     """The seconds each block took, from the file of times."""
-    return [float(line["seconds"]) for line in read_lines(path)]
+    try:
+        seconds = [float(line["seconds"]) for line in read_lines(path)]
+    except (KeyError, TypeError, OverflowError) as error:
+        raise refuse("file", str(path), "has lines without the seconds of a block", "put it back") from error
+    return seconds
 
 
 def _older_count(starts: Sequence[int]) -> int:

@@ -135,7 +135,7 @@ def _as_begun(config: RunConfig, out: Path) -> RunConfig:
     """With the flow of a comparison that was begun, where none is asked for: weights may have come since then."""
     if config.flow == "auto" and (out / RECORD).is_file():
         begun = read_json(out / RECORD)
-        if isinstance(begun, dict) and begun.get("flow") in FLOWS:
+        if isinstance(begun, dict) and begun.get("flow") in list(FLOWS):
             return replace(config, flow=begun["flow"])
     return config
 

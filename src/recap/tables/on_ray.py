@@ -6,6 +6,7 @@ folder that is reachable under the same path from every machine.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 from recap.errors import refuse
 from recap.tables.jobs import Job, Result, find_work
 from recap.tables.runner import Done
+
+# How long the head of a cluster may take to answer.
+ANSWER_S = 5.0
 
 
 class OnRay:
@@ -26,6 +30,7 @@ class OnRay:
         self._under_way: dict[Any, Job] = {}
         self._ours = not self._ray.is_initialized()
         if self._ours:
+            _check_address(self._address)
             dashboard = False if self._address == "local" else None
             self._ray.init(address=self._address, log_to_driver=False, include_dashboard=dashboard)
         # The runner retries: Ray's own retries would be neither counted nor delayed.
@@ -61,6 +66,19 @@ class OnRay:
             return Done(job, None, f"{type(error.cause).__name__}: {error.cause}")
         except self._ray.exceptions.RayError as error:
             return Done(job, None, f"its worker died ({type(error).__name__})", crashed=True)
+
+
+def _check_address(address: str) -> None:
+    """Refuse HOST:PORT where nobody answers: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        with socket.create_connection((host, int(port)), ANSWER_S):
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        remedy = "name HOST:PORT of a running cluster; `local` starts one on this machine"
+        raise refuse("--ray", address, f"nobody answers there ({error})", remedy) from error
 
 
 def load_ray() -> Any:

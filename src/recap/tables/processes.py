@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recap.errors import refuse
 from recap.tables.jobs import Job, find_work
 from recap.tables.runner import Done
 
@@ -100,7 +101,14 @@ class Processes:
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._work, self._background)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            # The server process was killed as it answered; a new one is started with the next worker.
+            limit = "the server process that starts workers was killed, perhaps for lack of memory"
+            raise refuse(
+                "worker", None, limit, "give the same command again: finished jobs are kept"
+            ) from error
         theirs.close()
         return _Worker(process, ours)
 

@@ -17,7 +17,12 @@ from recap.tables.recipes import TABLES
 from recap.tables.table import Cell, remarks
 
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
-NEEDED = {"table", "title", "ours", "note", "about", "left_out", "cells", "figures", "sheet_said"}
+PARTS = dict.fromkeys(("table", "title", "ours", "note", "sheet_said"), str) | {
+    "about": dict,
+    "left_out": list,
+    "cells": list,
+    "figures": list,
+}
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
@@ -52,12 +57,14 @@ def _read(path: Path) -> dict[str, Any]:
     """A table whose every part can be shown."""
     table = read_json(path)
     try:
-        for values in table["cells"]:
-            _cell(values)
-        named = isinstance(table["table"], str)
-        if named and table.keys() >= NEEDED and (path.parent / "table.md").is_file():
+        # Made once to see that they can be: a page of it is written in the midst of others.
+        _section(table, path.parent, {})
+        plain = all(isinstance(table[name], kind) for name, kind in PARTS.items())
+        listed = all(isinstance(text, str) for text in (*table["left_out"], *table["figures"]))
+        if plain and listed and table["about"].keys() >= {"prompts", "seeds"}:
+            (path.parent / "table.md").read_bytes()
             return dict(table)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, FileNotFoundError):
         pass
     remedy = "recap reproduce TABLE, asked as before, writes its folder again"
     raise refuse("results", str(path), "is no whole table as this version writes it", remedy)
