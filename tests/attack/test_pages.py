@@ -35,7 +35,7 @@ def poisoned_table(folder: Path) -> Path:
     }
     cell = {**texts, **rest}
     table = dict.fromkeys(("title", "ours", "note", "sheet_said"), EVIL)
-    table |= {"table": EVIL, "about": {EVIL: EVIL}, "left_out": [EVIL], "cells": [cell], "figures": [EVIL]}
+    table |= {"table": EVIL, "about": {EVIL: EVIL, "prompts": 1, "seeds": 1}, "left_out": [EVIL], "cells": [cell], "figures": [EVIL]}
     (folder / "evil").mkdir(parents=True)
     (folder / "evil" / "table.json").write_text(json.dumps(table))
     (folder / "evil" / "table.md").write_text(EVIL)
@@ -60,7 +60,7 @@ def check_page(page: str) -> None:
 def test_a_poisoned_table_is_only_text(tmp_path: Path) -> None:
     page = write_report(poisoned_table(tmp_path)).read_text()
     check_page(page)
-    assert page.count("data:image/svg+xml;base64,") == 1
+    assert page.count("data:image/svg+xml;charset=utf-8,%3Cscript%3E") == 1
 
 
 def test_prompts_names_and_traces_are_only_text(tmp_path: Path) -> None:

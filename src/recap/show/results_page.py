@@ -6,6 +6,7 @@ import base64
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from recap.show.page import fill_template, table_rows
 
@@ -78,7 +79,7 @@ def _section(section: Section) -> str:
 
 def _figure(svg: str) -> str:
     """Show a drawing as a picture, in which no script runs: it may come from somebody else's table.json."""
-    return f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
+    return f'<img alt="" src="data:image/svg+xml;charset=utf-8,{quote(svg, safe=" =:/,;.-()")}">'
 
 
 def _table(measured: Measured) -> str:
