@@ -31,8 +31,7 @@ from recap.flow.warp import backtrace, inside
 from recap.io.framing import cut_tokens
 from recap.memory.bank import NoveltyBank
 from recap.registry import ADMISSIONS
-from recap.show.png import write_png
-from recap.show.sheet import Patches, contact_sheet
+from recap.show.sheet import Patches, contact_sheet, write_png
 from recap.types import BackboneSpec, Block, Candidates
 
 TEXTURED = ("rain", "ripples")

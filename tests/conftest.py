@@ -81,7 +81,7 @@ def _seeded():
 
 # Left out by `make test` and run by `make test-all`: each takes long, and cheaper tests of the same promise stay.
 SLOW = (
-    "tests/cli/test_demo.py::test_the_demo_goes_on_where_it_was_stopped_and_begins_anew_where_it_was_finished",
+    "tests/cli/test_demo.py::test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_finished",
     # On `untrained` these stay in `make test`.
     "tests/contracts/test_policies.py::test_policy_runs_and_its_trace_adds_up[embedded-",
     "tests/contracts/test_policies.py::test_stopping_and_going_on_changes_nothing[embedded-",

@@ -20,8 +20,7 @@ from recap.io.weights import LARGEST_PICKLE, load_pickle
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from recap.tables import on_ray
-from recap.tables.processes import Processes
+from recap.tables.executors import OnRay, Processes
 from recap.trace import BlockTrace
 from recap.types import Candidates
 
@@ -73,7 +72,7 @@ def test_an_address_where_no_ray_answers_is_refused_within_ten_seconds(tmp_path:
     pytest.importorskip("ray")
     began = time.monotonic()
     with pytest.raises(RecapError, match=r"--ray is .*nobody answers there"):
-        on_ray.OnRay("tests.tables.runner_work:numbers", tmp_path, address=address)
+        OnRay("tests.tables.runner_work:numbers", tmp_path, address=address)
     assert time.monotonic() - began < 10
 
 

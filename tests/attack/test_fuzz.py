@@ -32,13 +32,13 @@ from recap.io.opening import read_opening
 from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import make_plan
 from recap.run import read_record, read_spec
-from recap.show.comparison import RECORD, _as_begun, _claim
-from recap.show.png import write_png
+from recap.show.comparison import RECORD, _claim, _with_recorded_flow
 from recap.show.result import Run
-from recap.show.run_page import read_videos, write_run_page
+from recap.show.run_page import read_summary, write_run_page
+from recap.show.sheet import write_png
 from recap.tables.folder import begun_with, check_folder
-from recap.tables.report import write_report
-from recap.tables.store import Store
+from recap.tables.page import write_report
+from recap.tables.runner import ResultStore
 from recap.trace import read_seconds, read_trace, replay_bank
 
 FEW, MANY = 12, 900
@@ -94,6 +94,8 @@ def edits_of_values(draw: Callable[..., Any]) -> Callable[[bytes], bytes]:
         box = [found]
         for path, kind, odd in changes:
             _change_at(box, [0, *path], kind, copy.deepcopy(odd))
+        if not box:
+            return b""
         if whole and isinstance(box[0], list):
             return "".join(json.dumps(line) + "\n" for line in box[0]).encode()
         return json.dumps(box[0]).encode()
@@ -130,7 +132,7 @@ def good(tmp_path_factory) -> Path:
     """Make a good file of every kind."""
     folder = tmp_path_factory.mktemp("good")
     generate("a boat", seconds=1.0, backbone="untrained", folder=folder / "run", flow="classical",
-             trace_offered=True, notice=lambda _: None)  # fmt: skip
+             trace_offered=True)  # fmt: skip
     model = UNTRAINED.model
     save_file(model.state_dict(), folder / "model.safetensors")
     torch.save({"generator_ema": model.state_dict()}, folder / "model.pt")
@@ -144,13 +146,16 @@ def good(tmp_path_factory) -> Path:
     (folder / "script.json").write_text(json.dumps(script))
     results = [{"key": f"k{n}", "result": {"a": {"b": n}}, "made_by": {"recap": "1"}} for n in range(3)]
     (folder / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-    value = {"mean": 0.5, "low": 0.4, "high": None, "n": 3, "clusters": 3}
-    cell = {"row": "recap", "measure": "m", "backend": "hsv", "value": value, "against": value,
-            "wins": 0.5, "p": 0.1, "paper": 0.3}  # fmt: skip
-    texts = {"table": "reappearance", "title": "t", "ours": "recap", "note": "n", "sheet_said": "s"}
-    cells = [cell, {**cell, "row": "sink"}]
-    lists = {"left_out": ["x"], "cells": cells, "figures": ["<svg/>"]}
-    table = {**texts, **lists, "about": {"prompts": 1, "seeds": 1}}
+    measured = {
+        "name": "m",
+        "judge": "hsv",
+        "head": ["", "here"],
+        "rows": [["recap", "0.5"]],
+        "ours": "recap",
+    }
+    section = {"title": "t", "remarks": ["r"], "measured": [measured], "figures": ["<svg/>"], "video": ""}
+    section |= {"video_about": "v", "sheet": "", "sheet_about": "s"}
+    table = {"table": "reappearance", "about": {"prompts": 1, "seeds": 1}, "section": section}
     (folder / "table.json").write_text(json.dumps(table))
     record = {"table": "reappearance", "prompts": 2, "seeds": 2, "backbone": "untrained", "left_out": []}
     (folder / "record.json").write_text(json.dumps(record))
@@ -184,7 +189,7 @@ def _run(file: Path) -> None:
         read_spec(about)
     run = Run(folder)
     assert run.config is not None and run.trace is not None and run.videos
-    read_videos(folder)
+    read_summary(folder)
 
 
 def _page(file: Path) -> None:
@@ -238,7 +243,7 @@ def _table_record(file: Path) -> None:
 
 def _comparison(file: Path) -> None:
     config = RunConfig.from_dict({"shots": [{"prompt": "a", "seconds": 1}], "backbone": "untrained"})
-    _as_begun(config, file.parent)
+    _with_recorded_flow(config, file.parent)
     _claim(file.parent, {"recap": config})
 
 
@@ -250,7 +255,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], tuple[Any, ...]]] = {
     "timing.jsonl": ("run/timing.jsonl", read_seconds, JSON_LIKE),
     "trace.jsonl": ("run/trace.jsonl", _trace, JSON_LIKE),
     "script": ("script.json", _script, JSON_LIKE),
-    "result store": ("runs.jsonl", lambda file: Store(file.parent), JSON_LIKE),
+    "result store": ("runs.jsonl", lambda file: ResultStore(file.parent), JSON_LIKE),
     "table.json": ("table.json", _report, JSON_LIKE),
     "record.json": ("record.json", _table_record, JSON_LIKE),
     "comparison.json": (RECORD, _comparison, JSON_LIKE),

@@ -8,34 +8,24 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from recap import generate
-from recap.eval.scores import Estimate
-from recap.show.page import fill_template
+from recap.show.page import _skeleton
 from recap.show.run_page import write_run_page
-from recap.tables.report import write_report
-from recap.tables.table import Cell
+from recap.tables.page import write_report
 
 EVIL = "<script>document.title='RAN'</script><img src=x onerror=\"document.title='RAN'\">"
 
 
 def poisoned_table(folder: Path) -> Path:
     """Write a table whose every text is an attack."""
-    texts = {field.name: EVIL for field in fields(Cell) if field.type == "str"}
-    rest = {
-        "value": dict.fromkeys(Estimate._fields, 0.5),
-        "against": None,
-        "wins": None,
-        "p": None,
-        "paper": None,
-    }
-    cell = {**texts, **rest}
-    table = dict.fromkeys(("title", "ours", "note", "sheet_said"), EVIL)
-    table |= {"table": EVIL, "about": {EVIL: EVIL, "prompts": 1, "seeds": 1}, "left_out": [EVIL], "cells": [cell], "figures": [EVIL]}
+    measured = {"name": EVIL, "judge": EVIL, "head": [EVIL], "rows": [[EVIL]], "ours": EVIL}
+    section = {"title": EVIL, "remarks": [EVIL], "measured": [measured], "figures": [EVIL]}
+    section |= {"video": EVIL, "video_about": EVIL, "sheet": "", "sheet_about": EVIL}
+    table = {"table": EVIL, "about": {EVIL: EVIL, "prompts": 1, "seeds": 1}, "section": section}
     (folder / "evil").mkdir(parents=True)
     (folder / "evil" / "table.json").write_text(json.dumps(table))
     (folder / "evil" / "table.md").write_text(EVIL)
@@ -74,8 +64,8 @@ def test_prompts_names_and_traces_are_only_text(tmp_path: Path) -> None:
 
 
 def test_a_hole_cannot_allow_its_own_script() -> None:
-    holes = dict.fromkeys(("title", "subtitle", "sections", "about"), "<script>evil()</script>")
-    page = fill_template("results.html", holes)
+    evil = "<script>evil()</script>"
+    page = _skeleton(evil, evil, "results.html", {"sections": evil})
     assert "script-src 'none';" in page
 
 

@@ -127,7 +127,7 @@ def test_a_table_measured_by_a_metric_runs(here, tmp_path):
     ask = Ask(
         backbone="untrained", prompts=1, seeds=1, seconds=1.5, flow="classical", embedder="hsv", device="cpu"
     )
-    done = reproduce(["my_table:brightness_table"], ask, tmp_path, How(workers=1), notice=lambda _: None)
+    done = reproduce(["my_table:BRIGHTNESS"], ask, tmp_path, How(workers=1), notice=lambda _: None)
     assert done.left == 0
     rows = list(csv.DictReader((tmp_path / "brightness" / "table.csv").open()))
     assert [(row["row"], row["measure"]) for row in rows] == [("sink", "brightness"), ("recap", "brightness")]

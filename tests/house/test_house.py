@@ -66,7 +66,8 @@ OPTIONS = {
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
-        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--help",
+        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--rows",
+        "--from", "--help",
     },
     "show": {"--open", "--help"},
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
@@ -131,7 +132,7 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
-        for name in ("page.html", "compare.html", "look.css", "wall.js"):
+        for name in ("page.html", "video.html", "look.css", "wall.js", "video.js"):
             assert f"recap/show/{name}" in archive.namelist()
         weights = SOURCE / "backbones" / "tiny" / "weights"
         for file in weights.iterdir():

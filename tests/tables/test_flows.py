@@ -18,7 +18,7 @@ from recap.eval.metrics import find_measure
 from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import InMemoryClip
 from recap.tables import suite_videos
-from recap.tables.about import about_table
+from recap.tables.folder import about_table
 from recap.tables.generating import generate_and_score
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
@@ -34,7 +34,7 @@ def generated_here(monkeypatch):
     def run(jobs, store, executor, **_):
         executor.close()
         for job in jobs:
-            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+            store.add(job.key, generate_and_score(job, store.folder / "shown" / job.key))
         return Progress(len(jobs), len(jobs))
 
     monkeypatch.setattr("recap.tables.reproduce.run_jobs", run)
@@ -46,8 +46,8 @@ def about_of(folder):
 
 def test_every_way_to_a_table_asks_for_auto():
     assert Ask().flow == "auto" and Ask().judge_flow == "classical" and Ask().device == "auto"
-    given = read_arguments(["bank"])
-    assert (given.flow, given.judge_flow, given.device) == ("auto", "classical", "auto")
+    arguments = read_arguments(["bank"])
+    assert (arguments.flow, arguments.judge_flow, arguments.device) == ("auto", "classical", "auto")
 
 
 def test_the_command_asks_for_auto_and_hands_on_who_judges(monkeypatch):

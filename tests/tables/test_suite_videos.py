@@ -57,7 +57,7 @@ def drawn(tmp_path_factory, lines):
     """Two prompts, two seeds: the folder of the videos."""
     out = tmp_path_factory.mktemp("drawn") / "videos"
     reported = []
-    done = draw(order(lines), out, report=lambda progress: reported.append(progress.line()))
+    done = draw(order(lines), out, report=reported.append)
     assert done.num_videos == 4 and not done.complete and reported[-1] == "4 of 4 done"
     return out
 

@@ -1,4 +1,4 @@
-"""`recap bench`: how fast this machine generates with a memory on."""
+"""`recap bench` measures how fast this machine generates with a memory on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An example or two for the help of every command; a test reads each of them as a command line."""
+"""This module has an example or two for the help of every command; a test reads each as a command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recap show`: the page of one run."""
+"""`recap show` writes the page of one run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from recap.errors import refuse
 from recap.eval.vbench.environment import describe, set_up, vbench_folder
 from recap.eval.vbench.judge import Question, judge
 from recap.eval.vbench.suites import SUITES
-from recap.tables.runner import each_change
 from recap.tables.suite_videos import Order, SuiteVideos, generate_suite
 
 app = typer.Typer(
@@ -89,7 +88,7 @@ def draw_command(
         vbench_folder(folder),
         out,
         workers=workers,
-        report=each_change(show_notice),
+        report=show_notice,
         notice=show_notice,
     )
     show_notice(f"{drawn.num_videos} videos are there; next: {_next(drawn, suite, prompts, folder)}")

@@ -7,12 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Notice = Callable[[str], None]
+"""Called with a line for the user."""
+
 Progress = Callable[[int, int | None, float], None]
 """Called with (done, total or None, units per second)."""
 
 
 def no_progress(done: int, total: int | None, rate: float) -> None:
     """Show nothing."""
+
+
+def each_once(notice: Notice) -> Notice:
+    """Make a notice that shows every line once: parts that are built several times repeat themselves."""
+    shown: set[str] = set()
+
+    def give(line: str) -> None:
+        if line not in shown:
+            shown.add(line)
+            notice(line)
+
+    return give
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +37,7 @@ class Reporter:
     progress: Progress = no_progress
 
     def counter(self, total: int) -> Callable[[int], None]:
-        """A function that is called with the size of every finished piece and reports the sum of them."""
+        """Return a function that is called with the size of every finished piece and reports the sum of them."""
         done, start = 0, time.monotonic()
 
         def advance(size: int) -> None:
@@ -35,3 +49,4 @@ class Reporter:
 
 
 SILENT = Reporter(notice=lambda line: None)
+"""Reports nothing."""

@@ -100,8 +100,8 @@ def _container(path: Path) -> Any:
     try:
         # As an absolute path, because FFmpeg takes "a:b.mp4" for a protocol "a".
         container = av.open(str(path.resolve()))
-    except av.error.FFmpegError as error:
-        # Missing permission, for example, is not a fault of the clip.
+    except (av.error.FFmpegError, UnicodeDecodeError) as error:
+        # Missing permission, for example, is not a fault of the clip; texts in it that are no UTF-8 are.
         if isinstance(error, OSError):
             raise
         limit = "not a video, or cut off before its index (0 pictures readable)"

@@ -24,13 +24,10 @@ from recap.eval.vbench.suites import Entry, Suite, digest, find_suite, find_vide
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
 from recap.run import Notice, generate, resume, versions
-from recap.tables.about import VERSIONS, cores
-from recap.tables.folder import RECORD
-from recap.tables.jobs import Job, Result
+from recap.tables.executors import Processes
+from recap.tables.folder import RECORD, VERSIONS, cores
 from recap.tables.preflight import find_missing_weights, looks_at_flow
-from recap.tables.processes import Processes
-from recap.tables.runner import Report, collect, run_jobs, silent
-from recap.tables.store import Store
+from recap.tables.runner import Job, Result, ResultStore, collect, run_jobs
 
 WORK = "recap.tables.suite_videos:generate_video"
 
@@ -65,7 +62,7 @@ def generate_suite(
     out: Path,
     *,
     workers: int | None = None,
-    report: Report = silent,
+    report: Notice = lambda line: None,
     notice: Notice = print,
 ) -> SuiteVideos:
     """Generate the videos of a suite into `out`; the same call resumes what was stopped.
@@ -89,7 +86,7 @@ def generate_suite(
     _check_record(out, work, wanted, numbers)
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(work, "--out", "another process makes these videos", "wait for it, or end it first"):
-        store = Store(work)
+        store = ResultStore(work)
         if videos.is_dir():
             # What VBench would refuse afterwards is refused before the hours of generating.
             remove_strays(videos)
@@ -106,14 +103,13 @@ def generate_suite(
             if store.has(job):
                 put(job)
         executor = Processes(WORK, work / "jobs", workers or (cores() if template.device == "cpu" else 1))
-        collect(jobs, store, run_jobs(jobs, store, executor, report=report, on_result=put))
+        collect(jobs, store, run_jobs(jobs, store, executor, notice=report, on_result=put))
     complete = len(texts) == len({entry.stem for entry in entries}) and seeds == suite.seeds
     return SuiteVideos(out, len(jobs), complete)
 
 
-def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
+def generate_video(job: Job, place: Path) -> Result:
     """The work of a process: one video, resumed where it was begun, and the digest by which it is known again."""
-    place = Path(folder)
     if (place / "run.json").is_file():
         resume(place, notice=lambda _: None)
     else:
@@ -121,7 +117,7 @@ def generate_video(payload: Mapping[str, Any], folder: str) -> Result:
             # It was stopped before it was a run.
             remove_strays(place)
             (place / LOCK).unlink(missing_ok=True)
-        generate(RunConfig.from_dict(payload["data"]["config"]), place, notice=lambda _: None)
+        generate(RunConfig.from_dict(job.data["config"]), place, notice=lambda _: None)
     # Those of a suite's minutes are tens of gigabytes.
     for name in ("latents.safetensors", "state.safetensors"):
         (place / name).unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recap.show.overlay import GREEN, tint
+from recap.show.clips import GREEN, tint
 
 
 def test_only_marked_tokens_change() -> None:
