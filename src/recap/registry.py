@@ -17,7 +17,7 @@ from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
 from recap.contracts import AdmissionConfig, Backbone, BackboneConfig, Judge, MemoryConfig
-from recap.eval.judges.subject import build_probe_judge
+from recap.eval.judges.subject import ProbeJudge
 from recap.io.lookup import look_up
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
@@ -53,7 +53,7 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "diversity": DiversityConfig,
     "diversity-keys": DiversityKeysConfig,
 }
-JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
+JUDGES: dict[str, Callable[[], Judge]] = {"embedded": ProbeJudge}
 """Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""
 
 

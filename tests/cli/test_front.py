@@ -78,7 +78,6 @@ def test_an_unknown_command_is_answered_with_a_guess(recap):
         (("inspect",), "clip"),
         (("show", "a", "b"), "b"),
         (("generate", "x", "--seconds", "many"), "--seconds"),
-        (("vbench", "see"), "see"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line_like_wrong_values(recap, words, named):

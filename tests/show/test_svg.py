@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recap.fast.growth import draw_curve
+from recap.fast.stopwatch import draw_curve
 from recap.show import svg
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tables_help import jobs_of
 
-from recap.eval.judges.witness import build_probe_witness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import all_measures
 from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
@@ -363,7 +363,7 @@ def test_no_figure_is_empty():
 
 def test_the_probe_is_a_witness():
     """Two pictures alike are 1 apart from nothing; the probe's own judgements are tested with it."""
-    witness = build_probe_witness()
+    witness = ProbeWitness()
     pictures = np.zeros((3, 128, 208, 3), np.uint8)
     found, colours = witness.look(pictures, "fox")
     assert found.shape == (3,) and colours.shape == (3, 3)

@@ -11,7 +11,7 @@ import pytest
 from tables_help import data_of
 
 from recap.eval.judged import JudgedRun
-from recap.eval.judges.witness import ProbeWitness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.sampling import InMemoryClip

@@ -10,8 +10,7 @@ import typer
 
 from recap.cli.options import DecoderName, Device, Dtype, Eager
 from recap.config import resolve_device, resolve_dtype
-from recap.fast.parts import SpeedSettings
-from recap.fast.speed import run, table
+from recap.fast.speed import SpeedSettings, run, table
 from recap.io.lookup import look_up
 from recap.registry import BACKBONES
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recap.backbones.helios.published import fetch_helios_weights
+from recap.backbones.helios.checkpoint import fetch_helios_weights
 from recap.backbones.helios.spec import ROWS
 from recap.backbones.wan.published import SETS, fetch_weights
 from recap.cli.console import byte_bar
@@ -40,8 +40,7 @@ def _fetch(name: str, dry_run: bool, reporter: Reporter) -> Path | None:
     if name in ROWS:
         return fetch_helios_weights(name, dry_run=dry_run, reporter=reporter)
     if name in SETS:
-        files = fetch_weights(name, dry_run=dry_run, reporter=reporter)
-        return None if files is None else files.checkpoint
+        return fetch_weights(name, dry_run=dry_run, reporter=reporter)
     if not dry_run:
         return RAFT_SMALL.fetch(reporter)
     reporter.notice(f"licence: {RAFT_SMALL.licence}")

@@ -14,9 +14,8 @@ from recap.config import RunConfig
 from recap.contracts import Flow
 from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
-from recap.eval.judged import EMBEDDED, Measure
+from recap.eval.judged import EMBEDDED, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
-from recap.eval.motion_judge import build_motion_judge
 from recap.eval.qwen import find_qwen
 from recap.flow import FLOWS, build_flow, resolve_flow
 from recap.io.report import Notice

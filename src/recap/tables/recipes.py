@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recap.errors import refuse, unknown_name
-from recap.eval.motion_judge import USUAL
+from recap.eval.judged import USUAL
 from recap.io.lookup import look_up
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.tables.paper_numbers import paper_value

@@ -20,10 +20,10 @@ from recap.eval.scores import (
     as_floats,
     cluster_interval,
     cluster_statistic,
-    count_wins,
     one_backend,
     paired_interval,
     wilcoxon,
+    win_share,
 )
 from recap.show.page import Measured
 from recap.tables.paper_numbers import paper_table, paper_value
@@ -137,7 +137,7 @@ def _cell(row: Row, measure: str, own: Scored, ours: Scored, paper: float | None
         best = as_floats(list(theirs.values())).round(6).tolist()
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
         against = paired_interval(best, mine, [prompt for prompt, _ in theirs])
-        wins, p = count_wins(best, mine).share, wilcoxon(best, mine)
+        wins, p = win_share(best, mine), wilcoxon(best, mine)
     return Cell(row.name, measure, one_backend(scores.values()), estimate, against, wins, p, paper)
 
 

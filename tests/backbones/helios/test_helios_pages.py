@@ -91,11 +91,11 @@ def test_segments_of_the_whole_protocol_begin_where_they_are_cut():
     plan = make_plan([reappearance_scripts(NAME, 24.0)[0].shots], spec)
     latents = torch.zeros(1, plan.blocks[-1].end_frame, spec.latent_channels, *spec.latent_size)
     policy = NoMemoryConfig().build(spec, lambda: None)
-    drawn = list(rollout(helios, policy, plan, seeds=[0], resume=Resume(opening_latents=latents)))
-    shown = np.cumsum([0, *(made.pixels.shape[1] for made in drawn)])
+    blocks = list(rollout(helios, policy, plan, seeds=[0], resume=Resume(opening_latents=latents)))
+    shown = np.cumsum([0, *(made.pixels.shape[1] for made in blocks)])
     assert shown[-1] == 17 * CHUNK
-    cuts = [shown[made.block.index] / FPS for made in drawn if made.block.clears_prior]
-    assert starts_from_trace([BlockTrace.of(made) for made in drawn], FPS) == [0.0, *cuts]
+    cuts = [shown[made.block.index] / FPS for made in blocks if made.block.clears_prior]
+    assert starts_from_trace([BlockTrace.of(made) for made in blocks], FPS) == [0.0, *cuts]
     assert cuts == [2.75, 9.625, 16.5]
 
 
@@ -147,7 +147,7 @@ def scores_of(results, row):
 
 
 @pytest.mark.parametrize("row", ["none", "recap"])
-def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
+def test_segments_are_compared_in_the_seconds_they_were_generated_in(results, row):
     """B is the second and third chunk, D the last two, whatever the memory."""
     details = scores_of(results, row)["reappearance_frame"]["details"]
     expected = [[CUTS[0] + SETTLING, CUTS[1]], [CUTS[2] + SETTLING, LASTS]]
@@ -156,8 +156,8 @@ def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
 
 def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
     found = scores_of(results, "recap")["bank_slots_from_B"]
-    held = bank_before(ours[0].trace, 6)
-    assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in held)
+    kept = bank_before(ours[0].trace, 6)
+    assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in kept)
 
 
 def test_the_page_and_the_report_show_cuts_where_they_are(results):
@@ -239,8 +239,8 @@ def test_bank_patches_are_cut_from_the_last_picture_of_their_frame(compared):
     pictures = list(open_clip(summary.runs["recap"] / "video.mp4").pictures())
     assert len(pictures) == 4 * CHUNK
     trace = read_trace(summary.runs["recap"] / "trace.jsonl")
-    held = bank_before(trace, len(trace))
-    new = sorted(place for place, score in held.items() if score > 0)
+    kept = bank_before(trace, len(trace))
+    new = sorted(place for place, score in kept.items() if score > 0)
     bank, side = page.methods[2].bank, SPEC.token_pixels
     assert list(zip(bank.frames, bank.rows, bank.columns, strict=True)) == new
     assert max(frame for frame, _, _ in new) > FRAMES  # or no second chunk was put to the test
