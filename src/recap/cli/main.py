@@ -130,7 +130,8 @@ def _explained(error: OSError) -> str:
         return str(refuse("file", error.filename, limit, remedy)) if error.filename else f"{limit}; {remedy}"
     # A failed `write` does not know the name of its file.
     where = error.filename or "the file being written"
-    remedy = f"{DISK_FAULTS[error.errno]}, then give the command again (a stopped run: --resume), or choose another --out"
+    again = "then give the command again (a stopped run: --resume), or choose another --out"
+    remedy = f"{DISK_FAULTS[error.errno]}, {again}"
     return str(refuse("disk", where, limit, remedy))
 
 
