@@ -63,6 +63,9 @@ class BlockTrace:
     def of(cls, made: GeneratedBlock, *, offered: bool = False, video: int | None = None) -> BlockTrace:
         """The trace of a finished block; reading its tensors is where the device is waited for."""
         memory = made.memory
+        if memory.offered is not None and not bool(memory.offered.score.isfinite().all()):
+            limit = f"block {made.block.index} holds NaN or infinity, mostly from the flow"
+            raise refuse("scores", None, limit, "try --flow classical, --dtype float32 or another admission")
         return cls(
             block=made.block.index,
             first_frame=made.block.first_frame,

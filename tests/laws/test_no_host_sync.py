@@ -40,6 +40,7 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_uniq
 CPU_ONLY = {
     # On the CPU a block of NaN is refused at once; on other devices that check is left out.
     ("flow.py", "_check"),
+    ("flow.py", "_check_flow"),
     # torch checks quantiles to lie in 0..1 by their values, on the CPU alone (aten/native/Sorting.cpp).
     ("flow.py", "_scale"),
 }

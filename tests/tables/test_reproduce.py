@@ -55,7 +55,7 @@ def test_the_folder_is_complete_and_the_page_needs_nothing_else(results):
     paper = {row["row"]: row["paper"] for row in rows if row["measure"] == "reappearance_frame"}
     assert paper == {"none": "0.699", "sink": "", "sink, lambda 5": "", "recap": "0.752"}
     page = (folder / "index.html").read_text()
-    assert "{{" not in page and page.count("<svg") >= 3 and "data:video/mp4" in page
+    assert "{{" not in page and page.count("data:image/svg+xml") >= 3 and "data:video/mp4" in page
     assert page.count("bank of recap") == 1 and page.count("stroke-dasharray") == 3  # three cuts
     for about in ("suite", "prompts", "hardware", "commit", "judged"):
         assert f"<th>{about}</th>" in page

@@ -149,6 +149,7 @@ class FlowNovelty(ScoredAdmission):
     def _fire(self, stream: Tensor) -> Tensor:
         """Return nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
         flow = self._flow(stream)
+        self._check_flow(flow)
         forward, backward = flow
         before, now = stream[:, :-1], stream[:, 1:]
         at = backtrace(backward)
@@ -221,6 +222,17 @@ class FlowNovelty(ScoredAdmission):
         if whole < 0 or whole % self._pictures_per_frame:
             limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"
             raise refuse("pixels", tuple(pixels.shape), limit, "keep the rest back until the frame is whole")
+
+    def _check_flow(self, flow: Flow) -> None:
+        """Refuse flow that is not finite, by the number of its picture; on a GPU the trace of the block does it."""
+        if flow.forward.device.type != "cpu":
+            return
+        finite = torch.isfinite(flow.forward + flow.backward).transpose(0, 1).flatten(1).all(1)
+        if not bool(finite.all()):
+            # The first pair of a later block leads from the picture before it to picture 0.
+            picture = finite.tolist().index(False) + (self._last is None)
+            limit = f"picture {picture} of the block: must be finite"
+            raise refuse("flow", "NaN or infinity", limit, "try --flow classical, or look at the estimator")
 
     def state(self) -> State:
         return {**copies({"last": self._last, "claimed": self._claimed}), **self._surroundings.state()}

@@ -71,6 +71,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "reproduce": reproduce.reproduce_command,
     "report": reproduce.report_command,
 }
+DISK_FAULTS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or ask for a larger quota",
+    errno.EFBIG: "choose a file system, or a limit of the shell, that takes larger files",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EIO: "check the disk, or choose another one",
+}
 # What the parser raises for a wrong option or argument; typer has no public name for it.
 UsageError: Any = typer.BadParameter.__base__
 for name, command in COMMANDS.items():
@@ -117,17 +124,27 @@ def run_safely(command: Callable[[], object]) -> None:
 
 
 def _explained(error: OSError) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room there or choose another --out" if full else "check the path or choose another --out"
-    return f"{error.strerror or error}{where}; {remedy}"
+    """Say which file could not be read or written, why, and what to do; what is complete on disk stays as it is."""
+    limit = error.strerror or str(error)
+    if error.errno not in DISK_FAULTS:
+        remedy = "check the path or choose another --out"
+        return str(refuse("file", error.filename, limit, remedy)) if error.filename else f"{limit}; {remedy}"
+    # A failed `write` does not know the name of its file.
+    where = error.filename or "the file being written"
+    again = "then give the command again (a stopped run: --resume), or choose another --out"
+    remedy = f"{DISK_FAULTS[error.errno]}, {again}"
+    return str(refuse("disk", where, limit, remedy))
 
 
 def _run_app() -> None:
     """Run the command line; wrong options and commands are refused in the same form as wrong values."""
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.Abort:
+    except typer.Abort as stop:
+        # The parser takes the end of any pipe for the end of the terminal's input.
+        if isinstance(stop.__cause__ or stop.__context__, EOFError):
+            limit = "it ended without a word, perhaps killed or out of memory"
+            raise refuse("helper process", None, limit, "give the same command again") from stop
         show_error("stopped")
         sys.exit(130)
     except UsageError as error:

@@ -30,6 +30,8 @@ SHOWN = 8
 SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """transformers and diffusers give these names to weights that fit in one file."""
 
+# Bytes of data.pkl, which names the tensors and does not contain them; that of the largest Wan is below 1 MB.
+LARGEST_PICKLE = 1 << 25
 _PICKLES = (".pt", ".pth", ".bin")
 _INDEX = ".safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
@@ -104,11 +106,25 @@ def open_file(
 def load_pickle(file: Path, field: str, remedy: str = REMEDY) -> Any:
     """Return what a torch file contains: tensors and plain containers; anything else is refused."""
     try:
+        _check_pickle_size(file)
         # Mapped, so that a tensor takes memory only while it is read. Files older than torch 1.6 cannot be.
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     # A damaged pickle leads torch to errors of any kind.
     except Exception as problem:
         raise _unreadable(file, field, remedy, problem) from problem
+
+
+def _check_pickle_size(file: Path) -> None:
+    """Refuse a list of tensors that would unpack to more than any model's: torch would unpack it whole."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
+    else:
+        size = 0
+    if size > LARGEST_PICKLE:
+        raise ValueError(
+            f"its list of tensors unpacks to {size:,} bytes; at most {LARGEST_PICKLE:,} are read"
+        )
 
 
 def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, Stored]:

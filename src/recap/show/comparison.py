@@ -101,7 +101,7 @@ def _with_recorded_flow(config: RunConfig, out: Path) -> RunConfig:
     """Take the flow of a comparison that was begun, where none is asked for: weights may have come since then."""
     if config.flow == "auto" and (out / RECORD).is_file():
         begun = read_json(out / RECORD)
-        if isinstance(begun, dict) and begun.get("flow") in FLOWS:
+        if isinstance(begun, dict) and begun.get("flow") in list(FLOWS):
             return replace(config, flow=begun["flow"])
     return config
 

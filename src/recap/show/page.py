@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -96,7 +99,7 @@ def build_video_page(page: VideoPage) -> str:
         "data": json.dumps(_rounded(_data(page)), separators=(",", ":")).replace("<", "\\u003c"),
     }
     colours = "".join(f"--m{i}: {c};" for i, c in enumerate(colours_of([method.name for method in methods])))
-    return _skeleton(page.title, page.subtitle, _fill("video.html", body), f":root {{ {colours} }}")
+    return _skeleton(page.title, page.subtitle, "video.html", body, f":root {{ {colours} }}")
 
 
 def describe_bank(bank: Patches, grid: tuple[int, int], subject_share: float | None = None) -> str:
@@ -196,13 +199,13 @@ def build_results_page(
 ) -> str:
     """Build a page of tables next to the paper's numbers, with charts and videos, as HTML."""
     made = f'<section class="card"><h2>How this was made</h2><table>{table_rows(about)}</table></section>'
-    return _skeleton(title, subtitle, "".join(map(_section, sections)) + made)
+    return _skeleton(title, subtitle, "results.html", {"sections": "".join(map(_section, sections)) + made})
 
 
 def _section(section: Section) -> str:
     parts = [f'<section class="card"><h2>{escape(section.title)}</h2>']
     parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.remarks if text]
-    parts.append(f'<div class="figures">{"".join(section.figures)}</div>')
+    parts.append(f'<div class="figures">{"".join(map(_figure, section.figures))}</div>')
     if section.sheet:
         picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="quiet">{escape(section.sheet_about)}</p>')
@@ -221,6 +224,11 @@ def _section(section: Section) -> str:
     return "".join([*parts, "</section>"])
 
 
+def _figure(svg: str) -> str:
+    """Show a drawing as a picture, in which no script runs: it may come from somebody else's table.json."""
+    return f'<img alt="" src="data:image/svg+xml;charset=utf-8,{quote(svg, safe=" =:/,;.-()")}">'
+
+
 def table_rows(values: Mapping[str, object]) -> str:
     """Write names and values as rows of a table; a table in a value becomes rows with dotted names."""
     rows: list[str] = []
@@ -233,16 +241,38 @@ def table_rows(values: Mapping[str, object]) -> str:
     return "".join(rows)
 
 
-def _skeleton(title: str, subtitle: str, body: str, colours: str = "") -> str:
-    holes = {"title": escape(title), "subtitle": escape(subtitle), "body": body, "colours": colours}
-    return _fill("page.html", holes)
+def _skeleton(title: str, subtitle: str, template: str, holes: Mapping[str, str], colours: str = "") -> str:
+    """Put a filled template into the frame of all pages, which allows the scripts and styles of templates alone."""
+    frame = {"title": escape(title), "subtitle": escape(subtitle), "colours": colours}
+    # Read from the templates, never from the page: a hole may have brought in anything.
+    scripts, styles = _inline(template, "script", holes), _inline("page.html", "style", frame)
+    # A style attribute cannot run anything; `style-src` is for browsers that do not know the finer two.
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; style-src-elem {styles}; "
+        "style-src-attr 'unsafe-inline'; img-src data: 'self' file:; media-src data: 'self' file:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _fill("page.html", {**frame, "policy": policy, "body": _fill(template, holes)})
+
+
+def _inline(name: str, tag: str, holes: Mapping[str, str]) -> str:
+    """Return the digests of a template's inline scripts or styles, as a Content-Security-Policy lists them."""
+    template = resources.files("recap.show").joinpath(name).read_text(encoding="utf-8")
+    texts = [_fill_text(text, holes) for text in re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)]
+    # Of the two alphabets of base64 the one without slashes, so that no digest reads like an address.
+    digests = [base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
 
 
 def _fill(name: str, holes: Mapping[str, str]) -> str:
     """Fill the {{holes}} of a template of this folder; a hole named like a file is filled with that file."""
+    return _fill_text(resources.files("recap.show").joinpath(name).read_text(encoding="utf-8"), holes)
+
+
+def _fill_text(template: str, holes: Mapping[str, str]) -> str:
     folder = resources.files("recap.show")
     # One pass over the template: a hole's content is never searched for holes.
-    pieces = folder.joinpath(name).read_text(encoding="utf-8").split("{{")
+    pieces = template.split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
         hole, rest = piece.split("}}", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from recap.trace import (
 )
 from recap.types import BackboneSpec
 
+VIDEO = r"video(-\d+)?\.mp4"
 PAGE = "index.html"
 SAMPLES_PER_SECOND = 2
 _COLOUR_LEVELS = 8
@@ -122,9 +124,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     found = read_json(path)
     videos = found.get("videos") if isinstance(found, dict) else None
-    # A name that leads out of the folder is none.
-    named = isinstance(videos, list) and all(isinstance(v, str) and Path(v).name == v for v in videos)
-    if not videos or not named or not isinstance(found.get("blocks"), int):
+    # Names as runs give them: a stranger's summary shows no file from elsewhere.
+    named = isinstance(videos, list) and videos and all(re.fullmatch(VIDEO, str(name)) for name in videos)
+    if not named or not isinstance(found.get("blocks"), int):
         raise refuse("file", str(path), "names no videos or blocks", "put it back, or generate the run again")
     return dict(found)
 

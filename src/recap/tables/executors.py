@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -43,6 +44,9 @@ from recap.run import build_backbone
 from recap.tables.generating import config_of, generate_batch, needs_readable_path
 from recap.tables.runner import Done, Executor, Job, Result, canonical
 from recap.types import BackboneSpec
+
+# How long the head of a Ray cluster may take to answer.
+ANSWER_S = 5.0
 
 ROWS = 50
 """Rows that fill a large GPU with the embedded model; more than its memory holds are halved."""
@@ -122,7 +126,13 @@ class Processes(Executor):
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._work, self._folder, self._background)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            # The server process was killed as it answered; a new one is started with the next worker.
+            limit = "the server process that starts workers was killed, perhaps for lack of memory"
+            remedy = "give the same command again: finished jobs are kept"
+            raise refuse("worker", None, limit, remedy) from error
         theirs.close()
         self._workers.append(_Worker(process, ours))
         return self._workers[-1]
@@ -183,6 +193,19 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
+def _check_address(address: str) -> None:
+    """Refuse HOST:PORT where nobody answers: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        with socket.create_connection((host, int(port)), ANSWER_S):
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        remedy = "name HOST:PORT of a running cluster; `local` starts one on this machine"
+        raise refuse("--ray", address, f"nobody answers there ({error})", remedy) from error
+
+
 class OnRay(Executor):
     """Does one job on every processor of a cluster; the address "local" starts a cluster on this machine."""
 
@@ -198,6 +221,7 @@ class OnRay(Executor):
         self._under_way: dict[Any, Job] = {}
         self._ours = not ray.is_initialized()
         if self._ours:
+            _check_address(address)
             dashboard = False if address == "local" else None
             ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         # The runner retries: Ray's own retries would be neither counted nor delayed.

@@ -170,13 +170,14 @@ def _read(path: Path) -> tuple[str, dict[str, Any], Section]:
     try:
         values = table["section"]
         measured = [Measured(**each) for each in values["measured"]]
-        sheet = (path.parent / values["sheet"]).read_bytes() if values["sheet"] else b""
+        # The last part of the name alone: a stranger's table shows no file from elsewhere.
+        sheet = (path.parent / Path(values["sheet"]).name).read_bytes() if values["sheet"] else b""
         section = Section(**{**values, "measured": measured, "sheet": sheet})
         # Whether every part can be shown is found out by showing it.
-        build_results_page(section.title, table["table"], [section], table["about"])
+        build_results_page(section.title, table["table"], [section], table["about"]).encode()
         if (path.parent / "table.md").is_file():
             return table["table"], table["about"], section
-    except (AttributeError, KeyError, TypeError, OSError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OSError):
         pass
     remedy = "recap reproduce TABLE, asked as before, writes its folder again"
     raise refuse("results", str(path), "is no whole table as this version writes it", remedy)

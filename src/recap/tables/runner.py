@@ -11,6 +11,7 @@ call afterwards does what is missing.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -33,6 +34,8 @@ FILE = "runs.jsonl"
 Result = dict[str, Any]
 POLL_S = 0.2
 REPORT_S = 1.0
+# How the error of a job reads that found no room on its disk, or may not write there.
+DISK_FAULTS = tuple(f"[Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 CAUTION = 1.25
 """A batch may take so much longer than those before it."""
 
@@ -285,6 +288,10 @@ class _Loop:
             self.progress.done += 1
             self.on_result(done.job)
             return
+        if any(mark in done.error for mark in DISK_FAULTS):
+            # Every other job would fail as well, after hours of work.
+            remedy = "make room there, then give the same command again: finished jobs are kept"
+            raise refuse("disk", str(self.store.folder), f"a job could not write ({done.error})", remedy)
         self.tries[key, done.crashed] += 1
         most = self.rules.most_crashes if done.crashed else self.rules.most_failures
         if done.final or self.tries[key, done.crashed] >= most:
