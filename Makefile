@@ -40,8 +40,8 @@ clean:
 	@$(BIN)/recap weights raft-small >/dev/null 2>&1 || echo 'RAFT-small could not be fetched: flow is classical until it is; `.venv/bin/recap weights raft-small` tries again and says why.'
 	touch $@
 
-.venv/ready-dev: .venv/ready
-	$(PIP) -e '.[dev]'
+.venv/ready-dev: .venv/ready $(wildcard integrations/*/pyproject.toml)
+	$(PIP) -e '.[dev]' -e integrations/vbench
 	touch $@
 
 .venv/ready-docs: .venv/ready

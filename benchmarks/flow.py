@@ -19,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import describe_error, median_milliseconds, print_json
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.backbones.wan.spec import EMBEDDED, WAN_1_3B
 from recap.contracts import Flow, FlowEstimator
-from recap.fast.correlation import READ_CHANNELS, correlate, fused_reader, pool_levels, read_fused, read_plain
 from recap.fast.graphs import Graphed
 from recap.fast.raft import FastRaftFlow, enlarge
-from recap.fast.raft_steps import MOVED
+from recap.fast.raft_steps import MOVED, correlate, pool_levels, read
 from recap.flow.raft import FEATURES, STRIDE, RaftFlow, RaftSmall, load_raft_small
 from recap.memory.bank import NoveltyBank
 from recap.types import BackboneSpec, Block, Candidates
@@ -141,7 +140,7 @@ def measure_stages(flow: FastRaftFlow, video: DriftingVideo) -> dict[str, float]
     source = torch.randn((num, height * width, FEATURES), device=noise.device).to(flow.dtype)
     pooled = pool_levels(torch.randn((num, FEATURES, height, width), device=noise.device).to(flow.dtype))
     volume, points = correlate(source, pooled), torch.randn(num, height, width, 2, device=noise.device)
-    windows = read_plain(volume, points, READ_CHANNELS)
+    windows = read(volume, points)
     state = [torch.cat((part[:-1], part[1:])) for part in (encoded.hidden, encoded.gates, encoded.proposal)]
     moved = noise.new_zeros((num, height, width, MOVED)).to(flow.dtype).movedim(-1, 1)
     area = height * width
@@ -156,12 +155,14 @@ def measure_stages(flow: FastRaftFlow, video: DriftingVideo) -> dict[str, float]
         "correlate": (lambda x: correlate(x, pooled), source),
         "correlate finest": (lambda x: correlate(x, pooled[:, :area]), source),
         "correlate finest, transposing": (transposed, source),
-        "read plain": (lambda x: read_plain(volume, x, READ_CHANNELS), points),
+        "read plain": (lambda x: read(volume, x), points),
         "update": (lambda x: flow.update(windows, state[0], x, moved, state[1], state[2])[1], points),
         "enlarge": (enlarge, points),
     }
-    if cuda and fused_reader():
-        steps["read fused"] = (lambda x: read_fused(volume, x, READ_CHANNELS), points)
+    if cuda:
+        from recap.fast import raft_kernels
+
+        steps["read fused"] = (lambda x: raft_kernels.read(volume, x), points)
     return {name: graph_milliseconds(*step, video.repeats) for name, step in steps.items()}
 
 

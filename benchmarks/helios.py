@@ -22,9 +22,10 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import DISTILLED, HeliosSpec
 from recap.config import DTYPES, check_place
-from recap.contracts import Admission, FlowEstimator, MemoryPolicy
+from recap.contracts import FlowEstimator, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
+from recap.fast.speed import STAGES
 from recap.fast.stopwatch import Stopwatch
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
@@ -39,7 +40,6 @@ _SMALL = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8,
 TINY = replace(DISTILLED, name="helios-tiny", **_SMALL)  # type: ignore[arg-type]
 SIZES = {"full": DISTILLED, "tiny": TINY}
 KEPT_IN_FP32 = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
-STAGES = ("denoise", "decode", "look", "settle", "commit")
 MOST_CHUNKS = 1000
 GOAL = 1.35
 """The goal for the time of a chunk without decoding, relative to no memory."""
@@ -47,7 +47,7 @@ GOAL = 1.35
 
 @dataclass(frozen=True, slots=True)
 class HeliosSettings:
-    """One measurement."""
+    """Sets what one measurement runs."""
 
     size: str
     chunks: int
@@ -111,24 +111,21 @@ def measure(
     """Measure the time per stage and chunk of one video, and its peak memory."""
     spec, cuda = backbone.spec, settings.device.startswith("cuda")
 
-    def admission() -> Admission:
-        return FlowNoveltyConfig().build(spec, flow)
-
-    policy: MemoryPolicy = look_up("memory", memory, MEMORIES)().build(spec, admission)
+    config = look_up("memory", memory, MEMORIES)()
+    policy: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, flow))
     decoder, watch = backbone.decoder(), Stopwatch(cuda)
     length = settings.chunks * spec.num_pictures(spec.frames_per_block) / spec.pictures_per_second
     plan = make_plan([[Shot("a fox", length)]], spec)
-    owners = zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True)
-    verbs = [(owner, name, name) for owner, name in owners if hasattr(owner, name)]
+    methods = list(zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True))
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     shares: list[Any] = []
     finite = torch.tensor(True, device=settings.device)
-    with watch.listening(verbs):
-        watch.mark("chunk")
+    with watch.listening(methods):
+        watch.mark()
         for made in rollout(backbone, policy, plan, seeds=[0], decoder=decoder):
-            watch.mark("chunk")
+            watch.mark()
             shares.append({s: part[Role.SINK] for s, part in made.stage_shares.items()})
             # Read only at the end, so that the loop never waits for the device.
             finite &= made.latents.isfinite().all()
@@ -137,8 +134,8 @@ def measure(
     stages = {name: _steady(watch.milliseconds(name)) for name in STAGES}
     return {
         "stages_ms": stages,
-        "first_chunk_ms": watch.periods("chunk")[0],
-        "chunk_ms": _steady(watch.periods("chunk")),
+        "first_chunk_ms": watch.periods()[0],
+        "chunk_ms": _steady(watch.periods()),
         "without_decode_ms": sum(ms for name, ms in stages.items() if name != "decode"),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
         "sink_share_by_stage": {s: round(float(share.mean()), 4) for s, share in shares[-1].items()} or None,

@@ -37,8 +37,7 @@ from recap.flow.warp import backtrace, inside, sample
 from recap.io.files import write_whole
 from recap.io.framing import cut_tokens, fit
 from recap.io.video import open_clip
-from recap.show.png import write_png
-from recap.show.sheet import Patches, contact_sheet
+from recap.show.sheet import Patches, contact_sheet, write_png
 
 SIZE, TOKEN_PIXELS, PER_FRAME, SECONDS = (480, 832), 16, 4, 60
 DEFAULTS = FlowNoveltyConfig()

@@ -31,8 +31,7 @@ from recap.flow.warp import backtrace, inside
 from recap.io.framing import cut_tokens
 from recap.memory.bank import NoveltyBank
 from recap.registry import ADMISSIONS
-from recap.show.png import write_png
-from recap.show.sheet import Patches, contact_sheet
+from recap.show.sheet import Patches, contact_sheet, write_png
 from recap.types import BackboneSpec, Block, Candidates
 
 TEXTURED = ("rain", "ripples")
@@ -165,7 +164,7 @@ def _offer(block: Block, pictures: Tensor, admission: Admission, bank: NoveltyBa
 
 
 def _judge(rule: str, bank: NoveltyBank, seconds: float, truth: Truth) -> Outcome:
-    source, score = bank.held.source[0], bank.held.score[0]
+    source, score = bank.entries.source[0], bank.entries.score[0]
     at = tuple(source.unbind(-1))
     used = score > 0
     first = used & (truth.first[at] >= FIRST_SHARE)

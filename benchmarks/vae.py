@@ -22,9 +22,8 @@ from benchmarks.timing import describe_error, milliseconds, print_json
 from recap.backbones.wan.taehv import Taehv
 from recap.contracts import Decoder
 from recap.fast.taehv import FastTaehv
-from recap.fast.vae import FastDecoder, FastVae
-from recap.fast.vae_kernels import candidates, shifted, tile_for
-from recap.fast.vae_layers import PAST, CausalConv
+from recap.fast.vae import PAST, CausalConv, FastVae
+from recap.fast.vae_kernels import THIN, WIDE, Tile, shifted, tile_for
 
 WARM_UP = 3
 """Warm-up blocks: the start of a video, one that runs eagerly, one that is recorded as a graph and replayed."""
@@ -46,11 +45,26 @@ class Size(NamedTuple):
     channels: int = 16
 
 
+# Tiles to try where 64 divides the input channels, where only 32 does, and where there are very few outputs.
+WIDE_TILES = (
+    Tile(256, 128, 0, 64, 8, 4),
+    Tile(128, 128, 0, 64, 4, 4),
+    Tile(128, 128, 64, 64, 8, 4),
+    Tile(256, 128, 64, 64, 8, 3),
+)
+NARROW_TILES = (
+    Tile(256, 64, 32, 32, 8, 5),
+    Tile(128, 64, 32, 32, 4, 6),
+    Tile(128, 128, 0, 32, 4, 6),
+    Tile(256, 128, 0, 32, 8, 5),
+)
+THIN_TILES = (Tile(256, 16, 0, 32, 4, 6), Tile(128, 16, 0, 32, 4, 6), Tile(256, 16, 0, 32, 8, 5))
+
 SIZES = {"full": Size(96, 60, 104), "small": Size(8, 4, 6)}
 
 
 class VaeSettings(NamedTuple):
-    """One measurement."""
+    """Sets what one measurement runs."""
 
     size: Size
     device: torch.device
@@ -71,10 +85,10 @@ class Variant(NamedTuple):
     half: torch.dtype
 
 
-def random_vae(settings: VaeSettings) -> FastDecoder:
+def random_vae(settings: VaeSettings) -> FastVae:
     """Make the VAE's decoder with fixed random weights that keep features at about unit size."""
     size = settings.size
-    network = FastDecoder(size.width, size.channels).to(settings.device).requires_grad_(False)
+    network = FastVae(size.width, size.channels).to(settings.device).requires_grad_(False)
     generator = torch.Generator(settings.device).manual_seed(0)
     for name, tensor in network.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, device=settings.device)
@@ -97,10 +111,10 @@ def random_tiny(settings: VaeSettings, dtype: torch.dtype) -> Taehv:
 
 def variants(settings: VaeSettings, plain: bool) -> Iterator[Variant]:
     def unfused(dtype: torch.dtype) -> Decoder:
-        return FastVae(random_vae(settings), dtype, fused=False).open_decoder()
+        return random_vae(settings).arrange(dtype, fused=False).open_decoder()
 
     def fast(dtype: torch.dtype) -> Decoder:
-        return FastVae(random_vae(settings), dtype).open_decoder()
+        return random_vae(settings).arrange(dtype).open_decoder()
 
     def readable_tiny(dtype: torch.dtype) -> Decoder:
         return random_tiny(settings, dtype).open_decoder()
@@ -198,7 +212,7 @@ def layers(settings: VaeSettings) -> Iterator[dict[str, object]]:
     """Time every shape of the 3 x 3 x 3 convolutions with every tile and with cuDNN."""
     size, cuda = settings.size, settings.device.type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
-    network = FastDecoder(size.width, size.channels)
+    network = FastVae(size.width, size.channels)
     seen = set()
     for conv, past in zip(network.convs, network.pasts((1, size.rows, size.columns)), strict=True):
         # Only the first two stages double the number of frames.
@@ -218,6 +232,15 @@ def layers(settings: VaeSettings) -> Iterator[dict[str, object]]:
                 yield {**about, "ms": taken, "tflops": flops / taken / 1e9}
             except Exception as error:
                 yield {**about, "failed": describe_error(error)}
+
+
+def candidates(channels: int, out: int) -> tuple[Tile, ...]:
+    """Return the tiles that a convolution can use; none if its channels do not fill them."""
+    if tile_for(channels, out) is None:
+        return ()
+    if out == THIN.columns:
+        return THIN_TILES
+    return NARROW_TILES if channels % WIDE.depth else WIDE_TILES
 
 
 def _ways(conv: CausalConv, x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:

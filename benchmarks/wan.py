@@ -31,7 +31,7 @@ from recap.run import build_backbone, build_memory
 
 @dataclass(frozen=True, slots=True)
 class WanSettings:
-    """One measurement."""
+    """Sets what one measurement runs."""
 
     blocks: int = 20
     memory: str = "recap"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recap.plan import Shot, make_plan
+from recap.plan import Shot, check_amount, make_plan
 
 
 def lengths(shots, spec):
@@ -63,3 +63,15 @@ def test_lengths_out_of_range_are_refused(seconds):
 
 def test_pictures_of_frames(spec):
     assert [spec.num_pictures(frames) for frames in (0, 1, 3, 21, 240)] == [0, 1, 9, 81, 957]
+
+
+def test_a_script_is_bounded_in_all_before_any_block_is_made(spec):
+    """A script of 10,000 shots of a day was planned until the memory ran out."""
+    with pytest.raises(ValueError, match=r"seconds of all shots is 864000000.*86,400"):
+        make_plan([[Shot("a", 86_400)] * 10_000], spec)
+    with pytest.raises(ValueError, match=r"number of shots is 10001.*10,000"):
+        make_plan([[Shot("a", 0.001)] * 10_001], spec)
+    with pytest.raises(ValueError, match=r"--seeds is 99999999999999.*1,000 videos"):
+        check_amount("--seeds", 99999999999999, 1000, "videos", "take fewer")
+    with pytest.raises(ValueError, match="nan"):
+        check_amount("--seconds", float("nan"), 1000, "seconds", "take fewer")

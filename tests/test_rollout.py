@@ -321,3 +321,29 @@ def test_another_block_between_two_passes_changes_nothing(backbone, path):
 
     expected, found = state_after(False), state_after(True)
     assert all(torch.equal(expected[name], value) for name, value in found.items())
+
+
+@pytest.mark.parametrize("prompt", [1, b"a cat", ["a cat"], 1.5, {"prompt": "a cat"}, object(), True])
+def test_only_text_can_be_sent_and_the_rollout_goes_on(backbone, prompt):
+    plan = make_plan([[Shot("a red boat", 2.25)]], backbone.spec)
+    live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
+    made = [next(live)]
+    with pytest.raises(ValueError, match=r"prompt is .*must be text"):
+        live.send(prompt)
+    made += [live.send(None), *live]
+    assert torch.equal(latents(made), latents(draw(backbone, SinkConfig(), [Shot("a red boat", 2.25)])))
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, None, True, 2.0])
+def test_seeds_are_whole_numbers(backbone, seed):
+    plan = make_plan([[Shot("a red boat", 1.0)]], backbone.spec)
+    with pytest.raises(ValueError, match="whole numbers"):
+        rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[seed])
+
+
+@pytest.mark.parametrize("start", [-1, 4, 1.0, None, "1", True])
+def test_a_rollout_starts_within_its_plan(backbone, start):
+    """A start of -1 generated the last block without a word."""
+    plan = make_plan([[Shot("a red boat", 2.25)]], backbone.spec)
+    with pytest.raises(ValueError, match="blocks 0 to 2"):
+        rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0], resume=Resume(block=start))

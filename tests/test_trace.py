@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from recap.io.files import append_line
 from recap.trace import (
     BlockTrace,
-    append_line,
     bank_before,
     pictures_of_frames,
     read_seconds,

@@ -174,7 +174,7 @@ def reappearance(bench: Bench) -> Answer:
     def generate(memory: str, rows: slice) -> Series:
         def count_slots(block: GeneratedBlock, policy: Any) -> None:
             if block.block.index == starts[3] - 1 and isinstance(policy, RecapMemory):
-                source = policy.bank.held.source[..., 0]
+                source = policy.bank.entries.source[..., 0]
                 slots[memory].append(((source >= frames[1]) & (source < frames[2])).sum(dim=1).float().cpu())
 
         return bench.watch(memory, plan_of(cases[rows]), cases[rows], after=count_slots)

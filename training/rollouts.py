@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recap.admission.retention import retain_top
+from recap.admission.base import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp

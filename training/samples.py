@@ -18,7 +18,7 @@ from recap.config import RunConfig
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import write_whole
 from recap.run import generate
-from recap.show.moments import moments_sheet
+from recap.show.sheet import moments_sheet
 
 PROMPTS = (
     "a fox on a beach by day",

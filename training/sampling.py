@@ -1,7 +1,13 @@
-"""Contact sheets of a transformer's samples: real rollouts with many Euler steps and with its own few."""
+"""Make contact sheets of a transformer's samples: real rollouts with many Euler steps and with its own few.
+
+    python -m training.sampling --weights training/checkpoint --out DIR [--blocks 9]
+
+It writes samples-16.png and samples-4.png to DIR. Sample i has the i-th prompt and seed i.
+"""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +15,16 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
-from recap.backbones.tiny.backbone import WordTable
+from recap.backbones.tiny.backbone import WEIGHTS, WordTable
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import warp
-from recap.backbones.wan.spec import NUM_TRAIN_STEPS
+from recap.backbones.wan.spec import EMBEDDED, NUM_TRAIN_STEPS
 from recap.contracts import Context, Noise
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.records import Record, load_autoencoder, write_sheet
+from training.records import Record, load_autoencoder, load_weights, write_sheet
 
 PROMPTS = (
     "a fox on a beach by day",
@@ -106,3 +112,24 @@ def sample(backbone: WanBackbone, num_blocks: int) -> tuple[Tensor, Tensor]:
     policy = SinkConfig().build(spec, admit_nothing)  # type: ignore[arg-type]
     made = list(rollout(backbone, policy, plan, seeds=range(len(PROMPTS))))
     return torch.cat([block.latents for block in made], 1), torch.cat([block.pixels for block in made], 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--weights", type=Path, required=True, help="folder of dit.safetensors and text.safetensors"
+    )
+    parser.add_argument("--autoencoder", type=Path, default=WEIGHTS / "autoencoder.safetensors")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--blocks", type=int, default=9)
+    words = parser.parse_args()
+    model, text = CausalWan(EMBEDDED), WordTable()
+    model.load_state_dict(load_weights(words.weights / "dit.safetensors"))
+    text.load_state_dict(load_weights(words.weights / "text.safetensors"))
+    record = Record(words.out, {"weights": str(words.weights), "blocks": words.blocks})
+    write_samples(model, text, words.autoencoder, words.out, words.blocks, record)
+    record.write()
+
+
+if __name__ == "__main__":
+    main()

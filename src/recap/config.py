@@ -20,13 +20,15 @@ from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.io.lookup import look_up
 from recap.memory.recap import RecapConfig
-from recap.plan import Shot
+from recap.plan import Shot, check_amount, check_shots
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
 PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES, "admission": ADMISSIONS}
 """What is chosen by name and has settings of its own."""
 
 BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
+
+MOST_ROWS = 256
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -107,6 +109,8 @@ class RunConfig:
             raise refuse("shots", [], "at least 1 is needed", "give a prompt")
         if not self.seeds:
             raise refuse("seeds", [], "at least 1 is needed", "0 is as good as any")
+        check_shots(self.shots)
+        check_amount("number of seeds", len(self.seeds), MOST_ROWS, "rows of a batch", "run them one by one")
         if self.checkpoint_every < 1:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
@@ -131,7 +135,7 @@ class RunConfig:
 
         def ready(name: str, value: Any) -> Any:
             if name in PARTS:
-                return _choice(name, value, PARTS[name])
+                return choose(name, value)
             if name == "shots":
                 return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
             if name == "seeds":
@@ -201,17 +205,37 @@ def override(
 
 def read_json(path: Path) -> Any:
     """Read a JSON file that a user named or may have edited."""
+    if path.exists() and not path.is_file() and not path.is_dir() and not _is_stream(path):
+        raise refuse("file", str(path), "is not a regular file", "save it as a file first, or use /dev/stdin")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise refuse("file", str(path), f"cannot be read ({error.strerror})", "check the path") from error
     except UnicodeDecodeError as error:
         raise refuse("file", str(path), "is not text", "give a JSON file") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
 
 
-def _choice(part: str, values: Any, table: Mapping[str, Any]) -> Choice[Any]:
+def _is_stream(path: Path) -> bool:
+    """Tell whether a path is a stream that the shell opened, so that somebody writes to it."""
+    return str(path) == "/dev/stdin" or path.parent in (Path("/dev/fd"), Path("/proc/self/fd"))
+
+
+def refuse_code(config: Any, source: Path | str) -> None:
+    """Refuse the config of a file that names code to import: files are data, only flags and Python name code."""
+    for part, table in PARTS.items():
+        chosen = config.get(part) if isinstance(config, Mapping) else None
+        name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        if isinstance(name, str) and name not in table and ":" in name:
+            limit = f"{source} names code that would be imported and run"
+            remedy = "add --trust-code (in Python trust_code=True) if you trust whoever wrote it"
+            raise refuse(part, name, limit, remedy)
+
+
+def choose(part: str, values: Any) -> Choice[Any]:
+    """Make the choice of a part from its name, or from a table of its name and settings."""
+    table = PARTS[part]
     if isinstance(values, Choice):
         return values
     if isinstance(values, str):

@@ -1,14 +1,14 @@
 """Every promise between rooms, on one page.
 
-novelty notices, memory keeps, attention reads, a backbone draws, the rollout conducts.
+Novelty notices, memory keeps, attention reads, a backbone generates, the rollout conducts.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from recap.types import (
     Card,
     GeneratedBlock,
     MemoryTrace,
-    Past,
-    Role,
     Segment,
     Tokens,
 )
@@ -31,18 +29,28 @@ State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
 
 
+def copy_of(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy of a tensor that may not be there yet."""
+    return None if tensor is None else tensor.clone()
+
+
+def copies(tensors: Mapping[str, Tensor | None]) -> State:
+    """Return the state of a part that keeps these tensors: copies of those that are there."""
+    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+
+
 class Flow(NamedTuple):
-    """Optical flow of every consecutive pair, in pixels; channel 0 is x (columns), channel 1 is y (rows)."""
+    """Carries the flow of every consecutive pair, in pixels; channel 0 is x (columns), channel 1 is y (rows)."""
 
     forward: Tensor  # B T-1 2 Y X: from picture i to i + 1
     backward: Tensor  # B T-1 2 Y X: from picture i + 1 to i
 
 
 class FlowEstimator(Protocol):
-    """Both directions of all consecutive pairs in one call, so that each picture is encoded once."""
+    """Estimates both directions of all consecutive pairs in one call, so that each picture is encoded once."""
 
     def __call__(self, pictures: Tensor) -> Flow:
-        """Pictures B T 3 Y X, 0..1, T >= 2."""
+        """Estimate the flow of pictures B T 3 Y X, 0..1, T >= 2."""
 
 
 class Admission(ABC):
@@ -60,7 +68,7 @@ class Admission(ABC):
 
     @abstractmethod
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        """Indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
+        """Return indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
 
     def read_keys(self, keys: Tensor) -> None:
         """Receive the keys L B N H D, unrotated, of the block that `propose` will be asked about."""
@@ -90,7 +98,7 @@ class AdmissionConfig(ABC):
 
 
 class MemoryPolicy(ABC):
-    """What a rollout remembers. One object per rollout; it holds all state, for all rows of the batch.
+    """Remembers for one rollout. One object per rollout keeps all state, for all rows of the batch.
 
     Seven methods are required, the others have defaults. `recap.memory.base.WindowMemory` implements all of
     them around a window, so that a subclass only adds what it keeps.
@@ -101,11 +109,11 @@ class MemoryPolicy(ABC):
 
     @abstractmethod
     def begin(self, block: Block) -> Tensor:
-        """Temporal phases, F, of the block's own frames. From here to `commit` the memory is frozen."""
+        """Return the temporal phases, F, of the block's own frames. From here to `commit` the memory is frozen."""
 
     @abstractmethod
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """Everything the queries may see: what is kept, then `own`. What is kept does not change within a block.
+        """Return all that the queries may see: what is kept, then `own`. What is kept is the same all block long.
 
         A backbone that carries its history passes all its segments as `own`, where some may be biased by `replace`.
         Others are asked once per block and layer, with no segments.
@@ -125,7 +133,7 @@ class MemoryPolicy(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Everything that later blocks depend on, as copies."""
+        """Return everything that later blocks depend on, as copies."""
 
     @abstractmethod
     def load_state(self, state: State) -> None:
@@ -133,21 +141,21 @@ class MemoryPolicy(ABC):
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
+        """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
         return True
 
     def noise_block(self, block: Block) -> int:
-        """Index of the block whose first noise this one starts from; asked before `begin`. Later steps are fresh."""
+        """Return the block whose first noise this one starts from; asked before `begin`. Later steps are fresh."""
         return block.index
 
     def observe(self, layer: int, query: Tensor) -> None:
-        """Once per block and layer, before its first `arrange`: the first pass's queries B N H D, unrotated."""
+        """Receive the first queries B N H D, unrotated, once per block and layer, before its first `arrange`."""
 
     def look(self, block: Block, pixels: Tensor) -> None:
         """Do what `commit` needs the pixels alone for, while the clean pass runs; `commit` works without it too."""
 
     def reread(self, block: Block) -> None:
-        """Called instead of `commit` for an earlier block that is read again: it becomes prior, nothing else."""
+        """Move an earlier block that is read again into the prior, and nothing else; called instead of `commit`."""
         limit = "it cannot read its prior again, which this script asks for"
         raise refuse("memory", type(self).__name__, limit, "give it a method reread, see recap.contracts")
 
@@ -177,71 +185,37 @@ class MemoryConfig(ABC):
 
     @abstractmethod
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy:
-        """A fresh memory; `admission` makes the run's admission rule and is called only if one is wanted."""
+        """Make a fresh memory; `admission` makes the run's admission rule and is called only if one is wanted."""
 
     def attended_frames(self, spec: BackboneSpec) -> Sequence[float]:
-        """Frames' worth of tokens that a block sees once everything is full; several values where they alternate."""
+        """Return how many frames' worth of tokens a full memory shows; several values where they alternate."""
         return (spec.window_frames,)
 
 
 class Context(Protocol):
-    """What one block may attend to, as a backbone sees it."""
+    """Lets a backbone read what one block may attend to.
+
+    Kernels that bring their own storage, and backbones that carry their history, need more of it: a
+    `recap.attention.context.BlockContext`.
+    """
 
     @property
     def phases(self) -> Tensor:
-        """Temporal phases, F, of the block's own frames."""
+        """Return the temporal phases, F, of the block's own frames."""
 
     def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
-        """Positions 1 N 3 of the block's own tokens on that grid: the same tensor all block long."""
+        """Return positions 1 N 3 of the block's own tokens on that grid: the same tensor all block long."""
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
-        """Self-attention of queries B N H D (at the positions of the CURRENT segment) over memory and `own`."""
-
-
-@runtime_checkable
-class OpenContext(Context, Protocol):
-    """A context whose memory can be read whole, before the first step, by kernels that want fixed storage."""
-
-    @property
-    def block_key(self) -> object:
-        """Stands for this block of this rollout: the same object in its denoising steps and its clean pass."""
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether `kept` can be asked before the first step; else only `attend` serves."""
-
-    def kept(self, layer: int) -> list[Segment]:
-        """What the memory adds to the layer's own tokens; it does not change within a block."""
-
-    def hand_over(self, layer: int, tokens: Tokens) -> None:
-        """Of a finished block: what the layer made of it, for the memory."""
-
-    def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
-        """Shares of attention mass, B per role; what is not measured is left out. A pyramid names its stage."""
-
-
-@runtime_checkable
-class CarryingContext(OpenContext, Protocol):
-    """What a backbone needs that carries its history in its own sequence, instead of keys and values kept for it."""
-
-    @property
-    def past(self) -> Past:
-        """What was drawn before this block."""
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether the memory has a use for a clean pass."""
-
-    def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """What the memory makes of the sequence's own segments: it may bias them and add others."""
+        """Compute self-attention of queries B N H D, at the CURRENT segment's positions, over memory and `own`."""
 
 
 Noise = Callable[[], Tensor]
-"""Each call draws fresh unit Gaussian noise, B F C rows columns, for the block at hand."""
+"""Returns fresh unit Gaussian noise, B F C rows columns, for the current block at each call."""
 
 
 NoiseSource = Callable[[Block, int], Tensor]
-"""Noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
+"""Provides noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
 
 Draw 0 starts the block, draw n is asked for before its n-th later step (Helios: at its n-th later stage). The
 answer must depend on these two alone: a resumed rollout asks from the middle, and a block may be asked for twice.
@@ -249,13 +223,13 @@ answer must depend on these two alone: a resumed rollout asks from the middle, a
 
 
 class Decoder(Protocol):
-    """A decoding stream: consecutive blocks of latents in, pixels out."""
+    """Decodes a stream of consecutive blocks of latents to pixels."""
 
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns -> B T 3 Y X in 0..1; the first frame of the stream is one picture."""
+        """Decode B F C rows columns to B T 3 Y X in 0..1; the first frame of the stream is one picture."""
 
     def state(self) -> State:
-        """Everything that later blocks depend on. A stream that has seen nothing may return an empty dict."""
+        """Return everything that later blocks depend on; nothing, if the stream has seen nothing."""
 
     def load_state(self, state: State) -> None:
         """Restore the state of an equal stream; continuing is then bit-identical."""
@@ -272,32 +246,32 @@ class Backbone(Protocol):
     def spec(self) -> BackboneSpec: ...
 
     def condition(self, prompts: tuple[str, ...]) -> Any:
-        """Whatever the backbone makes of one prompt per row; opaque to everyone else."""
+        """Return whatever the backbone makes of one prompt per row; opaque to everyone else."""
 
     def denoise(self, noise: Noise, conditioning: Any, context: Context) -> Tensor:
         """Generate one block: B F C rows columns."""
 
     def settle(self, latents: Tensor, conditioning: Any, context: Context) -> None:
-        """The clean pass: one forward at the clean time, in which the context hands tokens to the memory."""
+        """Run the clean pass: one forward at the clean time, in which the context hands tokens to the memory."""
 
     def decoder(self) -> Decoder:
-        """A fresh decoding stream."""
+        """Open a new decoding stream."""
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pictures B T 3 Y X in 0..1, T = 1 + n pictures_per_frame -> latents B 1+n C rows columns."""
+        """Encode pictures B T 3 Y X in 0..1, T = 1 + n pictures_per_frame, as latents B 1+n C rows columns."""
 
 
 class BackboneConfig(Protocol):
-    """A frozen dataclass of what a backbone is loaded from and how it is set up."""
+    """A frozen dataclass that says what a backbone is loaded from and how it is set up."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]
     ) -> Backbone:
-        """A backbone ready to use; `prompts` are all that will come, so that a text encoder can be freed early."""
+        """Make a backbone ready to use; `prompts` are all that will come, so a text encoder can be freed early."""
 
 
 class Sample(NamedTuple):
-    """A moment of a finished video, and what the script asked for there."""
+    """Shows a moment of a finished video, and what the script asked for there."""
 
     second: float
     prompt: str
@@ -305,7 +279,7 @@ class Sample(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a judge says of one subject: 0..1 per sample, None where there is nothing to say."""
+    """Rates one subject: 0..1 per sample, None where there is nothing to say."""
 
     subject: str
     values: Sequence[float | None]
@@ -321,13 +295,13 @@ class Judge(Protocol):
     def about(self) -> str: ...
 
     def curves(self, samples: Iterable[Sample]) -> list[Curve]:
-        """A curve per subject, the same for all videos of a script; reads the samples, in order, to the end."""
+        """Return a curve per subject, the same for all videos of a script; reads the samples in order, to the end."""
 
     def subjects(self, picture: Tensor) -> Tensor | None:
-        """Where subjects are in a picture Y X 3, uint8: bool, rows columns of tokens; None if it cannot tell."""
+        """Tell where subjects are in a picture Y X 3, uint8, by token of the grid; None if it cannot tell."""
 
 
 Recorder = Callable[[GeneratedBlock], None]
 
 Aside = Callable[[Callable[[], None]], Callable[[], None]]
-"""Starts work that nothing else waits for yet; the call it returns waits for it."""
+"""Starts background work; returns a function that waits for it."""

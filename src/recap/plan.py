@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block
 
-LONGEST_SHOT_S = 86_400
+LONGEST_S = 86_400
+"""The longest shot and the longest video: a day."""
+MOST_SHOTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,25 @@ class Shot:
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
             raise refuse("prompt", self.prompt, "must be text", "put it in quotes")
-        if not 0 < self.seconds <= LONGEST_SHOT_S:
-            limit = f"must be above 0 and at most {LONGEST_SHOT_S}, a day"
+        if not 0 < self.seconds <= LONGEST_S:
+            limit = f"must be above 0 and at most {LONGEST_S}, a day"
             raise refuse("seconds", self.seconds, limit, "5 gives 81 pictures at 16 per second")
         if self.cut and self.reread:
             limit = "a cut drops the prior, so there is none to read again"
             raise refuse("reread", self.reread, limit, 'add "cut": false, or leave reread out')
+
+
+def check_amount(field: str, amount: float, most: float, unit: str, remedy: str) -> None:
+    """Refuse more than `most` of something, before any of it is made."""
+    if not amount <= most:
+        raise refuse(field, amount, f"at most {most:,} {unit} are possible", remedy)
+
+
+def check_shots(shots: Sequence[Shot]) -> None:
+    """Refuse a script of too many shots, or of more than a day in all."""
+    check_amount("number of shots", len(shots), MOST_SHOTS, "shots", "split the script")
+    total = sum(shot.seconds for shot in shots)
+    check_amount("seconds of all shots", total, LONGEST_S, "seconds in all, a day,", "shorten the script")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +62,11 @@ class Plan:
 
 
 def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: int = 0) -> Plan:
-    """Blocks for one list of shots per row of the batch, after `given_frames` frames that are not generated."""
+    """Make the blocks for one list of shots per row of the batch, after `given_frames` that are not generated."""
     first = rows[0] if rows else ()
     if not first:
         raise refuse("shots", rows, "at least 1 row of 1 shot is needed", "give a prompt and its seconds")
+    check_shots(first)
     for row in rows:
         if [(s.seconds, s.cut, s.reread) for s in row] != [(s.seconds, s.cut, s.reread) for s in first]:
             limit = "all rows of a batch must share the lengths and cuts of their shots"
@@ -59,12 +75,13 @@ def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: 
     num_given = len(blocks)
     for number, end in enumerate(_block_ends(first, spec)):
         start = len(blocks)
+        prompts = tuple(row[number].prompt for row in rows)
         blocks.extend(
             Block(
                 index=index,
                 first_frame=given_frames + (index - num_given) * spec.frames_per_block,
                 num_frames=spec.frames_per_block,
-                prompts=tuple(row[number].prompt for row in rows),
+                prompts=prompts,
                 clears_prior=index == start and number > 0 and first[number].cut,
                 rereads_prior=index == start and number > 0 and first[number].reread,
             )

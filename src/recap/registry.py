@@ -6,18 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from recap.admission.diversity_dino import DiversityConfig
-from recap.admission.diversity_keys import DiversityKeysConfig
+from recap.admission.diversity import DiversityConfig, DiversityKeysConfig
 from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_texture import FlowTextureConfig
-from recap.admission.random import RandomHistoryConfig
-from recap.admission.recent import RecentHistoryConfig
+from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
 from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
 from recap.contracts import AdmissionConfig, Backbone, BackboneConfig, Judge, MemoryConfig
-from recap.eval.judges.subject import build_probe_judge
+from recap.eval.judges.subject import ProbeJudge
 from recap.io.lookup import look_up
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
@@ -53,7 +51,7 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "diversity": DiversityConfig,
     "diversity-keys": DiversityKeysConfig,
 }
-JUDGES: dict[str, Callable[[], Judge]] = {"embedded": build_probe_judge}
+JUDGES: dict[str, Callable[[], Judge]] = {"embedded": ProbeJudge}
 """Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""
 
 

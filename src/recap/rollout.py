@@ -90,6 +90,8 @@ class Resume:
     opening_latents: Tensor | None = None  # first frames of the video: blocks within them are taken from here
     recent_latents: Sequence[Tensor] = ()  # of the last blocks before `block`, oldest first; see `reach`
     first_latent: Tensor | None = None  # of the video's first frame; needed after block 0
+    # Where every block was generated before, its latents: memory and decoder are then made again as they were.
+    latents_of: Callable[[Block], Tensor] | None = None
 
 
 def rollout(
@@ -112,7 +114,13 @@ def rollout(
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise refuse("seeds", seed, "must be whole numbers", "0 is as good as any")
     resume = resume or Resume()
+    start, most = resume.block, len(plan.blocks)
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= most:
+        raise refuse("block", start, f"the plan has blocks 0 to {most - 1}", "0 starts with the first")
     before = plan.blocks[resume.block - len(resume.recent_latents) : resume.block]
     conductor = Conductor(
         backbone,
@@ -124,7 +132,17 @@ def rollout(
         first_latent=resume.first_latent,
         past=list(zip(before, resume.recent_latents, strict=True)),
     )
-    return Rollout(conductor, plan, resume.block, resume.opening_latents, recorder)
+    known = resume.opening_latents
+    latents_of = None if policy.needs_queries else resume.latents_of
+
+    def find_known(block: Block) -> Tensor | None:
+        if latents_of is not None:
+            return latents_of(block)
+        if known is not None and block.end_frame <= known.shape[1]:
+            return known[:, block.first_frame : block.end_frame]
+        return None
+
+    return Rollout(conductor, plan, start, find_known, recorder)
 
 
 class Conductor:
@@ -215,11 +233,16 @@ class Rollout(Iterator[GeneratedBlock]):
     """The blocks of a plan, each generated when it is asked for; see `rollout`."""
 
     def __init__(
-        self, conductor: Conductor, plan: Plan, start: int, opening: Tensor | None, recorder: Recorder
+        self,
+        conductor: Conductor,
+        plan: Plan,
+        start: int,
+        find_known: Callable[[Block], Tensor | None],
+        recorder: Recorder,
     ) -> None:
         self._conductor = conductor
         self._plan = plan
-        self._opening = opening
+        self._find_known = find_known
         self._recorder = recorder
         # Prompts that were sent, until the plan's next shot.
         self._sent: tuple[str, ...] | None = None
@@ -234,6 +257,8 @@ class Rollout(Iterator[GeneratedBlock]):
         A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
         """
         if prompt is not None:
+            if not isinstance(prompt, str):
+                raise refuse("prompt", prompt, "must be text", "None changes nothing")
             prompts = (prompt,) * self._plan.num_rows
             self._conductor.condition(prompts)
             self._sent = prompts
@@ -247,10 +272,7 @@ class Rollout(Iterator[GeneratedBlock]):
             planned = block.prompts
             if self._sent is not None:
                 block = replace(block, prompts=self._sent)
-            known = None
-            if self._opening is not None and block.end_frame <= self._opening.shape[1]:
-                known = self._opening[:, block.first_frame : block.end_frame]
-            made = self._conductor.run(block, known)
+            made = self._conductor.run(block, self._find_known(block))
             self._recorder(made)
             yield made
 

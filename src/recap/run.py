@@ -7,43 +7,41 @@ So a killed run resumes from its last whole block and ends in the same latents, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recap.config import DTYPES, RunConfig, from_settings, read_json
+from recap.config import DTYPES, RunConfig, from_settings, read_json, refuse_code
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
-from recap.errors import refuse
+from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.flow import build_flow, resolve_flow
-from recap.io.files import LOCK, alone_in, remove_strays, write_whole
+from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
-from recap.io.report import SILENT, Notice, Progress, Reporter
-from recap.io.video import ClipWriter, join_clips, open_clip
+from recap.io.report import SILENT, Notice, Reporter
+from recap.io.run_folder import LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
+from recap.io.video import ClipWriter, join_clips
 from recap.plan import Plan, make_plan
-from recap.rollout import Resume, at_once, reach, rollout
-from recap.trace import BlockTrace, append_line, read_lines, read_seconds
+from recap.rollout import Resume, Rollout, at_once, reach, rollout
+from recap.trace import BlockTrace, read_seconds
 from recap.types import BackboneSpec, GeneratedBlock
 
 VERSION = "0.1.0"
 # The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
 LONG_WRITE_S = 0.3
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
-OPENING = "opening.safetensors"
-"""Latents of the pictures that a run continues: kept, so that it can be resumed when their file is gone."""
-
 # Characters of the prompt in a folder's name.
 LONGEST_NAME = 48
 
@@ -111,40 +109,60 @@ class RunRecord:
 
 def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()) -> RunRecord:
     """Start a run in a new or empty folder and finish it; progress counts blocks, at pictures per second."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.is_dir():
+        check_plain(folder, "--out")
+    if folder.exists() and not (folder.is_dir() and is_vacant(folder, {OPENING})):
         limit = "already exists and is not empty"
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     # Everything that can be refused is refused before a file is made.
-    run = _Run(config, folder, reporter.notice)
+    run = _Run(config, folder, reporter, fresh=True)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, *BUSY):
-        if {path.name for path in folder.iterdir()} != {LOCK}:
+        if not is_vacant(folder, {OPENING}):
             raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
         if run.opening_latents is not None:
             write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
         spec = asdict(run.backbone.spec)
         about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
-        return run.finish(reporter.progress)
+        return run.finish()
 
 
-def resume(folder: Path, *, reporter: Reporter = Reporter()) -> RunRecord:
-    """Continue a stopped run from its last whole block; a finished one is left as it is."""
-    about = read_record(folder, "--resume")
+def resume(
+    folder: Path,
+    *,
+    reporter: Reporter = Reporter(),
+    from_block: int | None = None,
+    trust_code: bool = False,
+) -> RunRecord:
+    """Continue a stopped run from its last whole block; a finished one is left as it is.
+
+    `from_block` keeps only the blocks before it, and needs no state: the memory is made again from their latents.
+    A config that names code to import is refused without `trust_code`.
+    """
+    about = read_record(folder, "--resume", trust_code=trust_code)
     if about.get("versions") != versions():
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
-    run = _Run(RunConfig.from_dict(about["config"]), folder, reporter.notice)
     with alone_in(folder, *BUSY):
-        return run.finish(reporter.progress)
+        run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
+        if about.get("spec") != json.loads(json.dumps(asdict(run.backbone.spec))):
+            raise refuse("spec", about.get("spec"), "is not that of the run's backbone", "put run.json back")
+        return run.finish(from_block)
 
 
-def read_record(folder: Path, field: str = "run") -> dict[str, Any]:
-    """Read the run.json of a run: its `config`, `versions` and, since there is one, the `spec` of its backbone."""
+def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
+    """Read the run.json of a run: its `config`, `versions` and the `spec` of its backbone.
+
+    Refuses links in the folder and, without `trust_code`, a config that names code to import.
+    """
     if not (folder / "run.json").is_file():
         raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
+    check_plain(folder, field)
     about = read_json(folder / "run.json")
     if not isinstance(about, dict) or "config" not in about:
         raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
+    if not trust_code:
+        refuse_code(about["config"], folder / "run.json")
     return about
 
 
@@ -186,87 +204,87 @@ def versions() -> dict[str, Any]:
 class _Run:
     """The parts and the folder of one run."""
 
-    def __init__(self, config: RunConfig, folder: Path, notice: Notice):
+    def __init__(self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False):
         self.folder = folder
-        self.backbone = build_backbone(config, notice)
-        self.opening_latents = self._read_opening(config, notice) if config.opening else None
+        self.reporter = reporter
+        self.backbone = build_backbone(config, reporter.notice)
+        self.opening_latents = self._read_opening(config, fresh) if config.opening else None
         given = 0 if self.opening_latents is None else self.opening_latents.shape[1]
         self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
         # Last, as it may fetch weights: a run that is refused has not waited for them.
-        self.config = settle_flow(config, self.backbone.spec, notice)
-        self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, notice)
+        self.config = settle_flow(config, self.backbone.spec, reporter.notice)
+        self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, reporter.notice)
         self.decoder: Decoder = self.backbone.decoder()
+        self.files = RunFolder(folder, self.config.to_dict(), self.opening_latents)
 
-    def _read_opening(self, config: RunConfig, notice: Notice) -> Tensor:
-        """Read the latents that the video continues, the same for every row."""
-        path = self.folder / OPENING
-        if path.is_file():
-            return load_file(path, device=config.device)["latents"]
-        pixels = read_opening(config.opening, self.backbone.spec, notice).to(config.device)
-        return self.backbone.encode(pixels).repeat(len(config.seeds), 1, 1, 1, 1)
+    def _read_opening(self, config: RunConfig, fresh: bool) -> Tensor:
+        """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""
+        spec, rows = self.backbone.spec, len(config.seeds)
+        if fresh:
+            pixels = read_opening(config.opening, spec, self.reporter.notice).to(config.device)
+            return self.backbone.encode(pixels).repeat(rows, 1, 1, 1, 1)
+        return load_opening(self.folder, rows, (spec.latent_channels, *spec.latent_size)).to(config.device)
 
-    def finish(self, progress: Progress) -> RunRecord:
+    def finish(self, from_block: int | None = None) -> RunRecord:
         """Generate what is missing, then join the parts."""
-        if not (self.folder / "summary.json").exists():
-            start = self._restore()
-            progress(start, len(self.plan.blocks), 0.0)
-            self._generate(start, progress)
+        total = len(self.plan.blocks)
+        if not self._is_finished(from_block):
+            start = self._restore() if from_block is None else self._rebuild(from_block)
+            self.reporter.progress(start, total, 0.0)
+            self._generate(start)
             self._join()
         shutil.rmtree(self.folder / "work", ignore_errors=True)
-        blocks = self.plan.blocks
-        videos = tuple(self.folder / name for name in self._video_names())
-        pictures = self.backbone.spec.num_pictures(blocks[-1].end_frame)
-        return RunRecord(self.folder, videos, len(blocks), pictures)
+        pictures = self.backbone.spec.num_pictures(self.plan.blocks[-1].end_frame)
+        return RunRecord(self.folder, tuple(self.files.videos), total, pictures)
 
-    def _generate(self, start: int, progress: Progress) -> None:
-        (self.folder / "work").mkdir(exist_ok=True)
-        total = len(self.plan.blocks)
-        recent = range(max(0, start - reach(self.backbone.spec)), start)
-        blocks = rollout(
+    def _rollout(self, resume: Resume) -> Rollout:
+        return rollout(
             self.backbone,
             self.policy,
             self.plan,
             seeds=self.config.seeds,
             decoder=self.decoder,
-            resume=Resume(
-                block=start,
-                opening_latents=self.opening_latents,
-                recent_latents=[self._load(block) for block in recent],
-                first_latent=self._load(0)[:, :1] if start else None,
-            ),
-            recorder=self._record,
+            resume=replace(resume, opening_latents=self.opening_latents),
             aside=at_once if self.config.eager else choose_aside(self.config.device),
         )
+
+    def _generate(self, start: int) -> None:
+        (self.folder / "work").mkdir(exist_ok=True)
+        total = len(self.plan.blocks)
+        recent = [self._load(block) for block in self._recent(start)]
+        first = self._load(0)[:, :1] if start else None
         started = began = rested = time.perf_counter()
         pictures = 0
-        for made in blocks:
-            done = made.block.index + 1
+        for made in self._rollout(Resume(block=start, recent_latents=recent, first_latent=first)):
+            index, done = made.block.index, made.block.index + 1
+            trace = self._record(made)
             seconds = time.perf_counter() - began
-            append_line(self.folder / "timing.jsonl", {"block": made.block.index, "seconds": seconds})
+            timing = append_line(self.folder / "timing.jsonl", {"block": index, "seconds": seconds})
+            self.files.add(index, trace, timing)
             due = done % self.config.checkpoint_every == 0 and time.perf_counter() >= rested
             if due or done == total:
                 rested = self._checkpoint(done)
             began = time.perf_counter()
             pictures += made.pixels.shape[1]
-            progress(done, total, pictures / (began - started))
+            self.reporter.progress(done, total, pictures / (began - started))
 
-    def _record(self, made: GeneratedBlock) -> None:
-        """Write the pictures, latents and trace of a finished block."""
+    def _record(self, made: GeneratedBlock) -> bytes:
+        """Write the pictures, latents and trace of a finished block; returns its line of the trace."""
         index = made.block.index
         if not bool(torch.isfinite(made.latents).all()):
             remedy = "try --dtype float32 or other memory settings"
             raise refuse("latents", f"block {index}", "holds NaN or infinity", remedy)
         spec = self.backbone.spec
-        for row, pixels in enumerate(made.pixels):
-            with ClipWriter(self._part(row, index), spec.picture_size, spec.pictures_per_second) as clip:
+        latents, *clips = self.files.parts(index)
+        for path, pixels in zip(clips, made.pixels, strict=True):
+            with ClipWriter(path, spec.picture_size, spec.pictures_per_second) as clip:
                 clip.write(pixels)
-        latents = made.latents.detach().cpu().contiguous()
-        write_whole(self._latents(index), save({"latents": latents}))
+        write_whole(latents, save({"latents": made.latents.detach().cpu().contiguous()}))
         line = BlockTrace.of(made, offered=self.config.trace_offered)
-        append_line(self.folder / "trace.jsonl", line.to_json())
+        return append_line(self.folder / "trace.jsonl", line.to_json())
 
     def _checkpoint(self, done: int) -> float:
         """Write the state; returns the time from which the next may be written.
@@ -274,78 +292,100 @@ class _Run:
         Large states take a tenth of the time at most.
         """
         began = time.perf_counter()
-        state: State = {"next_block": torch.tensor(done), "config": self._fingerprint()}
+        state: State = {"next_block": torch.tensor(done)}
         state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
         state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
-        plain = {name: value.cpu().contiguous() for name, value in state.items()}
-        write_whole(self.folder / "state.safetensors", save(plain))
+        self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
         ended = time.perf_counter()
         took = ended - began
         return ended + (9 * took if took > LONG_WRITE_S else 0.0)
 
     def _restore(self) -> int:
-        """Load the last state; drop what was written after it. Returns the next block."""
+        """Load the last state, check all before it and drop what came after it. Returns the next block."""
         remove_strays(self.folder)
-        path, start = self.folder / "state.safetensors", 0
+        path, start = self.folder / STATE, 0
         if path.exists():
-            try:
-                state = load_file(path, device=self.config.device)
-                start = int(state["next_block"])
-                same = torch.equal(state["config"].cpu(), self._fingerprint())
-                for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
-                    own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-                    part.load_state(own)
-            except (SafetensorError, KeyError) as error:
-                raise refuse(
-                    "state", str(path), f"cannot be read ({error})", "start the run again"
-                ) from error
-            if not same:
-                limit = "was written under other settings than run.json's"
-                raise refuse("state", str(path), limit, "put run.json back or start the run again")
-        self._check_parts(start)
-        for name in ("trace.jsonl", "timing.jsonl"):
-            lines = read_lines(self.folder / name)[:start]
-            if [line.get("block") for line in lines] != list(range(start)):
-                limit = f"does not list the {start} blocks generated so far"
-                raise refuse("file", str(self.folder / name), limit, "put it back or start the run again")
-            write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            start = self._load_state(path)
+            self._check(start, {0, *self._recent(start)})
+        elif len(self.files.read()) > self.config.checkpoint_every:
+            raise self._damaged(path, "is missing")
+        else:
+            self.files.begin(0)
+        self.files.cut(start)
         return start
 
-    def _check_parts(self, start: int) -> None:
-        """Check, before hours of work, that everything is there that the end will join."""
-        for block in range(start):
-            try:
-                load_file(self._latents(block))
-            except (OSError, SafetensorError) as error:
-                remedy = "put it back or start the run again"
-                raise refuse("file", str(self._latents(block)), "is missing or damaged", remedy) from error
-            for row in range(len(self.config.seeds)):
-                open_clip(self._part(row, block))
+    def _load_state(self, path: Path) -> int:
+        """Load the state into memory and decoder; returns its next block."""
+        try:
+            start, state = self.files.read_state()
+            for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
+                own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+                part.load_state({name: value.to(self.config.device) for name, value in own.items()})
+        # Each memory reads its own state, and one that was changed on purpose may fail in any way.
+        except Exception as error:
+            raise self._damaged(path, f"is damaged ({error or type(error).__name__})") from error
+        return start
 
-    def _fingerprint(self) -> Tensor:
-        """Compute a digest of the config, by which a state knows the run it belongs to."""
-        digest = hashlib.sha256(json.dumps(self.config.to_dict(), sort_keys=True).encode()).digest()
-        return torch.tensor(list(digest), dtype=torch.uint8)
+    def _rebuild(self, block: int) -> int:
+        """Make memory and decoder again as they were before a block, from the latents of all before it."""
+        remove_strays(self.folder)
+        most = len(self.files.read())
+        if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block <= most:
+            raise refuse(
+                "--from-block", block, f"must be 0 to {most}, the blocks there are", "0 starts again"
+            )
+        self._check(block, range(block))
+        self.reporter.notice(f"making the memory again from {block} blocks")
+        for _ in islice(self._rollout(Resume(latents_of=lambda earlier: self._load(earlier.index))), block):
+            pass
+        self.files.begin(block)
+        # Before anything is dropped: a run that is stopped in between can still be resumed.
+        self._checkpoint(block)
+        self.files.cut(block)
+        return block
+
+    def _check(self, blocks: int, hashed: Collection[int]) -> None:
+        """Refuse a file of the first blocks that is not as it was written; see `RunFolder.count_whole`."""
+        whole, bad = self.files.count_whole(blocks, hashed)
+        if bad is not None:
+            raise self._damaged(bad, "is missing or not what the run wrote", whole)
+
+    def _damaged(self, path: Path, what: str, whole: int | None = None) -> RecapError:
+        """Make the error about a file that a resumed run cannot use, with the number of blocks that are whole."""
+        if whole is None:
+            most = len(self.files.read())
+            whole, _ = self.files.count_whole(most, range(most))
+        limit = f"{what}, and the first {whole} blocks are whole"
+        return refuse("file", str(path), limit, f"put it back, or continue with --from-block {whole}")
 
     def _join(self) -> None:
         blocks = range(len(self.plan.blocks))
-        for row, name in enumerate(self._video_names()):
-            join_clips([self._part(row, index) for index in blocks], self.folder / name)
-        latents = [load_file(self._latents(index))["latents"] for index in blocks]
-        write_whole(self.folder / "latents.safetensors", save({"latents": torch.cat(latents, dim=1)}))
+        self._check(len(blocks), blocks)
+        for row, video in enumerate(self.files.videos):
+            join_clips([self.files.parts(index)[1 + row] for index in blocks], video)
+        latents = [load_file(self.files.parts(index)[0])["latents"] for index in blocks]
+        write_whole(self.folder / LATENTS, save({"latents": torch.cat(latents, dim=1)}))
         seconds = sum(read_seconds(self.folder / "timing.jsonl"))
-        summary = {"blocks": len(blocks), "seconds": seconds, "videos": self._video_names()}
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2).encode())
+        self.files.write_summary(len(blocks), seconds)
 
-    def _video_names(self) -> list[str]:
-        rows = len(self.config.seeds)
-        return ["video.mp4"] if rows == 1 else [f"video-{row}.mp4" for row in range(rows)]
+    def _is_finished(self, from_block: int | None) -> bool:
+        """Tell whether the run has ended: its summary alone proves nothing, the files it names must be there."""
+        if not (self.folder / SUMMARY).is_file():
+            return False
+        bad = self.files.first_changed()
+        if bad is None and from_block is None:
+            return True
+        if (self.folder / "work").is_dir():
+            return False
+        again = f"generate the run again with --from {self.folder / 'run.json'}"
+        if bad is None:
+            raise refuse("--from-block", from_block, "the run is finished and its parts are gone", again)
+        limit = "is missing or not what the finished run wrote"
+        raise refuse("file", str(bad), limit, f"put it back, or {again}")
 
-    def _part(self, row: int, block: int) -> Path:
-        return self.folder / "work" / f"row{row}-{block:06d}.mp4"
+    def _recent(self, start: int) -> range:
+        """The blocks before `start` that the next block may need."""
+        return range(max(0, start - reach(self.backbone.spec)), start)
 
     def _load(self, block: int) -> Tensor:
-        return load_file(self._latents(block), device=self.config.device)["latents"]
-
-    def _latents(self, block: int) -> Path:
-        return self.folder / "work" / f"{block:06d}.safetensors"
+        return load_file(self.files.parts(block)[0], device=self.config.device)["latents"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ class BlockTrace:
     def of(cls, made: GeneratedBlock, *, offered: bool = False, video: int | None = None) -> BlockTrace:
         """The trace of a finished block; reading its tensors is where the device is waited for."""
         memory = made.memory
+        if memory.offered is not None and not bool(memory.offered.score.isfinite().all()):
+            limit = f"block {made.block.index} holds NaN or infinity, mostly from the flow"
+            raise refuse("scores", None, limit, "try --flow classical, --dtype float32 or another admission")
         return cls(
             block=made.block.index,
             first_frame=made.block.first_frame,
@@ -211,11 +215,6 @@ def banks_of(candidates: Candidates) -> list[Bank]:
     ]
 
 
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
     if not path.exists():
@@ -223,7 +222,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise refuse("file", str(path), f"is not lines of JSON ({error})", "put it back") from error
     if not all(isinstance(line, dict) for line in lines):
         raise refuse("file", str(path), "has lines that are not objects", "put it back")
@@ -241,8 +240,12 @@ def read_trace(path: Path) -> list[BlockTrace]:
 
 
 def read_seconds(path: Path) -> list[float]:
-    """The seconds each block took, from the file of times."""
-    return [float(line["seconds"]) for line in read_lines(path)]
+    """Read how many seconds each block took, from the file of times."""
+    seconds = [line.get("seconds") for line in read_lines(path)]
+    for block, value in enumerate(seconds):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise refuse("seconds", value, f"block {block} of {path} has no usable time", "put the file back")
+    return [float(value) for value in seconds if value is not None]
 
 
 def _older_count(starts: Sequence[int]) -> int:

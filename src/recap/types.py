@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Role(StrEnum):
-    """Why a segment of keys is in the window."""
+    """Says why a segment of keys is in the window."""
 
     SINK = "sink"
     BANK = "bank"
@@ -33,7 +33,7 @@ NO_TOKEN = -1e4
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Keys and values a query may attend to: the one thing attention understands."""
+    """Carries keys and values that a query may attend to: the one thing attention understands."""
 
     role: Role
     keys: Tensor  # B N H D, never rotated in storage
@@ -48,7 +48,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one layer made of a finished block in the clean pass; nothing in it is rotated."""
+    """Carries what one layer made of a finished block in the clean pass; nothing in it is rotated."""
 
     queries: Tensor  # B N H D
     keys: Tensor  # B N H D
@@ -58,7 +58,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class BackboneSpec:
-    """Every size of a backbone. A size literal anywhere else is a bug."""
+    """Lists every size of a backbone. A size literal anywhere else is a bug."""
 
     name: str
     layers: int
@@ -73,9 +73,7 @@ class BackboneSpec:
     pictures_per_frame: int  # of every frame but the first, which is one picture
     pictures_per_second: int
     phases: Literal["window", "absolute"] = "window"
-    carries_history: bool = (
-        False  # sink and prior are part of the model's own sequence, read again every step
-    )
+    carries_history: bool = False  # sink and prior are in the model's own sequence, read again every step
     decodes_alone: bool = False  # a block's pictures depend on it only; its first frame is one picture
 
     @property
@@ -91,26 +89,26 @@ class BackboneSpec:
         return self.grid[0] * self.token_pixels, self.grid[1] * self.token_pixels
 
     def num_pictures(self, frames: int) -> int:
-        """Pictures that the first `frames` frames of a video decode to."""
+        """Return the number of pictures that the first `frames` frames of a video decode to."""
         streams, rest = divmod(frames, self.frames_per_block) if self.decodes_alone else (0, frames)
         whole = streams * (1 + (self.frames_per_block - 1) * self.pictures_per_frame)
         return whole if rest == 0 else whole + 1 + (rest - 1) * self.pictures_per_frame
 
     def num_frames(self, pictures: int) -> int:
-        """Frames that lie whole in the first `pictures` pictures of a video; undoes `num_pictures`."""
+        """Return how many frames lie whole in the first `pictures` pictures of a video; undoes `num_pictures`."""
         block = self.num_pictures(self.frames_per_block)
         streams, rest = divmod(pictures, block) if self.decodes_alone else (0, pictures)
         whole = streams * self.frames_per_block
         return whole if rest == 0 else whole + 1 + (rest - 1) // self.pictures_per_frame
 
     def first_pictures(self, first_frame: int, num_frames: int) -> tuple[int, ...]:
-        """Index in the video of the first picture of each of these frames."""
+        """Return the index in the video of the first picture of each of these frames."""
         return tuple(self.num_pictures(frame) for frame in range(first_frame, first_frame + num_frames))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of a plan: which frames, under which prompts, and what happens to the prior first."""
+    """Describes one block of a plan: its frames, its prompts, and what happens to the prior first."""
 
     index: int
     first_frame: int
@@ -125,19 +123,15 @@ class Block:
 
 
 def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Positions 1 N 3 of whole frames at the given temporal phases, row-major as the tokens are."""
+    """Return positions 1 N 3 of whole frames at the given temporal phases, row-major as the tokens are."""
     rows, columns = grid
-    axes = torch.meshgrid(
-        phases.to(torch.float64),
-        torch.arange(rows, dtype=torch.float64, device=phases.device),
-        torch.arange(columns, dtype=torch.float64, device=phases.device),
-        indexing="ij",
-    )
+    sides = (torch.arange(side, dtype=torch.float64, device=phases.device) for side in (rows, columns))
+    axes = torch.meshgrid(phases.to(torch.float64), *sides, indexing="ij")
     return torch.stack(axes, dim=-1).reshape(1, -1, 3)
 
 
 def seeded(seed: int, index: int) -> torch.Generator:
-    """A generator for (seed, index) on the CPU, so that every device gets the same numbers.
+    """Return a generator for (seed, index) on the CPU, so that every device gets the same numbers.
 
     Neighbouring seeds and indices give unrelated streams.
     """
@@ -147,7 +141,7 @@ def seeded(seed: int, index: int) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Latents generated before a block, for a backbone that reads them again; B F C rows columns each."""
+    """Carries latents generated before a block, for a backbone that reads them again; B F C rows columns each."""
 
     opening: Tensor | None = None  # the video's first frame
     recent: Tensor | None = None  # the newest frames since the last cut, as many as the window reaches
@@ -155,7 +149,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens offered to the bank, or in it, with the score they were frozen at."""
+    """Lists tokens offered to the bank, or in it, with their frozen scores."""
 
     source: Tensor  # B N 3, int64: (frame, row, column) the token came from
     score: Tensor  # B N, float32
@@ -167,24 +161,21 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """What a policy did with one block. Tensors stay on their device until somebody writes them down."""
+    """Records what a policy did with one block. Tensors stay on their device until somebody writes them down."""
 
     tokens: dict[Role, int]  # keys every query of the block could see, by role
     admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry
     evicted: Candidates | None = None  # likewise of what left it
     fired: Tensor | None = None  # B F: tokens with a positive score, per frame of the block
     offered: Candidates | None = None  # whole frames: all that the bank could choose from, taken or not
-    edge_share: Tensor | None = (
-        None  # B: of the bank's tokens that were new, those at the left or right border
-    )
-    notes: dict[str, bool | int | str] = field(
-        default_factory=dict
-    )  # anything else worth a line of the trace
+    edge_share: Tensor | None = None  # B: share of the bank's new tokens at the left or right border
+    # Anything else worth a line of the trace.
+    notes: dict[str, bool | int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a reader should know about a memory before choosing it by name; see `recap list memories`."""
+    """Tells a reader what to know about a memory before choosing it by name; see `recap list memories`."""
 
     keeps: str
     extra_memory: str  # beyond the keys and values it attends to
@@ -195,7 +186,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedBlock:
-    """What the rollout yields: a finished block and its pictures."""
+    """Carries a finished block and its pictures: what the rollout yields."""
 
     block: Block
     latents: Tensor  # B F C rows columns

@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from recap.admission.diversity_dino import DiversityConfig
-from recap.admission.diversity_keys import DiversityKeysConfig
+from recap.admission.diversity import DiversityConfig, DiversityKeysConfig
 from recap.memory.bank import NoveltyBank
 from recap.types import Block
 
@@ -29,8 +28,8 @@ def test_a_rare_look_stays_and_a_common_one_makes_room(spec):
             keys,
             admission.retain,
         )
-    held = bank.keys[1, 0].flatten(1)
-    assert torch.isclose(held, rare.flatten()).all(dim=1).sum() >= 2
+    kept = bank.keys[1, 0].flatten(1)
+    assert torch.isclose(kept, rare.flatten()).all(dim=1).sum() >= 2
 
 
 def test_scores_are_frozen_and_say_how_far_a_token_was(spec):
@@ -42,11 +41,13 @@ def test_scores_are_frozen_and_say_how_far_a_token_was(spec):
         offered = admission.propose(Block(index, 3 * index, 3, ("",)), torch.zeros(1, 1))
         given |= dict(zip(map(tuple, offered.source[0].tolist()), offered.score[0].tolist(), strict=True))
         bank.admit(offered, keys, keys, admission.retain)
-        for source, score in zip(bank.held.source[0].tolist(), bank.held.score[0].tolist(), strict=True):
+        for source, score in zip(
+            bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True
+        ):
             assert given[tuple(source)] == score >= 0
     # The descriptors it keeps are those of the bank, wherever the bank put them.
     assert set(admission.state()["place"][0].tolist()) == {
-        (f << 40) + (r << 20) + c for f, r, c in bank.held.source[0].tolist()
+        (f << 40) + (r << 20) + c for f, r, c in bank.entries.source[0].tolist()
     }
 
 

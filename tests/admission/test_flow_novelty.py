@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.scenes import half, make_scene, render
 from benchmarks.scenes.scene import make_actor, make_scene_of
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.flow.exact import ExactFlow
 from recap.memory.bank import NoveltyBank
 from recap.types import Block, Candidates
@@ -209,7 +209,7 @@ def test_what_comes_back_fires_again(name):
 def stills(*changes, size=(32, 48), each=12):
     """Pictures T 3 Y X of resting shots, one grey after the other, and the pair of pictures at each change.
 
-    `changes` are (grey, mask): what a shot shows where the mask is True; elsewhere it goes on with the last.
+    `changes` are (grey, mask): what a shot shows where the mask is True; elsewhere it continues with the last.
     """
     shown, pictures = torch.zeros(3, *size), []
     for grey, mask in changes:
@@ -286,15 +286,15 @@ def fill_bank(scores, capacity):
     """Sources of positive score that a bank of the clip's scores, F rows columns, holds after every block."""
     frames, rows, columns = scores.shape
     bank = NoveltyBank(capacity, 1)
-    held = []
+    kept = []
     for first in range(0, frames, 3):
         axes = (torch.arange(first, first + 3), torch.arange(rows), torch.arange(columns))
         offered = Candidates(torch.cartesian_prod(*axes)[None], scores[first : first + 3].reshape(1, -1))
         keys = torch.zeros(1, 1, offered.count, 1, 1)
         bank.admit(offered, keys, keys, retain_top)
-        pairs = zip(bank.held.source[0].tolist(), bank.held.score[0].tolist(), strict=True)
-        held.append({tuple(source) for source, score in pairs if score > 0})
-    return held
+        pairs = zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True)
+        kept.append({tuple(source) for source, score in pairs if score > 0})
+    return kept
 
 
 def test_ten_times_the_motion_leaves_the_bank_as_it_was():

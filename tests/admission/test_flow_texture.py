@@ -7,9 +7,16 @@ import torch
 
 from benchmarks.scenes import half, make_scene, render
 from benchmarks.texture import CALM, SPEC, agreement, watch
-from recap.admission.fleeting import colour_slots, count_colours, familiar_colours, settled, vanishing
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
-from recap.admission.flow_texture import FlowTexture, FlowTextureConfig
+from recap.admission.flow_texture import (
+    FlowTexture,
+    FlowTextureConfig,
+    colour_slots,
+    count_colours,
+    familiar_colours,
+    settled,
+    vanishing,
+)
 from recap.contracts import Flow
 from recap.flow.classical import ClassicalFlow
 from recap.flow.exact import ExactFlow

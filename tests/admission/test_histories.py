@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from recap.admission.random import RandomHistoryConfig
-from recap.admission.recent import RecentHistoryConfig
+from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
 from recap.memory.bank import NoveltyBank
 from recap.memory.recap import RecapConfig
 from recap.types import Block, Tokens, frame_positions
@@ -20,7 +19,7 @@ def keep(admission, spec, capacity, num_blocks, rows=1):
         offered = admission.propose(Block(index, 3 * index, 3, ("",) * rows), torch.zeros(rows, 1))
         keys = torch.zeros(spec.layers, rows, offered.count, spec.heads, spec.head_dim)
         bank.admit(offered, keys, keys, admission.retain)
-    return bank.held
+    return bank.entries
 
 
 def test_every_past_token_is_equally_likely(spec):
@@ -54,7 +53,7 @@ def run_recap(spec, capacity_frames, num_blocks, sink_frames=1, cut_before=None)
     """The frames whose tokens the bank holds after every block; every key is its token's number."""
     config = RecapConfig(sink_frames=sink_frames, capacity_frames=capacity_frames)
     policy = config.build(spec, lambda: RecentHistoryConfig().build(spec, None))
-    held = []
+    kept = []
     for index in range(num_blocks):
         block = Block(index, 3 * index, 3, ("",))
         if index == cut_before:
@@ -66,13 +65,13 @@ def run_recap(spec, capacity_frames, num_blocks, sink_frames=1, cut_before=None)
             policy.write(layer, Tokens(keys, keys, keys, frame_positions(torch.arange(3), spec.grid)))
         policy.commit(block, torch.zeros(1, 1))
         if not policy.bank.count:
-            held.append(set())
+            kept.append(set())
             continue
-        frame, row, column = policy.bank.held.source[0].unbind(-1)
+        frame, row, column = policy.bank.entries.source[0].unbind(-1)
         mine = (frame * spec.grid[0] + row) * spec.grid[1] + column
         assert torch.equal(policy.bank.keys[0, 0, :, 0, 0], mine.float())  # the very keys of those tokens
-        held.append(set(frame.tolist()))
-    return held
+        kept.append(set(frame.tolist()))
+    return kept
 
 
 # Window 6 with a sink of 1 has a prior of 2: after block b (frames 3b to 3b+2) frames up to 3b have left.
@@ -91,5 +90,5 @@ def test_recent_holds_the_last_tokens_that_left_the_window(spec, window, sink, c
 
 
 def test_what_a_cut_drops_is_not_offered(spec):
-    """Frames 4 and 5 fall to the cut before block 2; the bank goes on with frame 6."""
+    """Frames 4 and 5 fall to the cut before block 2; the bank continues with frame 6."""
     assert run_recap(spec, 2, 4, cut_before=2)[1:] == [{2, 3}, {3, 6}, {8, 9}]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recap.admission.kmeans import nearest_to_centres, refine_centres, spread_centres
+from recap.admission.diversity import nearest_to_centres, refine_centres, spread_centres
 
 
 def unit(*shape):
@@ -18,8 +18,8 @@ def generator(seed=0):
 
 
 def cluster(points, k, seed):
-    draws = generator(seed)
-    return refine_centres(points, spread_centres(points, k, draws), draws, num_steps=8, batch_points=64)
+    random = generator(seed)
+    return refine_centres(points, spread_centres(points, k, random), random, num_steps=8, batch_points=64)
 
 
 def test_the_same_seed_gives_the_same_centres_bit_for_bit():

@@ -209,7 +209,7 @@ def test_recap_changes_all_but_the_first_block(kind):
     assert second.tokens == {"sink": 6, "prior": 12, "current": 18, "bank": 6}
     assert sum(share for (share,) in third.shares.values()) == pytest.approx(1, abs=1e-5)
     assert len(first.admitted[0]) == 6
-    assert len({tuple(place) for row in attached.memory.bank.held.source for place in row.tolist()}) == 6
+    assert len({tuple(place) for row in attached.memory.bank.entries.source for place in row.tolist()}) == 6
 
 
 def test_reinforcement_moves_attention_to_the_sink():

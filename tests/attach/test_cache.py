@@ -13,8 +13,7 @@ from upstream_ll1 import look_up
 from upstream_sf import CausalWanSelfAttention, store
 
 from recap.attach.cache import plan_write, write_later, write_now
-from recap.attach.checkout import find_checkout
-from recap.attach.kernels import CheckoutKernels
+from recap.attach.checkout import CheckoutKernels, find_checkout
 from recap.types import frame_positions
 
 SIZES = [(6, 0), (6, 1), (7, 1), (9, 5), (12, 3), (12, 5)]

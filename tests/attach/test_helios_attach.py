@@ -72,7 +72,7 @@ def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
 def test_our_loop_and_theirs_draw_the_same_with_a_memory():
     """Two roads to one model: the pipeline with a memory attached, and the backbone with the pipeline's noise."""
     from helios_fakes import make_backbone
-    from test_helios_backbone import draw
+    from test_helios_backbone import generate_chunks
 
     from recap.config import RunConfig
     from recap.run import build_memory
@@ -86,7 +86,7 @@ def test_our_loop_and_theirs_draw_the_same_with_a_memory():
             settings = {"shots": [{"prompt": "", "seconds": 1}], "memory": "recap", "flow": "classical"}
             return build_memory(RunConfig.from_dict(settings), spec, lambda line: None)
 
-    ours, _, _ = draw(backbone, "distilled", Named())
+    ours, _, _ = generate_chunks(backbone, "distilled", Named())
     assert torch.equal(theirs, ours)
 
 

@@ -59,7 +59,7 @@ def test_fused_equals_reference(device, dtype, tolerance, by_role, lengths, batc
     assert relative_error(fused.output, exact.output) < tolerance
     for role, share in fused.shares.items():
         torch.testing.assert_close(share.double(), exact.shares[role], rtol=0, atol=tolerance)
-    # Told are all roles, or those that have a kernel of their own.
+    # Reported are all roles, or those that have a kernel of their own.
     filled = {role for role, length in zip(ROLES, lengths, strict=True) if length}
     others = filled - {Role.SINK} if math.log(factor) else filled
     assert set(fused.shares) == (filled if by_role or len(others) == 1 else filled - others)

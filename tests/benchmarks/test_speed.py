@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recap.fast.parts import SpeedSettings, make_parts
-from recap.fast.speed import main, measure, run
+from benchmarks.speed import main
+from recap.fast.speed import SpeedSettings, make_parts, measure, run
 from recap.fast.stopwatch import Stopwatch
 
 SMALL = SpeedSettings("untrained", "recap", "full", "cpu", "float32", 8)
@@ -43,7 +43,7 @@ def test_a_method_that_fails_is_put_back() -> None:
             raise RuntimeError
 
     owner = Fails()
-    with pytest.raises(RuntimeError), Stopwatch(cuda=False).listening([(owner, "verb", "verb")]):
+    with pytest.raises(RuntimeError), Stopwatch(cuda=False).listening([(owner, "verb")]):
         owner.verb()
     assert not vars(owner)
 

@@ -14,7 +14,7 @@ from recap.cli import main as cli
 
 @pytest.fixture
 def recap(monkeypatch, capsys, tmp_path):
-    """Run a command in this process and in an empty folder; returns exit code, output and what it said."""
+    """Run a command in this process and in an empty folder; returns exit code, output and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECAP_HOME", str(tmp_path / "home"))
 
@@ -35,9 +35,9 @@ def checkpoint(tmp_path) -> Path:
 
 
 def test_a_checkpoint_is_converted_with_a_bar(recap, checkpoint, tmp_path):
-    code, out, said = recap("convert", checkpoint, "out", "--ema", "--dtype", "float16")
+    code, out, printed = recap("convert", checkpoint, "out", "--ema", "--dtype", "float16")
     assert code == 0 and out.split() == ["out/model.safetensors", "out/manifest.json"]
-    assert "converting" in said and "MB" in said
+    assert "converting" in printed and "MB" in printed
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 2 * 434_944
 
 
@@ -54,21 +54,21 @@ def test_a_checkpoint_is_converted_with_a_bar(recap, checkpoint, tmp_path):
 )
 def test_refusals_are_one_line(recap, checkpoint, tmp_path, arguments, words):
     (tmp_path / "text.pt").write_text("words")
-    code, out, said = recap("convert", *arguments)
-    assert code == 2 and out == "" and len(said.splitlines()) == 1
-    assert said.startswith("error: ") and words in said
+    code, out, printed = recap("convert", *arguments)
+    assert code == 2 and out == "" and len(printed.splitlines()) == 1
+    assert printed.startswith("error: ") and words in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "text.pt"]
 
 
 @pytest.mark.parametrize("name", ["raft-small", "self-forcing", "infinite-forcing", "longlive"])
 def test_a_dry_run_prints_licence_and_place(recap, tmp_path, monkeypatch, name):
     monkeypatch.setattr("recap.backbones.wan.published.check_room", lambda *_: None)
-    code, out, said = recap("weights", name, "--dry-run")
-    assert code == 0 and out == "" and said.startswith("licence: ")
-    assert "to fetch, to " + str(tmp_path / "home") in said
+    code, out, printed = recap("weights", name, "--dry-run")
+    assert code == 0 and out == "" and printed.startswith("licence: ")
+    assert "to fetch, to " + str(tmp_path / "home") in printed
     assert not (tmp_path / "home").exists()
 
 
 def test_unknown_weights_are_refused(recap):
-    code, _, said = recap("weights", "longlife")
-    assert code == 2 and "did you mean 'longlive'" in said and "raft-small" in said
+    code, _, printed = recap("weights", "longlife")
+    assert code == 2 and "did you mean 'longlive'" in printed and "raft-small" in printed

@@ -29,13 +29,13 @@ def times(name: str) -> bytes:
     return Path("demo/comparison", name, "timing.jsonl").read_bytes()
 
 
-def test_the_demo_goes_on_where_it_was_stopped_and_begins_anew_where_it_was_finished(
+def test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_finished(
     short, capsys, monkeypatch
 ):
     demo.demo()
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     page, figure = Path("demo/comparison/index.html"), Path("demo/figure.png")
-    assert said.out.rstrip().endswith(f"Look at {page}") and "demo" not in said.err.replace("demo/", "")
+    assert printed.out.rstrip().endswith(f"Look at {page}") and "demo" not in printed.err.replace("demo/", "")
     assert page.stat().st_size > 20_000 and figure.read_bytes().startswith(b"\x89PNG")
     assert '<video src="data:video/mp4;base64,' in page.read_text() and "the bus" in page.read_text()
 
@@ -57,7 +57,7 @@ def test_the_demo_goes_on_where_it_was_stopped_and_begins_anew_where_it_was_fini
     assert "another script" in capsys.readouterr().err and page.is_file()
 
 
-def test_the_script_is_a_minute_in_one_take_that_the_backbone_can_draw():
+def test_the_script_is_a_minute_in_one_take_that_the_backbone_can_show():
     casts = [set(parse_prompt(shot.prompt).actors) for shot in demo.SHOTS]
     assert sum(shot.seconds for shot in demo.SHOTS) == 60 and not any(shot.cut for shot in demo.SHOTS)
     first, both, second, again = casts

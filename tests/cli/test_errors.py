@@ -18,7 +18,7 @@ from recap.cli import main as cli
 from recap.io.video import ClipWriter
 
 BOAT = "a boat on the sea"
-UNTRAINED = ("--backbone", "untrained")  # draws in milliseconds
+UNTRAINED = ("--backbone", "untrained")  # generates in milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def clip(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def recap(monkeypatch, capsys, tmp_path):
-    """Run a command in this process and in an empty folder; returns exit code and what it said."""
+    """Run a command in this process and in an empty folder; returns exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -45,12 +45,12 @@ def recap(monkeypatch, capsys, tmp_path):
 
 
 def refused(outcome, *words):
-    code, said = outcome
-    assert code == 2, said
+    code, printed = outcome
+    assert code == 2, printed
     # Before the one line there may be the progress of work that went wrong half-way, and the notice about flow.
     usual = ("flow: ", "generating: ", "showing: ", "noticing: ")
-    lines = [line for line in said.splitlines() if not line.startswith(usual)]
-    assert len(lines) == 1 and lines[0].startswith("error: "), said
+    lines = [line for line in printed.splitlines() if not line.startswith(usual)]
+    assert len(lines) == 1 and lines[0].startswith("error: "), printed
     for word in words:
         assert str(word) in lines[0], lines[0]
 
@@ -99,8 +99,8 @@ def made_clip(path, kind, clip):
     ],
 )
 def test_inspect_refuses_what_is_no_clip_and_keeps_the_old_result(recap, tmp_path, clip, kind, word):
-    code, said = recap("inspect", clip, "--out", "result", "--flow", "classical")
-    assert code == 0, said
+    code, printed = recap("inspect", clip, "--out", "result", "--flow", "classical")
+    assert code == 0, printed
     before = files_below(tmp_path / "result")
     bad = made_clip(tmp_path / "bad.mp4", kind, clip)
     refused(recap("inspect", bad, "--out", "result", "--flow", "classical"), word)
@@ -124,8 +124,8 @@ def test_inspect_refuses_odd_sizes_and_says_how_to_rescale(recap, tmp_path):
         for packet in stream.encode(None):
             container.mux(packet)
     refused(recap("inspect", path, "--flow", "classical"), "97x65", "--size")
-    code, said = recap("inspect", path, "--flow", "classical", "--size", "96x64")
-    assert code == 0, said
+    code, printed = recap("inspect", path, "--flow", "classical", "--size", "96x64")
+    assert code == 0, printed
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_inspect_refuses_a_dot_in_set_and_takes_odd_names(recap, tmp_path, clip)
     refused(recap("inspect", clip, "--set", "a.b=1"), "--set", "a.b=1")
     name = tmp_path / "take:1 \u00fc\udcff.mp4"
     name.write_bytes(clip.read_bytes())
-    code, said = recap("inspect", name.name, "--out", "result", "--flow", "classical")
-    assert code == 0, said
+    code, printed = recap("inspect", name.name, "--out", "result", "--flow", "classical")
+    assert code == 0, printed
 
 
 def test_inspect_does_not_swallow_its_own_input(recap, tmp_path, clip):
@@ -248,20 +248,20 @@ def test_generate_refuses_bad_scripts(recap, tmp_path, text, word):
     assert [p.name for p in tmp_path.iterdir()] == ["script.json"]
 
 
-def test_generate_draws_with_the_embedded_backbone_unless_told_otherwise(recap, tmp_path):
-    code, said = recap("generate", BOAT, "--seconds", "0.5", "--memory", "none", "--out", "run")
-    assert code == 0, said
+def test_generate_uses_the_embedded_backbone_by_default(recap, tmp_path):
+    code, printed = recap("generate", BOAT, "--seconds", "0.5", "--memory", "none", "--out", "run")
+    assert code == 0, printed
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["backbone"] == {
         "name": "embedded"
     }
     assert (tmp_path / "run" / "video.mp4").is_file()
 
 
-def test_generate_tells_what_it_draws_instead(recap, tmp_path):
+def test_generate_reports_what_it_shows_instead(recap, tmp_path):
     text = "a cute red lion runs happily"
-    code, said = recap("generate", text, "--seconds", "0.5", "--memory", "none", "--out", "run")
-    assert code == 0, said
-    notices = [line for line in said.splitlines() if line.startswith("prompt: ")]
+    code, printed = recap("generate", text, "--seconds", "0.5", "--memory", "none", "--out", "run")
+    assert code == 0, printed
+    notices = [line for line in printed.splitlines() if line.startswith("prompt: ")]
     assert len(notices) == 4
     for line, words in zip(
         notices, ("'cute', 'runs', 'happily'", "colours", "a cat is shown", "on a beach"), strict=True
@@ -271,8 +271,10 @@ def test_generate_tells_what_it_draws_instead(recap, tmp_path):
 
 
 def test_generate_does_not_touch_a_folder_that_holds_something(recap, tmp_path):
-    code, said = recap("generate", BOAT, "--seconds", "1", "--out", "run", *UNTRAINED, "--flow", "classical")
-    assert code == 0, said
+    code, printed = recap(
+        "generate", BOAT, "--seconds", "1", "--out", "run", *UNTRAINED, "--flow", "classical"
+    )
+    assert code == 0, printed
     before = files_below(tmp_path / "run")
     refused(recap("generate", BOAT, "--seconds", "1", "--out", "run"), "run", "--resume")
     assert files_below(tmp_path / "run") == before
@@ -301,11 +303,11 @@ def test_a_run_repeats_exactly_from_its_own_record(recap, tmp_path):
 def test_a_run_repeats_with_another_device_or_setting(recap, tmp_path):
     assert recap("generate", BOAT, "--seconds", "1", "--memory", "sink", *UNTRAINED, "--out", "one")[0] == 0
     record = json.loads((tmp_path / "one" / "run.json").read_text())
-    record["config"]["device"] = "cuda"  # as if drawn elsewhere
+    record["config"]["device"] = "cuda"  # as if generated elsewhere
     (tmp_path / "cuda.json").write_text(json.dumps(record))
     for number, override in enumerate((("--device", "cpu"), ("--set", "device=cpu"))):
-        code, said = recap("generate", "--from", "cuda.json", *override, "--out", f"again-{number}")
-        assert code == 0, said
+        code, printed = recap("generate", "--from", "cuda.json", *override, "--out", f"again-{number}")
+        assert code == 0, printed
         results = [tmp_path / run / "latents.safetensors" for run in ("one", f"again-{number}")]
         assert results[0].read_bytes() == results[1].read_bytes()
 
@@ -318,7 +320,7 @@ def test_a_damaged_state_is_refused_and_left_alone(recap, tmp_path):
     state = tmp_path / "run" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     before = files_below(tmp_path / "run")
-    refused(recap("generate", "--resume", "run"), "state", "start the run again")
+    refused(recap("generate", "--resume", "run"), "state", "--from-block 0")
     assert files_below(tmp_path / "run") == before
 
 
@@ -379,7 +381,8 @@ def test_a_full_disk_is_one_line_and_leaves_no_result(tmp_path, clip, command):
         ((BOAT, "--set", "memory.capacity_frames=-1"), ("capacity_frames", "-1")),
         ((BOAT, "--set", "memory.sink_frames=9"), ("sink_frames", "9")),
         ((BOAT, "--set", "memory=sink"), ("memory=sink", "--memories")),
-        ((BOAT, "--set", "seeds=[1,2]"), ("seeds", "one")),
+        ((BOAT, "--rows", "0"), ("rows", "0")),
+        ((BOAT, "--from", "run.json"), ("prompt", "leave out")),
         ((BOAT, "--set", "checkpoint_every=0"), ("checkpoint_every", "0")),
         (("--script", "missing.json"), ("missing.json",)),
         (("a dragon on the moon",), ("dragon",)),
@@ -399,10 +402,12 @@ def test_compare_does_not_write_into_a_folder_of_something_else(recap, tmp_path)
 
 def test_compare_gives_a_setting_to_the_memories_that_have_it(recap, tmp_path):
     arguments = ("--seconds", "1", "--memories", "none,sink", "--set", "memory.reinforcement=3", "--out", "c")
-    code, said = recap("compare", BOAT, *UNTRAINED, *arguments)
-    assert code == 0, said
-    drawn = {n: json.loads((tmp_path / "c" / n / "run.json").read_text())["config"] for n in ("none", "sink")}
-    assert drawn["none"]["memory"] == {"name": "none"} and drawn["sink"]["memory"]["reinforcement"] == 3
+    code, printed = recap("compare", BOAT, *UNTRAINED, *arguments)
+    assert code == 0, printed
+    recorded = {
+        n: json.loads((tmp_path / "c" / n / "run.json").read_text())["config"] for n in ("none", "sink")
+    }
+    assert recorded["none"]["memory"] == {"name": "none"} and recorded["sink"]["memory"]["reinforcement"] == 3
 
 
 def test_weights_by_another_name_are_refused(recap):
@@ -414,10 +419,10 @@ def test_list_names_everything(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert not stopped.value.code
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in ("embedded", "untrained", "none", "sink", "recap", "flow", "classical", "raft-small"):
-        assert name in said
-    defaults = [line.split()[3] for line in said.splitlines() if "(default)" in line]
+        assert name in printed
+    defaults = [line.split()[3] for line in printed.splitlines() if "(default)" in line]
     assert defaults == ["embedded", "recap", "flow", "auto"]
 
 
@@ -427,7 +432,7 @@ def test_list_memories_tells_what_each_keeps_and_costs(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert not stopped.value.code
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, tokens in (
         ("recap", "7 frames, 10,920 tokens"),
         ("deep-forcing", "16 / 19 frames, 24,960 / 29,640 tokens"),
@@ -435,7 +440,7 @@ def test_list_memories_tells_what_each_keeps_and_costs(monkeypatch, capsys):
         ("rolling-sink", "21 frames, 32,760 tokens"),
         ("relax-forcing", "7 frames, 10,920 tokens"),
     ):
-        card = said.split(f"\n{name}\n")[1].split("\n\n")[0]
+        card = printed.split(f"\n{name}\n")[1].split("\n\n")[0]
         lines = {line[:16].strip(): line[16:].strip() for line in card.splitlines()[:7]}
         assert lines["attends to"].startswith(tokens)
         assert lines["training-free"] == "yes" and "arXiv" in lines["paper"]
@@ -447,8 +452,8 @@ def test_the_list_has_the_words_of_the_embedded_backbone(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert not stopped.value.code
-    said = capsys.readouterr().out
-    assert "actors: fox, cat" in said and "scenes: beach" in said and "take any prompt" in said
+    printed = capsys.readouterr().out
+    assert "actors: fox, cat" in printed and "scenes: beach" in printed and "take any prompt" in printed
 
 
 def test_a_list_of_something_else_is_refused(recap):
@@ -456,5 +461,5 @@ def test_a_list_of_something_else_is_refused(recap):
 
 
 def test_a_clip_that_is_not_there_is_refused_before_flow_is_looked_for(recap):
-    code, said = recap("inspect", "nope.mp4")
-    assert code == 2 and said.startswith("error: ") and "flow: " not in said, said
+    code, printed = recap("inspect", "nope.mp4")
+    assert code == 2 and printed.startswith("error: ") and "flow: " not in printed, printed

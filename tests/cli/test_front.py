@@ -73,19 +73,23 @@ def test_an_unknown_command_is_answered_with_a_guess(recap):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "named"),
     [
         (("generate", "--secs", "4"), "--secs"),
         (("inspect",), "clip"),
         (("show", "a", "b"), "b"),
         (("generate", "x", "--seconds", "many"), "--seconds"),
-        (("vbench", "see"), "see"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line_like_wrong_values(recap, words, told):
+def test_wrong_words_are_refused_in_one_line_like_wrong_values(recap, words, named):
     code, _, error = recap(*words)
     assert code == 2 and len(error.splitlines()) == 1, error
-    assert error.startswith("error: ") and told in error and "--help" in error
+    assert error.startswith("error: ") and named in error and "--help" in error
+
+
+def test_weights_without_a_name_lists_the_names(recap):
+    code, _, error = recap("weights")
+    assert code == 2 and "raft-small" in error and "longlive" in error and len(error.splitlines()) == 1
 
 
 def test_no_words_show_the_help(recap):
@@ -130,7 +134,18 @@ def test_compare_takes_what_generate_takes():
     options = {
         name: {word for p in COMMANDS[name].params for word in p.opts} for name in ("generate", "compare")
     }
-    assert options["generate"] - options["compare"] == {"--memory", "--rows", "--from", "--resume"}
+    assert options["generate"] - options["compare"] == {"--memory", "--resume", "--from-block"}
+
+
+def test_compare_repeats_a_run_with_other_memories_and_a_batch_has_a_page_per_row(recap, tmp_path):
+    words = ("a red boat", "--seconds", "1", "--seed", "7", "--rows", "2", "--memory", "none", *SMALL)
+    assert recap("generate", *words, "--out", "run")[0] == 0
+    code, out, error = recap("compare", "--from", "run/run.json", "--memories", "none,sink", "--out", "both")
+    assert code == 0, error
+    assert json.loads((tmp_path / "both/sink/run.json").read_text())["config"]["seeds"] == [7, 8]
+    assert out.strip() == "both/index.html" and (tmp_path / "both/row-1.html").is_file()
+    same = [(tmp_path / name / "latents.safetensors").read_bytes() for name in ("run", "both/none")]
+    assert same[0] == same[1]
 
 
 def test_compare_hands_its_options_to_every_run(recap, tmp_path):
@@ -183,11 +198,11 @@ def test_the_videos_of_two_runs_are_inspected_in_two_folders(recap, tmp_path):
 def test_a_log_gets_a_line_every_few_seconds(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    with console.progress_bar("generating", "blocks") as report:
+    with console.progress_bar("generating", "blocks") as reporter:
         for done in range(11):
-            report(done, 10, 2.0 if done else 0.0)
+            reporter.progress(done, 10, 2.0 if done else 0.0)
             clock[0] += 2.0
-        report(10, 10, 2.0)
+        reporter.progress(10, 10, 2.0)
     lines = capsys.readouterr().err.splitlines()
     assert [int(line.split()[1]) for line in lines] == [0, 3, 6, 9, 10]
     assert (
@@ -203,9 +218,9 @@ def test_a_terminal_shows_that_the_model_is_loaded_and_then_a_bar(monkeypatch):
         console.progress_bar("generating", "blocks", "loading the model") as generating,
         console.progress_bar("showing", "pictures") as showing,
     ):
-        for report in (generating, showing):
+        for reporter in (generating, showing):
             for done in range(3):
-                report(done, 2, 4.0)
+                reporter.progress(done, 2, 4.0)
     shown = screen.getvalue()
     assert shown.index("loading the model") < shown.index("generating") < shown.index("showing")
     assert "2/2" in shown and "4.0 pictures/s" in shown
@@ -254,7 +269,7 @@ def test_without_weights_and_opencv_one_sentence_names_both(monkeypatch):
     assert notices == []
 
 
-def test_missing_weights_are_told_before_anything_else(recap):
+def test_missing_weights_are_reported_before_anything_else(recap):
     code, _, error = recap("generate", "a red boat", "--backbone", "self-forcing")
     assert code == 2 and len(error.splitlines()) == 1, error
     assert "recap weights self-forcing" in error

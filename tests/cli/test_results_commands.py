@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from recap.cli.main import app
 from recap.tables.recipes import Ask, find_recipe
+from recap.tables.runner import ResultStore
 from recap.tables.runs import TableRuns
-from recap.tables.store import Store
 
 ASK = Ask(
     backbone="untrained", prompts=1, seeds=2, seconds=4.5, device="cpu", embedder="hsv", flow="classical"
@@ -29,7 +29,7 @@ def reproduce(out, *more):
 def finished(tmp_path):
     """A folder with one finished table, of runs as if generated."""
     score = {"name": "retention_frame_mid", "value": 0.5, "backend": "hsv", "n": 3, "details": {}}
-    store = Store(tmp_path / "results", {"recap": "1", "torch": "2", "hardware": "x", "commit": "y"})
+    store = ResultStore(tmp_path / "results", {"recap": "1", "torch": "2", "hardware": "x", "commit": "y"})
     for key in TableRuns([find_recipe(TABLE)], ASK, {TABLE: {}}).jobs:
         store.add(key, {TABLE: {score["name"]: score}})
     asked = reproduce(tmp_path / "results")

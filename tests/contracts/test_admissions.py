@@ -42,15 +42,15 @@ def build(memory, rule, spec, dino):
     return MEMORIES[memory]().build(spec, lambda: config_of(rule, dino).build(spec, ClassicalFlow()))
 
 
-def draw(backbone, policy, shots, seeds=(0,), start=0, decoder=None):
+def generate(backbone, policy, shots, seeds=(0,), start=0, decoder=None):
     plan = make_plan([shots] * len(seeds), backbone.spec)
     return rollout(backbone, policy, plan, seeds=seeds, resume=Resume(start), decoder=decoder)
 
 
 @pytest.mark.parametrize(("memory", "rule"), PAIRS)
-def test_draws_on_the_embedded_backbone_and_its_trace_is_plain_data(memory, rule, dino, embedded):
+def test_generates_on_the_embedded_backbone_and_its_trace_is_plain_data(memory, rule, dino, embedded):
     policy = build(memory, rule, embedded.spec, dino)
-    for made in draw(embedded, policy, [Shot(PROMPT, 2.25)]):
+    for made in generate(embedded, policy, [Shot(PROMPT, 2.25)]):
         assert torch.isfinite(made.latents).all()
         record = json.loads(json.dumps(BlockTrace.of(made).to_json()))
     assert record["attended_tokens"]["bank"] == embedded.spec.frame_tokens
@@ -76,8 +76,8 @@ class Drifting:
 def test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow(memory, rule, dino, embedded):
     spec = embedded.spec
     policy = build(memory, rule, spec, dino)
-    told = torch.randn(1, 59 * spec.frames_per_block, spec.latent_channels, *spec.latent_size)
-    plan = make_plan([[Shot(PROMPT, 0.75)]], spec, told.shape[1])
+    opening = torch.randn(1, 59 * spec.frames_per_block, spec.latent_channels, *spec.latent_size)
+    plan = make_plan([[Shot(PROMPT, 0.75)]], spec, opening.shape[1])
     blocks = [replace(block, clears_prior=block.index == 40) for block in plan.blocks]
     sizes = {}
     for made in rollout(
@@ -85,7 +85,7 @@ def test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow(memory, ru
         policy,
         replace(plan, blocks=tuple(blocks)),
         seeds=[0],
-        resume=Resume(opening_latents=told),
+        resume=Resume(opening_latents=opening),
         decoder=Drifting(spec),
     ):
         if made.block.index in (9, 39, 59):
@@ -106,7 +106,7 @@ def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memo
 
     policy, decoder = fresh()
     straight, sizes = [], {}
-    for made in draw(backbone, policy, shots, decoder=decoder):
+    for made in generate(backbone, policy, shots, decoder=decoder):
         straight.append(made)
         if made.block.index in (9, 31, 59):
             sizes[made.block.index] = sum(value.nbytes for value in policy.state().values())
@@ -116,12 +116,12 @@ def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memo
 
     for stop in (1, 2, 33):
         first, first_decoder = fresh()
-        begun = draw(backbone, first, shots, decoder=first_decoder)
+        begun = generate(backbone, first, shots, decoder=first_decoder)
         head = [next(begun) for _ in range(stop)]
         second, second_decoder = fresh()
         second.load_state(first.state())
         second_decoder.load_state(first_decoder.state())
-        tail = draw(backbone, second, shots, start=stop, decoder=second_decoder)
+        tail = generate(backbone, second, shots, start=stop, decoder=second_decoder)
         again = head + [next(tail) for _ in range(3)]
         for one, other in zip(straight, again, strict=False):
             assert torch.equal(one.latents, other.latents)
@@ -136,7 +136,7 @@ def test_rows_do_not_know_of_each_other(rule, dino, backbone):
     clips = [render(make_scene(name, spec.picture_size, count)).pictures for name in ("demo", "rain")]
     keys = torch.randn(spec.layers, 2, 12 * spec.frame_tokens, spec.heads, spec.head_dim)
 
-    def held(rows):
+    def kept(rows):
         admission = config_of(rule, dino).build(spec, ClassicalFlow())
         bank, pictures = (
             NoveltyBank(spec.frame_tokens, spec.layers),
@@ -150,10 +150,10 @@ def test_rows_do_not_know_of_each_other(rule, dino, backbone):
                 admission.read_keys(keys[:, rows][:, :, tokens])
             offered: Candidates = admission.propose(block, pictures[:, part])
             bank.admit(offered, *[keys[:, rows][:, :, tokens]] * 2, admission.retain)
-        return bank.held
+        return bank.entries
 
-    both = held([0, 1])
+    both = kept([0, 1])
     for row in (0, 1):
-        alone = held([row])
+        alone = kept([row])
         assert torch.equal(alone.source[0], both.source[row])
         torch.testing.assert_close(alone.score[0], both.score[row])

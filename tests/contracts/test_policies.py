@@ -54,7 +54,7 @@ def every_backbone(request):
     return load_backbone(request.param)
 
 
-def draw(backbone, config, *, seconds=None, seeds=(0,), shots=None):
+def generate(backbone, config, *, seconds=None, seeds=(0,), shots=None):
     policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, seeds))
     shots = shots or [Shot(PROMPT, seconds or SECONDS)]
     plan = make_plan([shots] * len(seeds), backbone.spec)
@@ -76,7 +76,7 @@ def test_a_memory_of_the_registry_has_a_card_and_asks_for_an_admission_if_it_kee
 @pytest.mark.parametrize("name", CONFIGS)
 def test_policy_runs_and_its_trace_adds_up(every_backbone, name):
     backbone = every_backbone
-    blocks, _ = draw(backbone, CONFIGS[name], seeds=(0, 1))
+    blocks, _ = generate(backbone, CONFIGS[name], seeds=(0, 1))
     for made in blocks:
         assert torch.isfinite(made.latents).all()
         assert made.pixels.min() >= 0 and made.pixels.max() <= 1
@@ -89,7 +89,7 @@ def test_policy_runs_and_its_trace_adds_up(every_backbone, name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_stopping_and_going_on_changes_nothing(every_backbone, name):
+def test_stopping_and_continuing_changes_nothing(every_backbone, name):
     backbone, spec = every_backbone, every_backbone.spec
     plan = make_plan([[Shot(PROMPT, SECONDS)]], spec)
 
@@ -113,11 +113,11 @@ def test_stopping_and_going_on_changes_nothing(every_backbone, name):
 
 def test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit(every_backbone):
     backbone = every_backbone
-    sink, _ = draw(backbone, SinkConfig(), seeds=(5,))
-    recap, _ = draw(backbone, RecapConfig(reinforcement=1.0, capacity_frames=0.0), seeds=(5,))
+    sink, _ = generate(backbone, SinkConfig(), seeds=(5,))
+    recap, _ = generate(backbone, RecapConfig(reinforcement=1.0, capacity_frames=0.0), seeds=(5,))
     assert same(sink, recap)
-    reinforced, _ = draw(backbone, SinkConfig(reinforcement=5.0), seeds=(5,))
-    without_bank, _ = draw(backbone, RecapConfig(capacity_frames=0.0), seeds=(5,))
+    reinforced, _ = generate(backbone, SinkConfig(reinforcement=5.0), seeds=(5,))
+    without_bank, _ = generate(backbone, RecapConfig(capacity_frames=0.0), seeds=(5,))
     assert same(reinforced, without_bank)
     assert not same(reinforced, sink)
 
@@ -137,7 +137,7 @@ def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(back
 
 def test_memory_changes_what_is_drawn(every_backbone):
     names = ("none", "sink", "recap", "relax-forcing", *QUICK)
-    results = [draw(every_backbone, CONFIGS[name])[0] for name in names]
+    results = [generate(every_backbone, CONFIGS[name])[0] for name in names]
     for one, other in itertools.combinations(range(len(results)), 2):
         assert torch.equal(results[one][0].latents, results[other][0].latents)  # nothing to remember yet
         assert not torch.equal(results[one][-1].latents, results[other][-1].latents)
@@ -145,7 +145,7 @@ def test_memory_changes_what_is_drawn(every_backbone):
 
 def test_reinforcement_moves_mass_to_the_sink(backbone):
     shares = [
-        draw(backbone, SinkConfig(reinforcement=factor))[0][-1].shares[Role.SINK].item()
+        generate(backbone, SinkConfig(reinforcement=factor))[0][-1].shares[Role.SINK].item()
         for factor in (1, 3, 5, 8)
     ]
     assert shares == sorted(shares) and shares[-1] > 2 * shares[0]
@@ -170,14 +170,14 @@ def test_bank_keys_are_what_the_clean_pass_wrote(backbone):
     policy = RecapConfig().build(spec, lambda: SeededAdmission(spec, (0, 1)))
     plan = make_plan([[Shot("a red boat", 4.0)]] * 2, spec)
     list(rollout(backbone, Watching(policy), plan, seeds=[0, 1]))
-    held = policy.bank.held.source
-    flat = (held[..., 0] * spec.grid[0] + held[..., 1]) * spec.grid[1] + held[..., 2]
+    kept = policy.bank.entries.source
+    flat = (kept[..., 0] * spec.grid[0] + kept[..., 1]) * spec.grid[1] + kept[..., 2]
     for layer in range(spec.layers):
         keys, values = (torch.cat(parts, dim=1) for parts in zip(*written[layer], strict=True))
         for row in range(2):
             assert torch.equal(policy.bank.keys[layer, row], keys[row, flat[row]])
             assert torch.equal(policy.bank.values[layer, row], values[row, flat[row]])
-    assert (held[..., 0] >= 1).all()  # the sink owns frame 0
+    assert (kept[..., 0] >= 1).all()  # the sink owns frame 0
 
 
 def test_bank_is_read_at_phase_0_with_its_own_place(backbone):
@@ -189,14 +189,14 @@ def test_bank_is_read_at_phase_0_with_its_own_place(backbone):
     policy.begin(dataclasses.replace(last, index=last.index + 1, first_frame=last.first_frame + 3))
     bank = next(s for s in policy.arrange(1, []) if s.role is Role.BANK)
     assert (bank.positions[..., 0] == 0).all()
-    assert torch.equal(bank.positions[..., 1:], policy.bank.held.source[..., 1:].double())
+    assert torch.equal(bank.positions[..., 1:], policy.bank.entries.source[..., 1:].double())
     assert bank.keys.shape[1] == spec.frame_tokens
     assert policy.arrange(1, [])[0] is bank  # the same object all block long: rotated once
 
 
 def test_shots_clear_the_prior_and_keep_sink_and_bank(backbone):
     shots = [Shot("a red boat", 3.0), Shot("a blue house", 3.0), Shot("a blue house, closer", 3.0, cut=False)]
-    blocks, _ = draw(backbone, RecapConfig(), shots=shots)
+    blocks, _ = generate(backbone, RecapConfig(), shots=shots)
     assert [b.block.clears_prior for b in blocks].count(True) == 1
     at = next(i for i, b in enumerate(blocks) if b.block.clears_prior)
     frame = backbone.spec.frame_tokens
@@ -206,8 +206,8 @@ def test_shots_clear_the_prior_and_keep_sink_and_bank(backbone):
 
 
 def test_noise_of_a_block_depends_on_seed_and_block_only(backbone):
-    short, _ = draw(backbone, SinkConfig(), seconds=7.5)
-    long, _ = draw(backbone, SinkConfig(), seconds=30)
+    short, _ = generate(backbone, SinkConfig(), seconds=7.5)
+    long, _ = generate(backbone, SinkConfig(), seconds=30)
     assert (len(short), len(long)) == (10, 40)
     assert same(short, long[:10])
     spec = backbone.spec
@@ -226,9 +226,9 @@ def test_noise_of_a_block_depends_on_seed_and_block_only(backbone):
 
 
 def test_rows_of_a_batch_match_their_single_runs(backbone):
-    batch, _ = draw(backbone, RecapConfig(), seeds=(0, 1), seconds=3)
+    batch, _ = generate(backbone, RecapConfig(), seeds=(0, 1), seconds=3)
     for row in (0, 1):
-        single, _ = draw(backbone, RecapConfig(), seeds=(row,), seconds=3)
+        single, _ = generate(backbone, RecapConfig(), seeds=(row,), seconds=3)
         for one, many in zip(single, batch, strict=True):
             torch.testing.assert_close(one.latents[0], many.latents[row], rtol=1e-3, atol=1e-4)
 
@@ -243,19 +243,40 @@ def test_wrong_number_of_seeds_is_refused(backbone):
 @pytest.mark.cuda
 def test_a_bank_in_the_memory_of_the_host_draws_the_same():
     backbone = load_backbone("untrained", device="cuda")
-    drawn = []
+    generated = []
     for config in (RecapConfig(), RecapConfig(bank_on_host=True)):
         policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
         plan = make_plan([[Shot(PROMPT, 4.0)]], backbone.spec)
-        drawn.append([made.latents for made in rollout(backbone, policy, plan, seeds=(0,))])
+        generated.append([made.latents for made in rollout(backbone, policy, plan, seeds=(0,))])
         assert policy.bank.keys.is_cuda is not config.bank_on_host
-    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*generated, strict=True))
 
 
 def test_a_bank_in_the_memory_of_the_host_goes_on_bit_for_bit(backbone):
-    whole, _ = draw(backbone, RecapConfig())
-    again, policy = draw(backbone, RecapConfig(bank_on_host=True))
+    whole, _ = generate(backbone, RecapConfig())
+    again, policy = generate(backbone, RecapConfig(bank_on_host=True))
     assert same(whole, again)
     other = RecapConfig(bank_on_host=True).build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
     other.load_state(policy.state())
     assert torch.equal(other.bank.keys, policy.bank.keys)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_memory_made_again_from_latents_is_the_memory_that_was_there(every_backbone, name):
+    """A run whose state is lost has its latents: most memories are made of clean pass and commit alone."""
+    shots = [Shot(PROMPT, SECONDS), Shot("a house on the sea", SECONDS, cut=False)]
+    plan = make_plan([shots], every_backbone.spec)
+
+    def begun(**more):
+        policy = CONFIGS[name].build(every_backbone.spec, lambda: SeededAdmission(every_backbone.spec))
+        decoder = every_backbone.decoder()
+        return rollout(every_backbone, policy, plan, seeds=[0], decoder=decoder, **more), policy, decoder
+
+    blocks, *parts = begun()
+    made = list(itertools.islice(blocks, 5))
+    replayed, *again = begun(resume=Resume(latents_of=lambda block: made[block.index].latents))
+    assert len(list(itertools.islice(replayed, 5))) == 5
+    for one, other in zip(parts, again, strict=True):
+        found, wanted = other.state(), one.state()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)

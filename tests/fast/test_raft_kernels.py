@@ -57,6 +57,14 @@ same("gate", make(2 * HIDDEN), shares[0], hidden, state, changes=state)
 same("mix", hidden, 9 * make(HIDDEN), shares[1], make(HIDDEN).sigmoid())
 flow = torch.randn(2, 5, 7, 2, device=device)
 same("advance", flow, make(8), torch.randn(8, device=device))
+# Far outside the picture, too, and where a wild flow points nowhere at all; compiled, also in half precision.
+source, target = torch.randn(2, 3, 128, 17, 22, device=device).unbind()
+flow = torch.rand(3, 17, 22, 2, device=device) * 60 - 30
+flow[0, 0, 0], flow[1, 1, 1] = 1e9, -1e9
+for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
+    volume = raft_steps.correlate(source.flatten(2).mT, raft_steps.pool_levels(target)).to(dtype)
+    found, meant = raft_kernels.read(volume, flow), raft_steps.read(volume, flow)
+    torch.testing.assert_close(found, meant, atol=1e-3, rtol=1e-3)
 print("alike")
 """
 

@@ -21,7 +21,7 @@ def full() -> tuple[Any, Callable[[Any], None]]:
     from diffusers import AutoencoderKLWan
 
     fast = FastVae.of(WanVae(AutoencoderKLWan(base_dim=4)))
-    return fast, lambda last: setattr(fast.network.conv_out, "forward", last)
+    return fast, lambda last: setattr(fast.conv_out, "forward", last)
 
 
 def tiny() -> tuple[Any, Callable[[Any], None]]:
@@ -89,7 +89,7 @@ def test_after_an_error_within_a_block_a_state_is_asked_for(made: Any, head: int
     def fail(x: Tensor) -> Tensor:
         raise MemoryError
 
-    kept = fast.network.conv_out.forward if isinstance(fast, FastVae) else fast.last
+    kept = fast.conv_out.forward if isinstance(fast, FastVae) else fast.last
     change(fail)
     with pytest.raises(MemoryError):
         stream.decode(latents(3))

@@ -85,8 +85,7 @@ def test_the_past_keeps_its_address(vae: WanVae) -> None:
 
 def test_no_value_is_read_on_the_host(vae: WanVae) -> None:
     """On the meta device there are no values: whatever asked for one would fail."""
-    fast = FastVae.of(vae)
-    network = fast.network.to("meta")
+    network = FastVae.of(vae).to("meta")
     pasts = [torch.zeros(shape, device="meta") for shape in network.pasts((2, 4, 6))]
     assert network(latents(3).to("meta"), pasts, True).shape == (2, 9, 3, 32, 48)
     assert network(latents(3).to("meta"), pasts, False).shape == (2, 12, 3, 32, 48)

@@ -48,9 +48,9 @@ def chairs(shared_data: Path) -> KnownPair:
 
 @pytest.fixture(scope="session")
 def raft_weights(installed_home: Path) -> Path:
-    """Installed weights, as `make` leaves them, else those beside the checkout."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights"
-    for path in (installed_home / RAFT_SMALL.file_name, beside / RAFT_SMALL.file_name):
+    """Installed weights, as `make` leaves them, else those next to the checkout."""
+    neighbour = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights"
+    for path in (installed_home / RAFT_SMALL.file_name, neighbour / RAFT_SMALL.file_name):
         if path.is_file():
             return path
     pytest.skip("no weights of RAFT-small: `recap weights raft-small` installs them")

@@ -178,7 +178,7 @@ def test_one_picture_is_refused(model):
         RaftFlow(model, num_updates=0)
 
 
-# The figures noted beside the data, 0.32 and 1.13 px, are those of the original code with 20 updates.
+# The figures noted next to the data, 0.32 and 1.13 px, are those of the original code with 20 updates.
 @pytest.mark.parametrize(
     ("name", "num_updates", "expected"),
     [

@@ -70,9 +70,9 @@ def test_an_entry_in_the_registry_is_tested_by_the_contracts_without_any_list(fo
     for promise, name in [
         ("test_policy_runs_and_its_trace_adds_up", "untrained-shot-opening"),
         ("test_policy_runs_and_its_trace_adds_up", "wide-shot-opening"),
-        ("test_stopping_and_going_on_changes_nothing", "embedded-shot-opening"),
-        ("test_stopping_and_going_on_changes_nothing", "wide-recap"),
-        ("test_draws_on_the_embedded_backbone_and_its_trace_is_plain_data", "recap-bright"),
+        ("test_stopping_and_continuing_changes_nothing", "embedded-shot-opening"),
+        ("test_stopping_and_continuing_changes_nothing", "wide-recap"),
+        ("test_generates_on_the_embedded_backbone_and_its_trace_is_plain_data", "recap-bright"),
         ("test_rows_do_not_know_of_each_other", "bright"),
     ]:
         assert any(f"{promise}[{name}]" in line for line in passed), done.stdout
@@ -127,7 +127,7 @@ def test_a_table_measured_by_a_metric_runs(here, tmp_path):
     ask = Ask(
         backbone="untrained", prompts=1, seeds=1, seconds=1.5, flow="classical", embedder="hsv", device="cpu"
     )
-    done = reproduce(["my_table:brightness_table"], ask, tmp_path, How(workers=1), notice=lambda _: None)
+    done = reproduce(["my_table:BRIGHTNESS"], ask, tmp_path, How(workers=1), notice=lambda _: None)
     assert done.left == 0
     rows = list(csv.DictReader((tmp_path / "brightness" / "table.csv").open()))
     assert [(row["row"], row["measure"]) for row in rows] == [("sink", "brightness"), ("recap", "brightness")]

@@ -18,7 +18,7 @@ from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "recap"
-PYTHON = sorted(SOURCE.rglob("*.py"))
+PYTHON = sorted([*SOURCE.rglob("*.py"), *(ROOT / "integrations").rglob("*.py")])
 
 
 def test_rooms_stay_few():
@@ -26,7 +26,7 @@ def test_rooms_stay_few():
     assert len(entries) <= 24, sorted(entries)
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_stay_short(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 400
@@ -35,7 +35,7 @@ def test_files_and_functions_stay_short(path):
             assert (node.end_lineno or 0) - node.lineno < 60, node.name
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
 def test_sizes_of_models_stand_in_spec_tables_only(path):
     """1560 tokens, 4680 a block, 32760 a cache, 1536 and 8960 channels: another model must not be an edit."""
     if path.name != "spec.py":
@@ -61,14 +61,15 @@ def test_equations_of_the_paper_are_mapped():
 OPTIONS = {
     "generate": {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
-        "--out", "--from", "--resume", "--help", "--continue", "--image",
+        "--out", "--from", "--resume", "--from-block", "--trust-code", "--help", "--continue", "--image",
         "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
-        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--help",
+        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--rows",
+        "--from", "--trust-code", "--help",
     },
-    "show": {"--open", "--help"},
+    "show": {"--open", "--trust-code", "--help"},
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
@@ -82,16 +83,6 @@ OPTIONS = {
         "--help",
     },
     "report": {"--markdown", "--help"},
-    "vbench": {"--help"},
-    "vbench setup": {"--folder", "--dry-run", "--help"},
-    "vbench draw": {
-        "--suite", "--out", "--prompts", "--backbone", "--memory", "--set", "--flow", "--seconds", "--seeds", "--num",
-        "--workers", "--device", "--dtype", "--folder", "--help",
-    },
-    "vbench run": {
-        "--suite", "--dimension", "--prompts", "--static-filter", "--partial", "--device", "--out", "--folder",
-        "--help",
-    },
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
@@ -131,7 +122,7 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
-        for name in ("page.html", "compare.html", "look.css", "wall.js"):
+        for name in ("page.html", "video.html", "look.css", "wall.js", "video.js"):
             assert f"recap/show/{name}" in archive.namelist()
         weights = SOURCE / "backbones" / "tiny" / "weights"
         for file in weights.iterdir():

@@ -48,6 +48,7 @@ def parse(command: str) -> None:
     command_or_group.make_context(name, list(words), parent=context)
 
 
+@pytest.mark.usefixtures("plug_in")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_printed_command_is_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

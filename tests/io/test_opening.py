@@ -15,7 +15,7 @@ from recap.io.report import SILENT, Reporter
 from recap.io.video import ClipWriter, open_clip
 from recap.registry import load_backbone
 from recap.run import generate, resume
-from recap.show.png import write_png
+from recap.show.sheet import write_png
 from recap.trace import read_trace
 
 SHOTS = [{"prompt": "a fox on a beach by day", "seconds": 1.5}]

@@ -135,7 +135,7 @@ def test_a_filled_model_does_not_depend_on_its_file(tmp_path: Path, name: str) -
 def test_one_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_file(TENSORS, tmp_path / f"{name}.safetensors")
-    with pytest.raises(ValueError, match=r"two\.safetensors.*twice, also in one\.safetensors"):
+    with pytest.raises(ValueError, match=r"two\.safetensors.*twice, also as a\.weight in one\.safetensors"):
         open_tensors(tmp_path, "weights")
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap.admission.retention import retain_top
+from recap.admission.base import retain_top
 from recap.memory.bank import NoveltyBank
 from recap.types import NO_TOKEN, Candidates
 
@@ -68,7 +68,7 @@ def test_bank_equals_brute_force_over_everything_ever_seen(scores, capacity, see
             assert set(kept) == {entry[1] for entry in naive.best(row)}
             for negative, source, key, value in naive.best(row):
                 slot = kept[source]
-                assert bank.held.score[row, slot].item() == -negative
+                assert bank.entries.score[row, slot].item() == -negative
                 assert torch.equal(bank.keys[:, row, slot], key)
                 assert torch.equal(bank.values[:, row, slot], value)
             entered = {tuple(s) for s in admitted.source[row][admitted.score[row] >= 0].tolist()}
@@ -82,16 +82,16 @@ def test_bank_equals_brute_force_over_everything_ever_seen(scores, capacity, see
 def slots(bank):
     if bank.count == 0:
         return [{} for _ in range(BATCH)]
-    return [{tuple(source): slot for slot, source in enumerate(row)} for row in bank.held.source.tolist()]
+    return [{tuple(source): slot for slot, source in enumerate(row)} for row in bank.entries.source.tolist()]
 
 
 def test_zero_scores_fill_empty_slots_only():
     bank = NoveltyBank(4, LAYERS)
     blocks = list(stream([torch.zeros(BATCH, 18)] * 2, 2))
     bank.admit(*blocks[0], retain_top)
-    first = bank.held.source.clone()
+    first = bank.entries.source.clone()
     bank.admit(*blocks[1], retain_top)
-    assert torch.equal(bank.held.source, first)
+    assert torch.equal(bank.entries.source, first)
     assert first[0].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0]]
 
 
@@ -137,7 +137,7 @@ def test_a_bank_without_zero_scores_holds_the_best_of_what_was_new(scores, capac
         for row in range(BATCH):
             best = {entry[1] for entry in naive.best(row) if entry[0] < 0}
             there = bank.token_bias[row] == 0
-            assert {tuple(s) for s in bank.held.source[row][there].tolist()} == best
+            assert {tuple(s) for s in bank.entries.source[row][there].tolist()} == best
             assert (bank.token_bias[row][~there] == NO_TOKEN).all()
             for change, places in ((shown[row].difference_update, evicted), (shown[row].update, admitted)):
                 change({tuple(s) for s in places.source[row][places.score[row] >= 0].tolist()})

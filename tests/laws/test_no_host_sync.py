@@ -4,7 +4,7 @@ Three nets, from wide to fine. The *meta* device has shapes and no values, so wh
 it is not the CPU the code takes the branches it takes on a GPU. On the CPU, where values exist, a dispatch mode
 refuses the operations that hand one to Python or make a shape of it. On CUDA the driver's own watch is asked.
 
-The boundary, drawn where the values are wanted:
+The boundary, where the values are wanted:
 - inside it: `begin`, `denoise`, `settle`, `decode`, `commit` (propose, admit, slide), RAFT-small, plain and fast;
 - outside: recorders (`BlockTrace.of` reads the trace), the run's check that a block is finite, files, states that
   are loaded; flow by OpenCV, which works on the CPU; a bank kept in the CPU's memory (`bank_on_host`).
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNoveltyConfig
-from recap.admission.retention import retain_top
 from recap.contracts import Flow
 from recap.fast.raft import FastRaftFlow
 from recap.flow.raft import RaftFlow, RaftSmall
@@ -40,6 +40,7 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_uniq
 CPU_ONLY = {
     # On the CPU a block of NaN is refused at once; on other devices that check is left out.
     ("flow.py", "_check"),
+    ("flow.py", "_check_flow"),
     # torch checks quantiles to lie in 0..1 by their values, on the CPU alone (aten/native/Sorting.cpp).
     ("flow.py", "_scale"),
 }

@@ -39,7 +39,7 @@ def random_block(spec, index, rows=1, seed=0, first=None, frames=None):
     return block, passes
 
 
-def draw_block(policy, spec, block, passes):
+def generate_block(policy, spec, block, passes):
     """Take a policy through a block as a backbone would; returns its phases and, by layer, what it could see."""
     phases = policy.begin(block)
     context = BlockContext(policy, phases)
@@ -64,10 +64,10 @@ def draw_block(policy, spec, block, passes):
 
 
 def drive(policy, spec, blocks, **how):
-    """Draw blocks 0..blocks-1; yields (block, phases, seen, trace)."""
+    """Generate blocks 0..blocks-1; yields (block, phases, seen, trace)."""
     for index in range(blocks):
         block, passes = random_block(spec, index, **how)
-        yield block, *draw_block(policy, spec, block, passes)
+        yield block, *generate_block(policy, spec, block, passes)
 
 
 def frames_of(segments, role, spec, row=0):

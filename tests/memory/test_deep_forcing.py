@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rival_driving import absolute, draw_block, drive, frames_of, random_block
+from rival_driving import absolute, drive, frames_of, generate_block, random_block
 
 from recap.memory.deep_forcing import DeepForcingConfig, choose, participation
 from recap.types import Role
@@ -177,7 +177,7 @@ def test_selection_equals_a_cache_kept_token_by_token(spec, config):
     differ = 0
     for index in range(14):
         block, passes = random_block(spec, index, rows=rows)
-        _, seen, trace = draw_block(policy, spec, block, passes)
+        _, seen, trace = generate_block(policy, spec, block, passes)
         picked = set()
         for (layer, row), cache in caches.items():
             for number, made in enumerate(passes):
@@ -246,7 +246,7 @@ def test_a_cut_keeps_the_sink_right_before_the_new_shot(spec):
         if index == 12:
             policy.clear_prior()
         block, passes = random_block(spec, index)
-        _, seen, trace = draw_block(policy, spec, block, passes)
+        _, seen, trace = generate_block(policy, spec, block, passes)
         seen_after.append((frames_of(seen[0], Role.SINK, spec)[1][:1], trace.tokens, trace.notes))
     size = spec.frame_tokens
     assert seen_after[12] == ([26], {Role.SINK: 10 * size, Role.CURRENT: 3 * size}, {"compressed": False})
@@ -255,7 +255,7 @@ def test_a_cut_keeps_the_sink_right_before_the_new_shot(spec):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"sink_frames": 19}, "sink_frames is 19: must be 0 to 18"),
         (
@@ -273,6 +273,6 @@ def test_a_cut_keeps_the_sink_right_before_the_new_shot(spec):
         ({"variant": "sink-only", "sink_frames": 19}, "sink_frames is 19"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, said):
-    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         DeepForcingConfig(**settings).build(spec, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rival_driving import absolute, draw_block, drive, frames_of, random_block
+from rival_driving import absolute, drive, frames_of, generate_block, random_block
 
 from recap.memory.memrope import MemRopeConfig
 from recap.types import Role
@@ -74,7 +74,7 @@ def test_release_equals_a_cache_of_twelve_slots(spec, accumulation):
     caches = {(layer, row): ReleaseSlots((0.01, 0.1), half) for layer in range(2) for row in range(2)}
     for index in range(16):
         block, passes = random_block(spec, index, rows=2)
-        _, seen, trace = draw_block(policy, spec, block, passes)
+        _, seen, trace = generate_block(policy, spec, block, passes)
         assert trace.notes.get("dropped_frames") == (2 if index == 3 else None)
         for (layer, row), cache in caches.items():
             shape = (block.num_frames, spec.frame_tokens, spec.heads, spec.head_dim)
@@ -105,7 +105,7 @@ def test_means_equal_their_closed_form(spec, drops, first):
     frames = []
     for index in range(24):
         block, passes = random_block(spec, index)
-        draw_block(policy, spec, block, passes)
+        generate_block(policy, spec, block, passes)
         frames += [*torch.stack(passes[-1].keys)[:, 0].double().unflatten(1, (3, -1)).unbind(1)]
     gone = [frames[first:8], *([frames[i : i + 3] for i in range(8, len(frames) - 4, 3)])]
     averages = [torch.cat(part, dim=1).mean(dim=1) for part in gone]
@@ -114,8 +114,8 @@ def test_means_equal_their_closed_form(spec, drops, first):
         expected = (1 - rate) ** last * averages[0] + sum(
             rate * (1 - rate) ** (last - i) * averages[i] for i in range(1, last + 1)
         )
-        held = policy.state()["means.keys"][which][:, 0, 0]
-        torch.testing.assert_close(held.double(), expected, rtol=1e-4, atol=1e-6)
+        kept = policy.state()["means.keys"][which][:, 0, 0]
+        torch.testing.assert_close(kept.double(), expected, rtol=1e-4, atol=1e-6)
     assert sum(len(part) for part in gone) + 3 + 4 + (first - 3) == len(frames), "nothing else is lost"
 
 
@@ -136,17 +136,17 @@ def test_half_precision_stalls_where_single_does_not(spec):
             block, passes = random_block(spec, index)
             for keys in passes[-1].keys:
                 keys.fill_(1.0 if index < 5 else 1.05)
-            draw_block(policy, spec, block, passes)
+            generate_block(policy, spec, block, passes)
         means[accumulation] = policy.state()["means.keys"][0].float().mean().item()
     assert means["bfloat16"] == 1.0 and means["float32"] > 1.015
 
 
 def test_equal_budget_of_seven_frames(spec):
     policy = MemRopeConfig(window_frames=7, sink_frames=1).build(spec, None)
-    drawn = list(drive(policy, spec, 12))
-    for block, *_, trace in drawn:
+    generated = list(drive(policy, spec, 12))
+    for block, *_, trace in generated:
         assert sum(trace.tokens.values()) == min(block.end_frame, 7) * spec.frame_tokens
-    _, _, seen, trace = drawn[-1]
+    _, _, seen, trace = generated[-1]
     size = spec.frame_tokens
     assert trace.tokens == {Role.SINK: size, Role.SUMMARY: 2 * size, Role.PRIOR: size, Role.CURRENT: 3 * size}
     assert frames_of(seen[0], Role.PRIOR, spec) == ([32], [3])
@@ -159,14 +159,14 @@ def test_a_cut_drops_the_recent_frames_and_keeps_sink_and_means(spec):
     before = policy.state()["means.keys"]
     policy.clear_prior()
     block, passes = random_block(spec, 8)
-    phases, seen, trace = draw_block(policy, spec, block, passes)
+    phases, seen, trace = generate_block(policy, spec, block, passes)
     assert phases.tolist() == [9, 10, 11] and trace.notes == {"folded_frames": 0}
     assert {s.role for s in seen[0]} == {Role.SINK, Role.SUMMARY}
     assert torch.equal(policy.state()["means.keys"], before)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"long_rate": 1.5}, "long_rate is 1.5: must be 0 to 1"),
         ({"short_rate": -0.1}, "short_rate is -0.1: must be 0 to 1"),
@@ -179,6 +179,6 @@ def test_a_cut_drops_the_recent_frames_and_keeps_sink_and_means(spec):
         ({"accumulation": "fp32"}, "accumulation is 'fp32': no such name; did you mean 'float32'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, message):
+    with pytest.raises(ValueError, match=message):
         MemRopeConfig(**settings).build(spec, None)

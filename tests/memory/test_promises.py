@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rival_driving import draw_block, drive, random_block
+from rival_driving import drive, generate_block, random_block
 from safetensors.torch import load, save
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recap
 from recap.contracts import MemoryPolicy
+from recap.io.files import append_line
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
 from recap.memory.relax_forcing import RelaxForcingConfig
@@ -24,7 +25,7 @@ from recap.memory.store import Store
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
 from recap.rollout import Resume, rollout
-from recap.trace import BlockTrace, append_line, read_trace
+from recap.trace import BlockTrace, read_trace
 from recap.types import Role
 
 SOURCE = Path(recap.__file__).parent
@@ -45,11 +46,15 @@ EQUAL_BUDGET = {  # docs/memories.md, "Equal budgets"
     "relax-forcing, 7": (7, RelaxForcingConfig()),
 }
 EVERY = {**VARIANTS, **{name: config for name, (_, config) in EQUAL_BUDGET.items()}}
-FILLS = {"deep-forcing": 21, "memrope": 12, "rolling-sink": 21}  # frames drawn before anything is rewritten
+FILLS = {
+    "deep-forcing": 21,
+    "memrope": 12,
+    "rolling-sink": 21,
+}  # frames generated before anything is rewritten
 CUTS = [Shot("a red boat", 8.25), Shot("a blue house", 6.0), Shot("a blue house, closer", 4.5, cut=False)]
 
 
-def draw(backbone, config, shots, rows=1, **more):
+def generate(backbone, config, shots, rows=1, **more):
     policy = config.build(backbone.spec, None)
     plan = make_plan([shots] * rows, backbone.spec)
     return list(rollout(backbone, policy, plan, seeds=more.pop("seeds", range(rows)), **more)), policy
@@ -81,7 +86,7 @@ def test_until_the_window_is_full_every_query_sees_what_the_plain_window_shows(s
 def test_until_the_window_is_full_the_video_is_the_plain_window_s(backbone, name):
     seconds = FILLS[name] / 4
     wide = replace(backbone.spec, window_frames=FILLS[name])
-    mine, _ = draw(backbone, DEFAULTS[name], [Shot("a red boat", seconds + 0.75)])
+    mine, _ = generate(backbone, DEFAULTS[name], [Shot("a red boat", seconds + 0.75)])
     plan = make_plan([[Shot("a red boat", seconds + 0.75)]], wide)
     plain = list(rollout(backbone, NoMemoryConfig().build(wide, None), plan, seeds=[0]))
     for one, other in zip(mine[:-1], plain[:-1], strict=True):
@@ -95,7 +100,7 @@ def test_until_the_window_is_full_the_video_is_the_plain_window_s(backbone, name
 
 @pytest.mark.parametrize("name", EVERY)
 def test_cuts_and_stopping_anywhere_around_them(backbone, name):
-    """A cut leaves no prior and keeps the sink; a state, through the bytes of a file, goes on bit for bit."""
+    """A cut leaves no prior and keeps the sink; a state, through the bytes of a file, continues bit for bit."""
     config, plan = EVERY[name], make_plan([CUTS] * 2, backbone.spec)
     policy, decoder = config.build(backbone.spec, None), backbone.decoder()
     whole, states = [], []
@@ -127,17 +132,17 @@ def test_a_state_is_a_copy_and_an_empty_memory_has_one_too(spec, name):
     state = policy.state()
     before = {n: v.clone() for n, v in state.items()}
     block, passes = random_block(spec, 9)
-    _, seen, _ = draw_block(policy, spec, block, passes)
+    _, seen, _ = generate_block(policy, spec, block, passes)
     assert all(torch.equal(state[n], v) for n, v in before.items())
     again = EVERY[name].build(spec, None)
     again.load_state(state)
-    _, same, _ = draw_block(again, spec, block, passes)
+    _, same, _ = generate_block(again, spec, block, passes)
     for a, b in zip(seen[1], same[1], strict=True):
         assert torch.equal(a.keys, b.keys) and torch.equal(a.positions, b.positions)
     again.load_state(empty)
     fresh, first = EVERY[name].build(spec, None), random_block(spec, 0)
-    draw_block(again, spec, *first)
-    draw_block(fresh, spec, *first)
+    generate_block(again, spec, *first)
+    generate_block(fresh, spec, *first)
     assert all(torch.equal(v, again.state()[n]) for n, v in fresh.state().items())
 
 
@@ -162,11 +167,11 @@ def test_sixty_blocks_hold_no_more_than_the_first_ten(spec, name):
 @pytest.mark.parametrize("name", EQUAL_BUDGET)
 def test_same_seed_same_result_and_rows_do_not_know_each_other(backbone, name):
     shots, (_, config) = [Shot("a red boat", 4.5)], EQUAL_BUDGET[name]
-    once, _ = draw(backbone, config, shots, rows=2)
-    again, _ = draw(backbone, config, shots, rows=2)
+    once, _ = generate(backbone, config, shots, rows=2)
+    again, _ = generate(backbone, config, shots, rows=2)
     assert all(torch.equal(a.latents, b.latents) for a, b in zip(once, again, strict=True))
     for row in (0, 1):
-        single, _ = draw(backbone, config, shots, seeds=[row])
+        single, _ = generate(backbone, config, shots, seeds=[row])
         for one, many in zip(single, once, strict=True):
             torch.testing.assert_close(one.latents[0], many.latents[row], rtol=1e-3, atol=1e-3)
 
@@ -190,7 +195,7 @@ def test_no_verb_of_a_block_waits_for_the_device(spec, name, monkeypatch):
     for index in range(12):
         block, passes = random_block(spec, index, rows=2)
         with NoWaiting():
-            draw_block(policy, spec, block, passes)
+            generate_block(policy, spec, block, passes)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -199,12 +204,12 @@ def test_a_row_is_bit_equal_whatever_stands_beside_it(spec, name):
     together, alone = (EVERY[name].build(spec, None) for _ in range(2))
     for index in range(14):
         block, passes = random_block(spec, index, rows=3)
-        _, many, _ = draw_block(together, spec, block, passes)
+        _, many, _ = generate_block(together, spec, block, passes)
         rows = [
             type(p)(*([part[1:2] for part in parts] for parts in (p.queries, p.keys, p.values)))
             for p in passes
         ]
-        _, one, _ = draw_block(alone, spec, replace(block, prompts=("",)), rows)
+        _, one, _ = generate_block(alone, spec, replace(block, prompts=("",)), rows)
         for layer in range(spec.layers):
             for a, b in zip(many[layer], one[layer], strict=True):
                 assert torch.equal(a.keys[1], b.keys[0]) and torch.equal(a.values[1], b.values[0])
@@ -215,9 +220,9 @@ def test_a_row_is_bit_equal_whatever_stands_beside_it(spec, name):
 def test_scripts_that_read_the_prior_again_go_on(backbone, name):
     for seconds in (1.5, 6.0):
         plain = [Shot("a red boat", seconds), Shot("a house", 1.5, cut=False)]
-        anew = [plain[0], replace(plain[1], reread=True)]
-        one, kept = draw(backbone, EVERY[name], plain)
-        two, policy = draw(backbone, EVERY[name], anew)
+        reread = [plain[0], replace(plain[1], reread=True)]
+        one, kept = generate(backbone, EVERY[name], plain)
+        two, policy = generate(backbone, EVERY[name], reread)
         before = round(seconds / 0.75)
         assert all(torch.equal(a.latents, b.latents) for a, b in zip(one[:before], two[:before], strict=True))
         assert not torch.equal(one[before].latents, two[before].latents)
@@ -267,7 +272,7 @@ def test_a_first_block_of_given_frames_may_be_short(spec, name, given):
     for index in range(14):
         first, frames = (given + 3 * (index - 1), 3) if index else (0, given)
         block, passes = random_block(spec, index, first=first, frames=frames)
-        phases, seen, trace = draw_block(policy, spec, block, passes)
+        phases, seen, trace = generate_block(policy, spec, block, passes)
         assert len(phases) == frames
         stamps = torch.cat([s.values[0, :, 0, 0] for s in seen[0]]) if seen[0] else torch.zeros(0)
         assert (stamps < first).all(), "nobody sees the present or the future as past"
@@ -283,7 +288,7 @@ def test_recomputed_keys_replace_the_recent_past(spec, name):
     fresh = torch.full((spec.layers, 1, 6 * spec.frame_tokens, spec.heads, spec.head_dim), 7.0)
     policy.refresh(21, fresh, fresh)
     block, passes = random_block(spec, 9)
-    _, seen, _ = draw_block(policy, spec, block, passes)
+    _, seen, _ = generate_block(policy, spec, block, passes)
     for segment in seen[0]:
         known = (segment.keys == 7.0).all(dim=(2, 3))[0]
         if segment.role is Role.PRIOR:
@@ -322,13 +327,13 @@ def embedded():
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_sixty_blocks_on_the_embedded_backbone(embedded, name):
-    """All but the last block are told, so that a minute takes its clean passes only."""
+    """All but the last block are given, so that a minute takes its clean passes only."""
     spec = embedded.spec
-    told = torch.randn(1, 59 * 3, spec.latent_channels, *spec.latent_size)
+    opening = torch.randn(1, 59 * 3, spec.latent_channels, *spec.latent_size)
     policy = DEFAULTS[name].build(spec, None)
-    plan = make_plan([[Shot("a boat on the sea", 0.75)]], spec, told.shape[1])
+    plan = make_plan([[Shot("a boat on the sea", 0.75)]], spec, opening.shape[1])
     *_, made = rollout(
-        embedded, policy, plan, seeds=[0], resume=Resume(opening_latents=told), decoder=Undecoded()
+        embedded, policy, plan, seeds=[0], resume=Resume(opening_latents=opening), decoder=Undecoded()
     )
     assert made.block.index == 59 and torch.isfinite(made.latents).all()
     frames = sum(made.memory.tokens.values()) / spec.frame_tokens

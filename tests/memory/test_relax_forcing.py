@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rival_driving import absolute, draw_block, drive, frames_of, random_block
+from rival_driving import absolute, drive, frames_of, generate_block, random_block
 
 from recap.memory.relax_forcing import RelaxForcingConfig, candidate_frames
 from recap.types import Role
@@ -82,7 +82,7 @@ def test_history_equals_a_twin_that_keeps_every_frame(spec, config):
         if index == cut:
             policy.clear_prior()
         block, passes = random_block(spec, index, rows=2)
-        _, seen, _ = draw_block(policy, spec, block, passes)
+        _, seen, _ = generate_block(policy, spec, block, passes)
         first, sink = block.first_frame, config.sink_frames
         tail = 0 if index in (0, cut) else 1
         end = first - tail
@@ -119,8 +119,8 @@ def test_history_equals_a_twin_that_keeps_every_frame(spec, config):
 def test_the_reservoir_counts_the_current_block(spec, block, oldest):
     """With one candidate the first frame of the newer half is read, so it tells where the middle begins."""
     policy = RelaxForcingConfig(num_candidates=1).build(spec, None)
-    for drawn, _, seen, _ in drive(policy, spec, block // 3 + 1):
-        if drawn.first_frame == block:
+    for generated, _, seen, _ in drive(policy, spec, block // 3 + 1):
+        if generated.first_frame == block:
             frames, _ = frames_of(seen[0], Role.BANK, spec)
             assert frames == [oldest + 114 // 2]
 
@@ -142,7 +142,7 @@ def test_heads_are_averaged_before_frames_are_compared(spec):
                 part = slice(frame * spec.frame_tokens, (frame + 1) * spec.frame_tokens)
                 default = 10 * signs * one + 0.1 * one if index == 0 else agreed
                 keys[:, part] = pattern.get(block.first_frame + frame, default)
-        _, seen, _ = draw_block(policy, spec, block, passes)
+        _, seen, _ = generate_block(policy, spec, block, passes)
     assert frames_of(seen[0], Role.BANK, spec)[0] == [5]
 
 
@@ -167,7 +167,7 @@ def test_a_reservoir_on_the_host_reads_the_same(spec):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"sink_frames": 0}, "sink_frames is 0: must be 1 or more"),
         ({"tail_frames": 4}, "tail_frames is 4: at most a block of 3"),
@@ -176,6 +176,6 @@ def test_a_reservoir_on_the_host_reads_the_same(spec):
         ({"tail_weight": float("nan")}, "tail_weight is nan: must be finite"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, message):
+    with pytest.raises(ValueError, match=message):
         RelaxForcingConfig(**settings).build(spec, None)

@@ -6,7 +6,7 @@ from itertools import chain, cycle, islice
 
 import pytest
 import torch
-from rival_driving import absolute, draw_block, drive, frames_of, random_block
+from rival_driving import absolute, drive, frames_of, generate_block, random_block
 
 from recap.memory.rolling_sink import RollingSinkConfig, replayed_frame, replayed_runs
 from recap.plan import Shot, make_plan
@@ -85,7 +85,7 @@ def test_replayed_keys_and_values_are_those_the_opening_wrote(spec):
     policy, written = RollingSinkConfig().build(spec, None), {}
     for index in range(24):
         block, passes = random_block(spec, index, rows=2)
-        _, seen, _ = draw_block(policy, spec, block, passes)
+        _, seen, _ = generate_block(policy, spec, block, passes)
         for layer in range(spec.layers):
             for frame in range(3):
                 part = slice(frame * spec.frame_tokens, (frame + 1) * spec.frame_tokens)
@@ -126,7 +126,7 @@ def test_a_cut_drops_the_real_block_and_goes_on_replaying(spec):
         if index in (3, 10):
             policy.clear_prior()
         block, passes = random_block(spec, index)
-        _, seen, trace = draw_block(policy, spec, block, passes)
+        _, seen, trace = generate_block(policy, spec, block, passes)
         assert (Role.PRIOR in trace.tokens) is (index not in (0, 3, 10))
         first = block.first_frame
         times = [*range(max(0, first - 18), max(0, first - 3))]
@@ -135,14 +135,14 @@ def test_a_cut_drops_the_real_block_and_goes_on_replaying(spec):
 
 def test_tiled_noise_starts_every_block_alike_and_is_said_in_the_trace(backbone):
     plan = make_plan([[Shot("a red boat", 3.0)]], backbone.spec)
-    drawn = {}
+    generated = {}
     for tiled in (False, True):
         policy = RollingSinkConfig(tiled_noise=tiled).build(backbone.spec, None)
-        drawn[tiled] = list(rollout(backbone, policy, plan, seeds=[0]))
-        assert all(BlockTrace.of(made).notes == {"tiled_noise": tiled} for made in drawn[tiled])
+        generated[tiled] = list(rollout(backbone, policy, plan, seeds=[0]))
+        assert all(BlockTrace.of(made).notes == {"tiled_noise": tiled} for made in generated[tiled])
     assert RollingSinkConfig().tiled_noise is False
-    assert torch.equal(drawn[True][0].latents, drawn[False][0].latents)
-    assert not torch.equal(drawn[True][1].latents, drawn[False][1].latents)
+    assert torch.equal(generated[True][0].latents, generated[False][0].latents)
+    assert not torch.equal(generated[True][1].latents, generated[False][1].latents)
     zero, two = plan.blocks[0], plan.blocks[2]
     start, own, tiled = block_noise(backbone.spec, [0, 5], zero), *(
         block_noise(backbone.spec, [0, 5], two, first) for first in (None, 0)
@@ -154,7 +154,7 @@ def test_tiled_noise_starts_every_block_alike_and_is_said_in_the_trace(backbone)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"window_frames": 7}, "window_frames is 7: not divisible by 3.*use 6 or 9"),
         ({"replayed_frames": 16}, "replayed_frames is 16: not divisible by 3.*use 15 or 18"),
@@ -163,6 +163,6 @@ def test_tiled_noise_starts_every_block_alike_and_is_said_in_the_trace(backbone)
         ({"window_frames": 3}, "window_frames is 3: a block of 3 needs at least one other"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_refused_with_numbers(spec, settings, message):
+    with pytest.raises(ValueError, match=message):
         RollingSinkConfig(**settings).build(spec, None)

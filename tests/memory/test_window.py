@@ -95,7 +95,7 @@ def test_a_cut_drops_the_prior_and_leaves_the_sink_where_it_was(spec):
     window = Window(spec, sink_frames=1)
     for index in range(3):
         run(window, spec, index)
-    window.clear_prior()
+    window.keep_prior(0)
     assert run(window, spec, 3) == ({Role.SINK: ([0], [0])}, [3, 4, 5])
     assert run(window, spec, 4)[0][Role.PRIOR] == ([10, 11], [1, 2])
 
@@ -105,7 +105,7 @@ def test_a_cut_in_a_long_window_refills_from_the_new_shot_only(spec):
     window = Window(spec, sink_frames=1)
     for index in range(5):
         run(window, spec, index)
-    window.clear_prior()
+    window.keep_prior(0)
     run(window, spec, 5)
     assert run(window, spec, 6)[0][Role.PRIOR] == ([15, 16, 17], [6, 7, 8])
 
@@ -128,7 +128,7 @@ def test_a_reinforcement_that_is_no_factor_is_refused(spec, factor):
         (1, 0, 3, [100], [101, 102]),  # all there is, so the sink too
         (4, 3, 9, [0], [110, 111]),
         (4, 0, 12, [100], [110, 111]),
-        (4, 11, 1, [0], [10, 111]),  # less than is held
+        (4, 11, 1, [0], [10, 111]),  # less than is stored
     ],
 )
 def test_recomputed_frames_replace_those_held_and_the_sink_only_by_its_own(

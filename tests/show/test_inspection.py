@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import torch
 from benchmarks.scenes import Rendered, half, make_scene, render
 from recap.admission.flow import FlowNoveltyConfig
 from recap.flow.exact import ExactFlow
+from recap.io.report import Reporter
 from recap.io.video import Clip, ClipWriter, Picture, open_clip
-from recap.show.inspection import InspectionSummary, inspect_clip
+from recap.show.inspection import inspect_clip
 
 SIZE, FILES = (64, 96), ["bank.png", "index.html", "inspect.json", "overlay.mp4", "scores.npz"]
 
@@ -38,15 +40,21 @@ def still(count: int, size: tuple[int, int]) -> ExactFlow:
 
 def inspect(
     tmp_path: Path, scene: str = "entering", count: int = 41, capacity_frames: float = 1.0
-) -> InspectionSummary:
+) -> SimpleNamespace:
     clip = film(tmp_path / "clip.mp4", scene, count)
-    return inspect_clip(
+    page = inspect_clip(
         tmp_path / "clip.mp4",
         tmp_path / "out",
         flow=exact(clip),
         config=FlowNoveltyConfig(),
         capacity_frames=capacity_frames,
     )
+    return summary_of(page)
+
+
+def summary_of(page: Path) -> SimpleNamespace:
+    """The figures of inspect.json, which lies next to the page."""
+    return SimpleNamespace(**json.loads((page.parent / "inspect.json").read_text())["summary"])
 
 
 def names(folder: Path) -> list[str]:
@@ -105,16 +113,29 @@ def test_a_bank_smaller_than_the_news_keeps_the_best(tmp_path: Path) -> None:
     assert summary.bank_cutoff == pytest.approx(best[-1])
     page = (tmp_path / "out/index.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    assert sorted((patch[4] for patch in data["patches"]), reverse=True) == pytest.approx(
-        best.tolist(), abs=1e-3
-    )
-    assert [patch[0] for patch in data["patches"]] == sorted(patch[0] for patch in data["patches"])
-    columns = [patch[3] for patch in data["patches"]]
+    patches = data["methods"][0]["bank"]["patches"]
+    assert sorted((patch[4] for patch in patches), reverse=True) == pytest.approx(best.tolist(), abs=1e-3)
+    assert [patch[0] for patch in patches] == sorted(patch[0] for patch in patches)
+    columns = [patch[3] for patch in patches]
     last = summary.grid[1] - 1
     assert summary.bank_edge_share == pytest.approx(
         sum(c in (0, last) for c in columns) / len(columns), abs=1e-6
     )
-    assert "of these lie in the first or last column" in page
+    assert "of them lie in the first or last column" in page
+
+
+def test_the_page_has_a_timeline_of_what_was_new_and_of_the_bank(tmp_path: Path) -> None:
+    summary = inspect(tmp_path, "pan", capacity_frames=0.5)
+    page = (tmp_path / "out/index.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    ((_, _, (rates, slots, cutoffs)),) = data["cards"]
+    seconds = 41 / 16
+    assert data["duration"] == pytest.approx(seconds, abs=1e-3) and len(rates["starts_s"]) == 11
+    assert sum(rates["values"][0]) * seconds / 11 == pytest.approx(summary.fired_tokens, rel=1e-3)
+    # The opening block, of nine pictures, and one block after the other.
+    assert slots["starts_s"] == cutoffs["starts_s"] == [0, 9 / 16, 21 / 16, 33 / 16, 41 / 16]
+    assert slots["values"][0][0] == 0 and slots["values"][0][-1] == slots["top"] == summary.bank_new
+    assert cutoffs["values"][0][-1] == pytest.approx(summary.bank_cutoff, abs=1e-4)
 
 
 @pytest.mark.parametrize(("count", "scored"), [(5, 5), (8, 5), (9, 9), (12, 9), (13, 13), (22, 21), (24, 21)])
@@ -137,17 +158,19 @@ def test_too_few_pictures(tmp_path: Path, count: int) -> None:
 def test_sizes_between_tokens_are_cropped_and_said(tmp_path: Path) -> None:
     film(tmp_path / "clip.mp4", count=9, size=(70, 98))
     config = FlowNoveltyConfig()
-    summary = inspect_clip(tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config)
-    assert summary.size == SIZE and any("98x70 to 96x64" in line for line in summary.notices)
+    page = inspect_clip(tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config)
+    summary = summary_of(page)
+    assert tuple(summary.size) == SIZE and any("98x70 to 96x64" in line for line in summary.notices)
 
 
 def test_size_rescales(tmp_path: Path) -> None:
     film(tmp_path / "clip.mp4", count=9, size=(96, 144))
     config = FlowNoveltyConfig()
-    summary = inspect_clip(
+    page = inspect_clip(
         tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config, size=SIZE
     )
-    assert summary.size == SIZE and summary.grid == (4, 6) and not summary.notices
+    summary = summary_of(page)
+    assert tuple(summary.size) == SIZE and summary.grid == [4, 6] and not summary.notices
 
 
 @pytest.mark.parametrize(
@@ -201,7 +224,7 @@ def test_few_pictures_are_held_however_long_the_clip(tmp_path: Path, monkeypatch
     steps: list[tuple[int, int | None]] = []
     inspect_clip(
         tmp_path / "clip.mp4", tmp_path / "out", flow=still(count, SIZE), config=FlowNoveltyConfig(),
-        progress=lambda done, total, rate: steps.append((done, total)),
+        reporter=Reporter(progress=lambda done, total, rate: steps.append((done, total))),
     )  # fmt: skip
     assert most <= 26  # two blocks and a picture at either end
     assert steps[0] == (9, count) and steps[-1] == (count, count)

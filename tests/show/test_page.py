@@ -11,27 +11,36 @@ import numpy as np
 import torch
 
 from recap.io.video import ClipWriter, open_clip
-from recap.show.page import Story, build_page
-from recap.show.preview import embed
+from recap.show.clips import embed
+from recap.show.page import (
+    Measured,
+    Method,
+    Plot,
+    Scene,
+    Section,
+    VideoPage,
+    build_results_page,
+    build_video_page,
+)
 from recap.show.sheet import Patches
-from recap.show.timeline import Timeline
 
 
-def page(count: int = 3, title: str = "clip.mp4", remark: str = "") -> str:
+def page(count: int = 3, title: str = "clip.mp4", remark: str = "x") -> str:
     index = np.arange(count)
     pixels = np.zeros((count, 16, 16, 3), np.uint8)
     patches = Patches(pixels, index / 4, index, index, index, np.ones(count, np.float32))
-    return build_page(
-        Story(
+    return build_video_page(
+        VideoPage(
             title=title,
             subtitle="what it is",
-            video="data:video/mp4;base64,AAAA",
-            remarks=[remark],
-            numbers=[("3", "things")],
-            settings={"cycle_threshold_px": 2.0},
-            timeline=Timeline(4.0, [(1.0, 5)], [(1.0, 0.5, 0.1)]),
+            duration_s=4.0,
             grid=(4, 6),
-            patches=patches,
+            methods=[Method(title, remark, "data:video/mp4;base64,AAAA", bank=patches, bank_about=remark)],
+            cards=[(remark, title, [Plot(title, remark, [0.0, 1.0], [[0.5, None]])])],
+            settings={"cycle_threshold_px": 2.0, title: remark},
+            remarks=[remark],
+            scenes=[Scene(0.0, title, False)],
+            numbers=[("3", "things"), (title, remark)],
         )
     )
 
@@ -61,13 +70,20 @@ def test_nothing_is_fetched() -> None:
 
 def test_all_holes_are_filled() -> None:
     text = page(title="{{video}}")
-    assert text.count("{{") == 2  # the title itself, twice
+    assert "{{" not in text.replace("{{video}}", "") and text.count("<video") == 1
     assert "cycle_threshold_px" in text and "things" in text
 
 
 def test_hostile_names_stay_text() -> None:
     name = "</script><script>alert(1)</script>\"'&.mp4"
-    assert parsed(page(title=name, remark=name)).names == parsed(page(remark="x")).names
+    assert parsed(page(title=name, remark=name)).names == parsed(page()).names
+
+    def results(text: str) -> str:
+        measured = Measured(text, text, [text], [[text]], text)
+        section = Section(text, [text], [measured], ["<svg/>"], text, text, b"PNG", text)
+        return build_results_page(text, text, [section], {text: text})
+
+    assert parsed(results(name)).names == parsed(results("x")).names
 
 
 def test_the_data_can_be_read_back() -> None:
@@ -75,8 +91,10 @@ def test_the_data_can_be_read_back() -> None:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None
     data = json.loads(found[1])
-    assert len(data["patches"]) == 5 and data["patches"][2] == [0.5, 2, 2, 2, 1.0]
-    assert data["sprite"].startswith("data:image/png;base64,iVBOR")
+    bank = data["methods"][0]["bank"]
+    assert len(bank["patches"]) == 5 and bank["patches"][2] == [0.5, 2, 2, 2, 1.0]
+    assert bank["sprite"].startswith("data:image/png;base64,iVBOR")
+    assert data["cards"][0][2][0]["values"] == [[0.5, None]] and data["duration"] == 4
 
 
 def test_a_page_without_patches() -> None:

@@ -15,9 +15,10 @@ import torch
 import recap
 from recap import run as runs
 from recap.config import RunConfig, resolve_device, resolve_dtype
-from recap.io.report import SILENT
+from recap.io.report import SILENT, Reporter
 from recap.io.video import ClipWriter
 from recap.registry import BACKBONES
+from recap.show.result import print_progress
 from recap.show.run_page import write_run_page
 
 SMALL = {"backbone": "untrained", "flow": "classical"}
@@ -30,7 +31,7 @@ def quiet(*_: object) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> recap.Run:
     folder = tmp_path_factory.mktemp("made") / "run"
-    return recap.generate("a red boat", seconds=2, folder=folder, progress=quiet, notice=quiet, **SMALL)
+    return recap.generate("a red boat", seconds=2, folder=folder, reporter=SILENT, **SMALL)
 
 
 def test_a_prompt_becomes_a_run(made: recap.Run) -> None:
@@ -94,8 +95,7 @@ def test_the_pictures_that_a_run_continues_are_on_its_page(made: recap.Run, tmp_
         memory="none",
         opening=str(tmp_path / "opening.mp4"),
         folder=tmp_path / "run",
-        progress=quiet,
-        notice=quiet,
+        reporter=SILENT,
     )
     data = json.loads(run.show(browser=False).read_text().split('id="data">')[1].split("</script>")[0])
     assert data["duration"] == pytest.approx(run.seconds, abs=1e-3) and len(data["blocks"]) == len(run.trace)
@@ -118,8 +118,8 @@ def test_what_is_not_a_finished_run_is_refused(tmp_path: Path, made: recap.Run) 
         ("timing.jsonl", "", "0 of 3 blocks"),
         ("timing.jsonl", '{"block": 0}\n' * 3, "0 of 3 blocks"),
         ("summary.json", "", "is not JSON"),
-        ("summary.json", "[]", "names no videos"),
-        ("summary.json", '{"videos": [3]}', "names no videos"),
+        ("summary.json", "[]", "names no videos or blocks"),
+        ("summary.json", '{"videos": [3]}', "names no videos or blocks"),
     ],
 )
 def test_files_of_a_run_that_were_cut_short_are_refused(
@@ -136,10 +136,16 @@ def test_files_of_a_run_that_were_cut_short_are_refused(
             recap.Run(folder)
 
 
-def test_a_length_that_blocks_cannot_make_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_length_that_blocks_cannot_make_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines: list[str] = []
     recap.generate(
-        [recap.Shot("a boat", 1.0)], memory="none", folder=tmp_path / "run", notice=lines.append, **SMALL
+        [recap.Shot("a boat", 1.0)],
+        memory="none",
+        folder=tmp_path / "run",
+        reporter=Reporter(lines.append, print_progress),
+        **SMALL,
     )
     assert lines == ["length: 0.56 s where 1 s were asked for: a video is made of whole blocks"]
     printed = capsys.readouterr().err
@@ -155,8 +161,8 @@ def test_a_stopped_run_is_resumed_from_python(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        recap.generate("a boat", seconds=2, folder=tmp_path / "run", progress=stop, notice=quiet, **SMALL)
-    run = recap.resume(tmp_path / "run", progress=quiet, notice=quiet)
+        recap.generate("a boat", seconds=2, folder=tmp_path / "run", reporter=Reporter(quiet, stop), **SMALL)
+    run = recap.resume(tmp_path / "run", reporter=SILENT)
     assert len(run.trace) == 3 and run.show(browser=False).is_file()
 
 

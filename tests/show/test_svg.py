@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recap.fast.growth import draw_curve
+from recap.fast.stopwatch import draw_curve
 from recap.show import svg
 
 
@@ -14,8 +14,8 @@ def test_attributes_are_short_and_escaped():
     assert svg.line(0, 1.0, 2.346, 10, stroke_width=1.5) == (
         '<line x1="0" y1="1" x2="2.35" y2="10" stroke-width="1.5"/>'
     )
-    assert svg.text(1, 2, "a < b", class_='x"y') == (
-        '<text x="1" y="2" text-anchor="start" class="x&quot;y">a &lt; b</text>'
+    assert svg.text(1, 2, "a < b", id='x"y') == (
+        '<text x="1" y="2" text-anchor="start" id="x&quot;y">a &lt; b</text>'
     )
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import torch
 
-from recap.tables.jobs import Job
-from recap.tables.processes import Processes
-from recap.tables.runner import Rules, collect, run_jobs
-from recap.tables.store import Store
+from recap.tables.executors import Processes
+from recap.tables.runner import Job, ResultStore, Rules, collect, run_jobs
 
 RULES = Rules(backoff_s=0.01, most_crashes=50)
 
 
-def numbers(payload, folder):
+def numbers(job, place):
     """A few numbers that depend on the seed alone, and a file; takes as long as the environment says."""
-    data, place = payload["data"], Path(folder)
+    data = job.data
     dice = torch.Generator().manual_seed(data["seed"])
     values = torch.randn(64, 64, generator=dice)
     place.mkdir(parents=True, exist_ok=True)
@@ -29,12 +27,11 @@ def numbers(payload, folder):
     return {"sum": float((values @ values).sum()), "row": data["row"]}
 
 
-def stumble(payload, folder):
+def stumble(job, tries):
     """Fails twice, then succeeds; some never do."""
-    tries = Path(folder)
     tries.mkdir(parents=True, exist_ok=True)
     (tries / f"{time.time_ns()}").touch()
-    count, row = len(list(tries.iterdir())), payload["data"]["row"]
+    count, row = len(list(tries.iterdir())), job.data["row"]
     if row == "hopeless":
         raise ValueError("no hope")
     if row == "fatal":
@@ -44,21 +41,20 @@ def stumble(payload, folder):
     return {"tries": count}
 
 
-def linger(payload, folder):
+def linger(job, place):
     """As `numbers`, but one of them tells its process and waits, so that it can be killed at work."""
-    place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     first = not (place / "pid").exists()
     (place / "pid.part").write_text(str(os.getpid()))
     (place / "pid.part").rename(place / "pid")
-    if first and payload["data"]["seed"] == 1:
+    if first and job.data["seed"] == 1:
         time.sleep(float(os.environ.get("LINGER_S", "0")))
-    return numbers(payload, folder)
+    return numbers(job, place)
 
 
-def entries(payload, folder):
+def entries(job, folder):
     """A result of what was asked for."""
-    return dict.fromkeys(payload["wants"], payload["data"]["seed"])
+    return dict.fromkeys(job.wants, job.data["seed"])
 
 
 def jobs(count: int) -> list[Job]:
@@ -67,7 +63,7 @@ def jobs(count: int) -> list[Job]:
 
 def run(some, work, folder, *, workers=1, rules=RULES, **how):
     """All results, by processes of this machine."""
-    store = Store(folder)
+    store = ResultStore(folder)
     progress = run_jobs(some, store, Processes(work, folder / "jobs", workers), rules=rules, **how)
     return collect(some, store, progress)
 

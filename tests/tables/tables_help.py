@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from recap.run import build_backbone
 from recap.tables.generating import config_of, generate_batch
-from recap.tables.jobs import Job
 from recap.tables.recipes import Ask, Recipe, find_recipe
+from recap.tables.runner import Job
 from recap.tables.runs import TableRuns
 
 
@@ -14,8 +14,7 @@ def jobs_of(recipe: str | Recipe, row: str = "", **asked) -> list[Job]:
     found = find_recipe(recipe) if isinstance(recipe, str) else recipe
     values = {"prompts": 1, "seeds": 1, "embedder": "hsv", "device": "cpu", "flow": "classical", **asked}
     plan = TableRuns([found], Ask(**values), {found.name: {}})
-    keys = [key for planned, key in plan.tables[found.name] if row in ("", planned.row.name)]
-    return [plan.jobs[key] for key in keys]
+    return [plan.jobs[run.job.key] for run in plan.tables[found.name] if row in ("", run.row.name)]
 
 
 def data_of(recipe: str | Recipe, row: str = "", **asked):
@@ -25,5 +24,4 @@ def data_of(recipe: str | Recipe, row: str = "", **asked):
 
 def generated(jobs, folder, embedder=None):
     """These jobs as one batch, generated in this process."""
-    payloads = [job.payload for job in jobs]
-    return generate_batch(payloads, build_backbone(config_of(payloads[0])), folder, embedder)
+    return generate_batch(jobs, build_backbone(config_of(jobs[0])), folder, embedder)

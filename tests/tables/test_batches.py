@@ -18,14 +18,19 @@ from recap.eval.sampling import InMemoryClip
 from recap.io.report import SILENT
 from recap.io.video import open_clip
 from recap.run import generate
-from recap.tables import batches
-from recap.tables.batches import Batches, kind_of
-from recap.tables.generating import config_of, generate_and_score, generate_batch, score_generated
-from recap.tables.looks import pack_look, unpack_look
-from recap.tables.recipes import TABLES, Ask, find_recipe, plan_runs
-from recap.tables.runner import Rules, run_jobs
-from recap.tables.runs import TableRuns
-from recap.tables.store import Store
+from recap.tables import executors
+from recap.tables.executors import Batches, kind_of
+from recap.tables.generating import (
+    config_of,
+    generate_and_score,
+    generate_batch,
+    pack_look,
+    score_generated,
+    unpack_look,
+)
+from recap.tables.recipes import TABLES, Ask, find_recipe
+from recap.tables.runner import ResultStore, Rules, run_jobs
+from recap.tables.runs import TableRuns, plan_runs
 from recap.trace import read_trace
 
 SMALL = {"backbone": "untrained", "prompts": 2, "seconds": 4.5}
@@ -64,8 +69,8 @@ def test_batches_hold_one_kind_and_are_even():
 
 
 def test_attention_is_measured_by_the_readable_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "accelerate", lambda plain: f"fast {plain}")
-    monkeypatch.setattr(batches, "build_backbone", lambda config, notice: "plain")
+    monkeypatch.setattr(executors, "accelerate", lambda plain: f"fast {plain}")
+    monkeypatch.setattr(executors, "build_backbone", lambda config, notice: "plain")
     made = Batches(tmp_path, 4, 1)
     try:
         jobs = {table: jobs_of(table, **SMALL) for table in ("lambda", "identity")}
@@ -84,14 +89,14 @@ def ours(tmp_path_factory):
 
 
 def scored(job, run, folder, **options):
-    return score_generated({**job.payload, "options": {"generated": run, **options}}, str(folder))
+    return score_generated(replace(job, options={"generated": run, **options}), folder)
 
 
 def test_a_row_of_a_batch_is_the_run_that_is_generated_alone(ours, tmp_path):
     jobs, runs = ours
     for index, (job, run) in enumerate(zip(jobs, runs, strict=True)):
         folder = tmp_path / job.key
-        generate(config_of(job.payload), folder, reporter=SILENT)
+        generate(config_of(job), folder, reporter=SILENT)
         shown, clip = np.load(run.pictures), open_clip(folder / "video.mp4")
         decoded = np.stack(list(clip.pictures()))
         assert shown.shape == decoded.shape and not run.seconds
@@ -102,7 +107,7 @@ def test_a_row_of_a_batch_is_the_run_that_is_generated_alone(ours, tmp_path):
             assert mine.prompts == theirs.prompts
             assert mine.admitted[0].keys() == theirs.admitted[0].keys()
             assert mine.shares["current"] == pytest.approx(theirs.shares["current"], abs=1e-4)
-    alone = generate_and_score(jobs[0].payload, str(tmp_path / "alone"))
+    alone = generate_and_score(jobs[0], tmp_path / "alone")
     together = scored(jobs[0], runs[0], tmp_path / "together")
     assert alone.keys() == together.keys() == jobs[0].wants
     assert alone["reappearance"]["bank_slots_from_B"] == together["reappearance"]["bank_slots_from_B"]
@@ -119,14 +124,14 @@ def test_a_run_that_is_alone_is_timed(tmp_path):
 def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_path):
     jobs, runs = ours
     (known,) = generated(jobs[:1], tmp_path, HsvEmbedder())
-    assert runs[0].vectors is None and known.vectors.is_file()
+    assert not runs[0].backend and known.backend == HsvEmbedder().backend
     (plain,) = generated(jobs[:1], tmp_path)
     assert scored(jobs[0], known, tmp_path) == scored(jobs[0], plain, tmp_path)
 
 
 def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(ours, tmp_path):
     jobs, _ = ours
-    generate(config_of(jobs[0].payload), tmp_path / "run", reporter=SILENT)
+    generate(config_of(jobs[0]), tmp_path / "run", reporter=SILENT)
     clip = open_clip(tmp_path / "run" / "video.mp4")
     shown, trace = (
         InMemoryClip(np.stack(list(clip.pictures())), clip.fps),
@@ -145,7 +150,7 @@ def test_looks_travel_unharmed(ours, tmp_path):
     assert np.array_equal(again.pictures, look.pictures) and again.moments == look.moments
     assert np.array_equal(look.pictures[0], np.load(runs[0].pictures)[round(look.moments[0] * runs[0].fps)])
     assert again.bank == look.bank and len(look.bank.cuts) == 3
-    slots = [sum(held.values()) for held in look.bank.held]
+    slots = [sum(each.values()) for each in look.bank.slots]
     assert slots[-1] > 0 and len(look.bank.ends) == len(slots)
     assert open_clip(tmp_path / "video.mp4").num_pictures == len(np.load(runs[0].pictures))
 
@@ -169,7 +174,7 @@ FOUR = {"backbone": "untrained", "prompts": 2, "seeds": 2, "seconds": 1.5}
 
 def run_batches(tmp_path, jobs, rows=4, **how):
     notices = []
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     made = Batches(tmp_path / "shown", rows, 1, notice=notices.append)
     scratch = made._scratch.name
     progress = run_jobs(jobs, store, made, rules=Rules(backoff_s=0), **how)
@@ -181,13 +186,13 @@ def run_batches(tmp_path, jobs, rows=4, **how):
 def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkeypatch, fits):
     sizes = []
 
-    def narrow(payloads, *rest):
-        sizes.append(len(payloads))
-        if len(payloads) > fits:
+    def narrow(some, *rest):
+        sizes.append(len(some))
+        if len(some) > fits:
             raise torch.OutOfMemoryError("no room")
-        return generate_batch(payloads, *rest)
+        return generate_batch(some, *rest)
 
-    monkeypatch.setattr(batches, "generate_batch", narrow)
+    monkeypatch.setattr(executors, "generate_batch", narrow)
     jobs = jobs_of("bank", **FOUR)
     store, progress, notices = run_batches(tmp_path, jobs)
     if fits:
@@ -199,13 +204,13 @@ def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkey
 
 
 def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    def fails(payloads, backbone, folder, embedder):
-        if payloads[0]["data"]["config"]["memory"]["name"] == "sink":
-            (folder / f"{payloads[0]['key']}.npy").touch()
+    def fails(some, backbone, folder, embedder):
+        if some[0].data["config"]["memory"]["name"] == "sink":
+            (folder / f"{some[0].key}.npy").touch()
             raise RuntimeError("broken")
-        return generate_batch(payloads, backbone, folder, embedder)
+        return generate_batch(some, backbone, folder, embedder)
 
-    monkeypatch.setattr(batches, "generate_batch", fails)
+    monkeypatch.setattr(executors, "generate_batch", fails)
     jobs = jobs_of("retention", backbone="untrained", seconds=1.5)
     store, progress, _ = run_batches(tmp_path, jobs)
     assert progress.done == 2 and progress.retries == 0
@@ -217,13 +222,13 @@ def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
-    def tampered(payloads, *rest):
-        runs = generate_batch(payloads, *rest)
+    def tampered(some, *rest):
+        runs = generate_batch(some, *rest)
         if len(runs) > 1:
             runs[1].pictures.write_bytes(b"damaged")
         return runs
 
-    monkeypatch.setattr(batches, "generate_batch", tampered)
+    monkeypatch.setattr(executors, "generate_batch", tampered)
     jobs = jobs_of("bank", **FOUR)[:3]
     store, progress, _ = run_batches(tmp_path, jobs, rows=3)
     # It is generated again by itself, and then nobody tampers with it.
@@ -233,11 +238,11 @@ def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
 def test_large_pictures_make_small_batches(tmp_path, monkeypatch):
     sizes = []
 
-    def note(payloads, *rest):
-        sizes.append(len(payloads))
-        return generate_batch(payloads, *rest)
+    def note(some, *rest):
+        sizes.append(len(some))
+        return generate_batch(some, *rest)
 
-    monkeypatch.setattr(batches, "generate_batch", note)
-    monkeypatch.setattr(batches, "SHARE_OF_DISK", 1 << 60)
+    monkeypatch.setattr(executors, "generate_batch", note)
+    monkeypatch.setattr(executors, "SHARE_OF_DISK", 1 << 60)
     run_batches(tmp_path, jobs_of("bank", **FOUR)[:2])
     assert sizes == [1, 1]

@@ -13,8 +13,8 @@ from recap.io.files import alone_in
 from recap.tables import reproduce as module
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import How, main, read_arguments, reproduce
+from recap.tables.runner import FILE, ResultStore
 from recap.tables.runs import TableRuns
-from recap.tables.store import FILE, Store
 
 TABLE = "retention"
 ASK = Ask(
@@ -26,11 +26,11 @@ HERE = {"recap": "1", "torch": "2", "hardware": "a GPU", "commit": "abc"}
 def made(out, table=TABLE, ask=ASK, *, rows=(), value=0.5, **other):
     """Results of all runs, as if they had come from a machine with a GPU."""
     recipe = find_recipe(table)
-    store = Store(out, {**HERE, **other})
-    for planned, key in TableRuns([recipe], ask, {table: {}}).tables[table]:
-        if not rows or planned.row.name in rows:
+    store = ResultStore(out, {**HERE, **other})
+    for run in TableRuns([recipe], ask, {table: {}}).tables[table]:
+        if not rows or run.row.name in rows:
             score = {"name": "retention_frame_mid", "value": value, "backend": "hsv", "n": 3, "details": {}}
-            store.add(key, {measure: {"retention_frame_mid": score} for measure in recipe.measures})
+            store.add(run.job.key, {measure: {"retention_frame_mid": score} for measure in recipe.measures})
     return store
 
 
@@ -137,8 +137,10 @@ def test_the_plain_command_takes_what_the_other_takes(tmp_path, capsys):
     made(tmp_path)
     assert main(words) == 0
     assert str(tmp_path / TABLE / "index.html") in capsys.readouterr().out
-    given = read_arguments([*words, "--minutes", "9", "--rows", "100", "--scorers", "7", "--commit", "abc"])
-    assert (given.minutes, given.rows, given.scorers, given.commit) == (9, 100, 7, "abc")
+    arguments = read_arguments(
+        [*words, "--minutes", "9", "--rows", "100", "--scorers", "7", "--commit", "abc"]
+    )
+    assert (arguments.minutes, arguments.rows, arguments.scorers, arguments.commit) == (9, 100, 7, "abc")
 
 
 def test_the_exit_status_tells_that_runs_are_left(tmp_path):

@@ -12,13 +12,10 @@ from typer.testing import CliRunner
 
 import recap.tables.reproduce as reproduction
 from recap.cli.main import app
-from recap.config import RunConfig
-from recap.eval.judged import JudgedRun
+from recap.eval.judged import JudgedRun, build_motion_judge
 from recap.eval.metrics import find_measure
-from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import InMemoryClip
-from recap.tables import suite_videos
-from recap.tables.about import about_table
+from recap.tables.folder import about_table
 from recap.tables.generating import generate_and_score
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
@@ -34,7 +31,7 @@ def generated_here(monkeypatch):
     def run(jobs, store, executor, **_):
         executor.close()
         for job in jobs:
-            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+            store.add(job.key, generate_and_score(job, store.folder / "shown" / job.key))
         return Progress(len(jobs), len(jobs))
 
     monkeypatch.setattr("recap.tables.reproduce.run_jobs", run)
@@ -46,8 +43,8 @@ def about_of(folder):
 
 def test_every_way_to_a_table_asks_for_auto():
     assert Ask().flow == "auto" and Ask().judge_flow == "classical" and Ask().device == "auto"
-    given = read_arguments(["bank"])
-    assert (given.flow, given.judge_flow, given.device) == ("auto", "classical", "auto")
+    arguments = read_arguments(["bank"])
+    assert (arguments.flow, arguments.judge_flow, arguments.device) == ("auto", "classical", "auto")
 
 
 def test_the_command_asks_for_auto_and_hands_on_who_judges(monkeypatch):
@@ -98,21 +95,6 @@ def test_named_raft_that_cannot_be_had_is_refused_before_anything_is_generated(t
 def test_a_wrong_judge_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"--judge-flow is 'raft'.*did you mean 'raft-small'"):
         reproduce(["motion"], replace(ONE, judge_flow="raft"), tmp_path / "out")
-
-
-def test_a_suite_resumes_with_the_flow_it_began_with(tmp_path, monkeypatch, random_raft):
-    (tmp_path / "lines.txt").write_text("\n".join(f"prompt {number}" for number in range(128)))
-    template = {"shots": [{"prompt": "", "seconds": 1}], "backbone": "untrained", "flow": "auto"}
-    order = suite_videos.Order(
-        "moviegen128", RunConfig.from_dict(template), tmp_path / "lines.txt", num=1, seeds=1
-    )
-    lines = []
-    for _ in range(2):
-        suite_videos.generate_suite(order, tmp_path, tmp_path / "videos", workers=1, notice=lines.append)
-        record = json.loads((tmp_path / "videos-work" / "record.json").read_text())
-        assert record["flow"] == "classical"
-        monkeypatch.setenv("RECAP_HOME", str(random_raft))
-    assert len(lines) == 1 and "flow: classical" in lines[0]
 
 
 # Who judges motion

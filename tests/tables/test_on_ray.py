@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from runner_work import RULES, jobs, run
 
-from recap.tables.jobs import canonical
-from recap.tables.on_ray import OnRay
-from recap.tables.runner import collect, run_jobs
-from recap.tables.store import Store
+from recap.tables.executors import OnRay
+from recap.tables.runner import ResultStore, canonical, collect, run_jobs
 
 WORK = "runner_work:linger"
 
@@ -42,7 +40,7 @@ def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=kill_one_at_work, daemon=True)
     thread.start()
-    store = Store(folder)
+    store = ResultStore(folder)
     progress = run_jobs(jobs(8), store, OnRay(WORK, folder / "jobs"), rules=RULES)
     thread.join(1)
     assert killed and progress.retries == 1

@@ -44,7 +44,7 @@ def test_what_no_run_can_do_without_is_refused_before_any(tmp_path, monkeypatch,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_row_whose_own_weights_are_missing_is_left_out_and_said(tmp_path):
+def test_a_row_whose_own_weights_are_missing_is_left_out_and_named(tmp_path):
     notices = []
     done = reproduce(["admission"], SMALL, tmp_path, How(workers=1), notice=notices.append)
     assert done.left_out == {"admission": ("diversity",)} and done.num_runs == 7

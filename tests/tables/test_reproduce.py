@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 from tables_help import jobs_of
 
-from recap.eval.judges.witness import build_probe_witness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import all_measures
 from recap.eval.scores import Estimate
 from recap.eval.witnesses import Box
 from recap.registry import ADMISSIONS
 from recap.tables.generating import generate_and_score
-from recap.tables.page import figures_of
+from recap.tables.page import MARK, figures_of, write_report
 from recap.tables.paper_numbers import paper_table
 from recap.tables.recipes import Ask, find_recipe
-from recap.tables.report import MARK, write_report
 from recap.tables.reproduce import How, reproduce
-from recap.tables.table import Line, as_markdown, build_cells
+from recap.tables.table import ScoredRun, as_markdown, build_cells, remarks
 
 SMALL = Ask(backbone="untrained", prompts=2, seeds=1, seconds=4.5, embedder="hsv")
 FILES = {
@@ -56,7 +55,7 @@ def test_the_folder_is_complete_and_the_page_needs_nothing_else(results):
     paper = {row["row"]: row["paper"] for row in rows if row["measure"] == "reappearance_frame"}
     assert paper == {"none": "0.699", "sink": "", "sink, lambda 5": "", "recap": "0.752"}
     page = (folder / "index.html").read_text()
-    assert "{{" not in page and page.count("<svg") >= 3 and "data:video/mp4" in page
+    assert "{{" not in page and page.count("data:image/svg+xml") >= 3 and "data:video/mp4" in page
     assert page.count("bank of recap") == 1 and page.count("stroke-dasharray") == 3  # three cuts
     for about in ("suite", "prompts", "hardware", "commit", "judged"):
         assert f"<th>{about}</th>" in page
@@ -100,7 +99,7 @@ class WholePicture:
 def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
     monkeypatch.setattr("recap.eval.judged._qwen", lambda source, device: WholePicture())
     job = jobs_of("reappearance", backbone="untrained", seconds=9, detector="qwen2.5-vl")[0]
-    scores = generate_and_score(job.payload, str(tmp_path / "run"))["reappearance"]
+    scores = generate_and_score(job, tmp_path / "run")["reappearance"]
     assert scores["reappearance_subject"]["backend"] == "standin:hsv-8x4x4 in whole picture"
     assert scores["found_in_B"]["value"] == 1 and scores["verified"]["value"] == 0  # it is there in C, too
     assert scores["reappearance_subject_verified"]["value"] is None
@@ -151,7 +150,7 @@ def test_every_measure_has_something_to_say_of_one_run(tmp_path):
     recipe = dataclasses.replace(find_recipe("identity"), measures=every)
     job = jobs_of(recipe, "recap", backbone="untrained", seconds=6)[0]
     assert job.options["trace_offered"]
-    result = generate_and_score(job.payload, str(tmp_path / "run"))
+    result = generate_and_score(job, tmp_path / "run")
     assert result.keys() == {*every, "look"}
     scores = {name: score for measure in every for name, score in result[measure].items()}
     assert {score["backend"] for score in scores.values()} == {"native", "dis", "standin:hsv-8x4x4"}
@@ -165,7 +164,7 @@ def test_every_measure_has_something_to_say_of_one_run(tmp_path):
     )
 
 
-def test_rows_that_do_not_exist_here_are_left_out_and_said(tmp_path, monkeypatch):
+def test_rows_that_do_not_exist_here_are_left_out_and_named(tmp_path, monkeypatch):
     """Before anything is generated."""
     monkeypatch.delitem(ADMISSIONS, "random", raising=False)
     rows = {row.name: row.available for row in find_recipe("admission").rows}
@@ -189,8 +188,8 @@ def test_the_report_holds_all_tables(results):
         sheet = (results / table / "sheet.png").read_bytes()
         assert sheet.startswith(b"\x89PNG") and base64.b64encode(sheet).decode() in page
     assert page.count("The first prompt, seed 0") == 2 and "likeness to the opening" in page
-    for told in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
-        assert f"<th>{told}</th>" in page or f"{told} " in page, told
+    for field in ("suite", "backbone", "hardware", "commit", "judged", "prompts", "seeds"):
+        assert f"<th>{field}</th>" in page or f"{field} " in page, field
     written = (results / "results.md").read_text()
     assert written.startswith("# Results") and written.count("\n## ") == 2 and "hsv" in written
 
@@ -227,12 +226,22 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     mine = tmp_path / "retention"
     mine.mkdir()
     (mine / "table.md").write_text("# Identity")
-    (mine / "table.json").write_text(json.dumps(whole | {"left_out": ["sink"]}))
+    section = whole["section"]
+    shutil.copy(results / "retention" / "sheet.png", mine)
+    (mine / "table.json").write_text(
+        json.dumps(whole | {"section": section | {"remarks": remarks("", ["sink"])}})
+    )
     assert "Left out, as they could not be generated: sink." in write_report(tmp_path).read_text()
     before = (tmp_path / "report.html").read_bytes()
-    cell = whole["cells"][0]
-    for broken in ({"table": "retention"}, whole | {"table": ["x"]}, [],
-                   whole | {"cells": [cell | {"value": None}]}, whole | {"cells": [{"row": "none"}]}):  # fmt: skip
+    measured = section["measured"][0]
+    for broken in (
+        {"table": "retention"},
+        whole | {"table": ["x"]},
+        [],
+        whole | {"section": section | {"measured": [measured | {"rows": [[None]]}]}},
+        whole | {"section": section | {"measured": [{"name": "none"}]}},
+        whole | {"section": section | {"sheet": "lost.png"}},
+    ):
         (mine / "table.json").write_text(json.dumps(broken))
         with pytest.raises(ValueError, match="is no whole table as this version writes it"):
             write_report(tmp_path)
@@ -248,22 +257,14 @@ def test_a_report_of_nothing_is_refused(tmp_path):
         write_report(tmp_path)
 
 
-def score(value, backend="x"):
-    return {
-        "identity_frame": {
-            "name": "identity_frame",
-            "value": value,
-            "backend": backend,
-            "n": 1,
-            "details": {},
-        }
-    }
+def score(value, backend="x", name="identity_frame"):
+    return {name: {"name": name, "value": value, "backend": backend, "n": 1, "details": {}}}
 
 
 def test_the_table_compares_pairs_and_shows_the_paper():
     recipe = find_recipe("identity")
     lines = [
-        Line(row, f"p{prompt}", seed, score(0.5 + 0.2 * (row == "recap") + 0.01 * prompt))
+        ScoredRun(row, f"p{prompt}", seed, score(0.5 + 0.2 * (row == "recap") + 0.01 * prompt))
         for prompt in range(5) for seed in range(2) for row in ("none", "recap")
     ]  # fmt: skip
     none, ours = build_cells(recipe, lines)
@@ -272,21 +273,21 @@ def test_the_table_compares_pairs_and_shows_the_paper():
     assert ours.against is None and (none.paper, ours.paper) == (0.745, 0.850)
     text = as_markdown(recipe, [none, ours], {"backbone": "made up"})
     assert "| none | 0.52 [" in text and "0.745" in text and "judged by: x" in text
-    same = [Line("recap", line.prompt, line.seed, score(0.5 + 1e-9 * line.seed)) for line in lines[::2]]
-    even = [Line("none", line.prompt, line.seed, score(0.5)) for line in same]
+    same = [ScoredRun("recap", line.prompt, line.seed, score(0.5 + 1e-9 * line.seed)) for line in lines[::2]]
+    even = [ScoredRun("none", line.prompt, line.seed, score(0.5)) for line in same]
     tied = build_cells(recipe, [*even, *same])[0]
     assert tied.against == Estimate(0, 0, 0, 10, 5) and tied.wins == 0.5
-    lines[0] = Line("none", "p0", 0, score(0.5, "y"))
+    lines[0] = ScoredRun("none", "p0", 0, score(0.5, "y"))
     with pytest.raises(ValueError, match="one judge"):
         build_cells(recipe, lines)
 
 
-def test_each_backbone_stands_beside_its_own_line_of_the_paper():
+def test_each_backbone_stands_next_to_its_own_line_of_the_paper():
     recipe = find_recipe("main")
-    told = {
+    scores = {
         "dynamic_degree": {"name": "dynamic_degree", "value": 0.5, "backend": "dis", "n": 1, "details": {}}
     }
-    lines = [Line(row, "p", 0, told) for row in ("none", "sink", "recap")]
+    lines = [ScoredRun(row, "p", 0, scores) for row in ("none", "sink", "recap")]
     shown = {
         backbone: [cell.paper for cell in build_cells(recipe, lines, backbone)]
         for backbone in ("self-forcing", "embedded", "longlive")
@@ -298,13 +299,12 @@ def test_each_backbone_stands_beside_its_own_line_of_the_paper():
     assert (baseline, ours) == pytest.approx((numbers["LongLive"], numbers["LongLive+Ours"]))
 
 
-def test_times_are_compared_at_one_length_and_beside_the_papers():
+def test_times_are_compared_at_one_length_and_next_to_the_papers():
     recipe = find_recipe("time")
     lines = [
-        Line(row.name, "p", 0, {"seconds": {"name": "seconds", "value": row.seconds * (1 + (row.paper == "ours")),
-                                            "backend": "native", "n": 1, "details": {}}})
+        ScoredRun(row.name, "p", 0, score(row.seconds * (1 + (row.paper == "ours")), "native", "seconds"))
         for row in recipe.rows
-    ]  # fmt: skip
+    ]
     cells = {cell.row: cell for cell in build_cells(recipe, lines)}
     assert [cells[f"none, {m} min"].against.mean for m in (1, 2, 5)] == [60, 120, 300]
     assert cells["recap, 5 min"].against is None
@@ -316,7 +316,7 @@ def test_times_are_compared_at_one_length_and_beside_the_papers():
 def test_rows_of_motion_say_how_their_videos_are_spread():
     flows = {"none": [1, 1, 1, 1, 3], "sink": [1, 1, 1, 1, 1], "recap": [2, 2, 2, 2, 2.5]}
     lines = [
-        Line(row, f"p{prompt}", 0, {"total_flow": {"name": "total_flow", "value": float(value), "backend": "dis",
+        ScoredRun(row, f"p{prompt}", 0, {"total_flow": {"name": "total_flow", "value": float(value), "backend": "dis",
                                                   "n": 1, "details": {}}})
         for row, values in flows.items() for prompt, value in enumerate(values)
     ]  # fmt: skip
@@ -338,9 +338,9 @@ def test_a_csv_tells_its_columns_apart(results):
     assert len(head) == len(set(head)) == 14
 
 
-def test_lengths_stand_in_order_and_are_drawn_as_a_curve():
+def test_lengths_stand_in_order_and_are_shown_as_a_curve():
     lines = [
-        Line(row, f"p{prompt}", 0, {
+        ScoredRun(row, f"p{prompt}", 0, {
             name: {"name": name, "value": 0.1 * prompt, "backend": "dis", "n": 1, "details": {}}
             for name in ("dynamic_degree_10s", "dynamic_degree_5s")
         })
@@ -353,9 +353,17 @@ def test_lengths_stand_in_order_and_are_drawn_as_a_curve():
     assert "dynamic_degree over length" in first and first.count("<polyline") == 2
 
 
+def test_no_figure_is_empty():
+    """Curves over a setting are only of tables that vary one."""
+    recipe = find_recipe("identity")
+    runs = [ScoredRun(row, f"p{n}", 0, score(0.1 * n)) for row in ("none", "recap") for n in range(5)]
+    (figure,) = figures_of(recipe, build_cells(recipe, runs), runs)
+    assert ">none<" in figure and ">recap<" in figure
+
+
 def test_the_probe_is_a_witness():
     """Two pictures alike are 1 apart from nothing; the probe's own judgements are tested with it."""
-    witness = build_probe_witness()
+    witness = ProbeWitness()
     pictures = np.zeros((3, 128, 208, 3), np.uint8)
     found, colours = witness.look(pictures, "fox")
     assert found.shape == (3,) and colours.shape == (3, 3)

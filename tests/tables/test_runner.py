@@ -14,17 +14,15 @@ from pathlib import Path
 import pytest
 from runner_work import jobs, run
 
-from recap.tables.jobs import Job, canonical
-from recap.tables.processes import Processes
-from recap.tables.runner import Done, Progress, Rules, as_time, run_jobs
-from recap.tables.store import FILE, Store
+from recap.tables.executors import Processes
+from recap.tables.runner import FILE, Done, Job, Progress, ResultStore, Rules, canonical, collect, run_jobs
 
 WORK = "runner_work:numbers"
 
 
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
     reported = []
-    alone = run(jobs(12), WORK, tmp_path / "1", report=lambda progress: reported.append(progress.line()))
+    alone = run(jobs(12), WORK, tmp_path / "1", notice=reported.append)
     three = run(jobs(12), WORK, tmp_path / "3", workers=3)
     assert canonical(alone) == canonical(three) and len(alone) == 12
     assert reported[-1] == "12 of 12 done"
@@ -43,7 +41,7 @@ def test_a_result_is_added_to_entry_by_entry(tmp_path):
         return [Job("job", {"seed": 7}, frozenset(wants))]
 
     assert run(asked("a"), "runner_work:entries", tmp_path) == [{"a": 7}]
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     assert store.lacks(asked("a", "b")[0]) == {"b"} and not store.has(asked("a", "b")[0])
     assert run(asked("b"), "runner_work:entries", tmp_path) == [{"a": 7, "b": 7}]
 
@@ -53,14 +51,18 @@ def test_failures_are_retried_later_and_then_given_up(tmp_path):
     work = "runner_work:stumble"
     shaky, hopeless, fatal = (Job(row, {"row": row, "seed": 0}) for row in ("shaky", "hopeless", "fatal"))
     assert run([shaky], work, tmp_path, rules=rules) == [{"tries": 3}]
-    reported = []
-    with pytest.raises(
-        ValueError, match=r"2 of 3 jobs have no result; the first: hopeless: ValueError: no hope"
-    ):
-        run([shaky, hopeless, fatal], work, tmp_path, rules=rules, report=reported.append)
-    last = reported[-1]
+    store, reported = ResultStore(tmp_path), []
+    executor = Processes(work, tmp_path / "jobs", 1)
+    some = [shaky, hopeless, fatal]
+    last = run_jobs(some, store, executor, rules=rules, notice=reported.append)
     assert (last.done, last.retries, set(last.errors)) == (1, 3, {"hopeless", "fatal"})
     assert last.errors["fatal"] == "its worker died (exit code 9)"
+    assert reported[-1] == "1 of 3 done, 3 retries, 2 given up"
+    left = (tmp_path / "progress.txt").read_text().splitlines()
+    assert left[0] == reported[-1] and "fatal: its worker died (exit code 9)" in left[1:]
+    why = r"2 of 3 jobs have no result; the first: hopeless: ValueError: no hope"
+    with pytest.raises(ValueError, match=why):
+        collect(some, store, last)
     assert Rules(backoff_s=2).delay(1) == 2 and Rules(backoff_s=2).delay(4) == 16
 
 
@@ -74,10 +76,10 @@ def test_what_cannot_be_used_is_refused(tmp_path):
 
 
 class Instant:
-    """An executor that ends every job at once, and lists the batches it was given."""
+    """An executor that ends every job at once, and lists what was submitted."""
 
     def __init__(self, seconds=0.0, result=None):
-        self.given, self._ended, self._seconds, self._result = [], [], seconds, result
+        self.submitted, self._ended, self._seconds, self._result = [], [], seconds, result
 
     def batches(self, some):
         return [[job] for job in some]
@@ -87,7 +89,7 @@ class Instant:
 
     def submit(self, batch):
         time.sleep(self._seconds)
-        self.given += [job.name for job in batch]
+        self.submitted += [job.name for job in batch]
         self._ended += [Done(job, {} if self._result is None else self._result) for job in batch]
 
     def wait(self, seconds):
@@ -101,35 +103,34 @@ class Instant:
 def test_nothing_begins_that_would_end_too_late_and_shorter_jobs_may_fit(tmp_path):
     some = [Job(name, {"name": name}, size=size) for name, size in (("a", 1), ("long", 1000), ("b", 1))]
     executor = Instant(seconds=0.01)
-    progress = run_jobs(some, Store(tmp_path), executor, minutes=2 / 60)
-    assert executor.given == ["a", "b"] and (progress.done, progress.late) == (2, 1) and executor.closed
+    progress = run_jobs(some, ResultStore(tmp_path), executor, minutes=2 / 60)
+    assert executor.submitted == ["a", "b"] and (progress.done, progress.late) == (2, 1) and executor.closed
     assert progress.line() == "2 of 3 done, 1 left for want of time"
-    none = run_jobs(some[1:2], Store(tmp_path), Instant(), minutes=1e-9)
+    none = run_jobs(some[1:2], ResultStore(tmp_path), Instant(), minutes=1e-9)
     assert none.late == 1
 
 
 def test_an_executor_is_closed_whatever_happens(tmp_path):
     executor = Instant()
 
-    def stop(progress):
+    def stop(line):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs(1), Store(tmp_path), executor, report=stop)
+        run_jobs(jobs(1), ResultStore(tmp_path), executor, notice=stop)
     assert executor.closed
 
 
 def test_progress_in_words():
     progress = Progress(5, done=1, under_way=2, retries=1, left_s=65, errors={"x": "why"})
-    assert progress.line() == "1 of 5 done, 2 under way, 1 retries, 1 given up, about 1 min 05 s left"
-    assert [as_time(s) for s in (5, 65, 7300)] == ["5 s", "1 min 05 s", "2 h 01 min"]
+    assert progress.line() == "1 of 5 done, 2 under way, 1 retries, 1 given up, about 0:01:05 left"
 
 
 # The store
 
 
 def stored(folder, count=3):
-    store = Store(folder, {"torch": "1"})
+    store = ResultStore(folder, {"torch": "1"})
     for number in range(count):
         store.add(f"key {number}", {"value": number / 7})
     return store.file
@@ -141,10 +142,10 @@ def test_a_kill_while_writing_costs_the_last_line_at_most(tmp_path):
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(ends[1], len(whole)):
         file.write_bytes(whole[:cut])
-        store = Store(tmp_path)
+        store = ResultStore(tmp_path)
         assert set(store.results) == {"key 0", "key 1"}
         store.add("key 3", {"value": 3})
-        again = Store(tmp_path)
+        again = ResultStore(tmp_path)
         assert set(again.results) == {"key 0", "key 1", "key 3"} and again.makers["key 0"] == [{"torch": "1"}]
 
 
@@ -157,7 +158,7 @@ def test_a_damaged_line_among_whole_ones_is_refused_and_nothing_is_lost(tmp_path
     damaged = b"\n".join([lines[0], line, *lines[1:], b""])
     file.write_bytes(damaged)
     with pytest.raises(ValueError, match=rf"{FILE}.*line 2 is damaged.*copy it again"):
-        Store(tmp_path)
+        ResultStore(tmp_path)
     assert file.read_bytes() == damaged
 
 
@@ -228,7 +229,7 @@ def test_an_idle_worker_that_dies_costs_nothing(tmp_path):
             while not (ended := executor.wait(1)):
                 pass
             assert ended[0].result is not None
-            executor._idle[0].process.kill()
-            executor._idle[0].process.join()
+            executor._workers[0].process.kill()
+            executor._workers[0].process.join()
     finally:
         executor.close()

@@ -11,7 +11,7 @@ import pytest
 from tables_help import data_of
 
 from recap.eval.judged import JudgedRun
-from recap.eval.judges.witness import ProbeWitness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.sampling import InMemoryClip
@@ -37,20 +37,20 @@ def pictures_of(blocks: int) -> int:
 @pytest.mark.parametrize(
     ("blocks", "lengths"), [(3, []), (7, [5]), (11, [5]), (13, [5, 10]), (27, [5, 10, 20])]
 )
-def test_only_lengths_that_a_video_has_are_told(blocks, lengths):
+def test_only_lengths_that_a_video_has_are_scored(blocks, lengths):
     """As asked for by --seconds 2, 5, 8, 10 and 20; whole blocks leave a video up to 0.6 s short."""
-    told = find_measure("length").score(run_of(pictures_of(blocks)))
-    assert [each.name for each in told] == [f"dynamic_degree_{s}s" for s in lengths]
+    scores = find_measure("length").score(run_of(pictures_of(blocks)))
+    assert [each.name for each in scores] == [f"dynamic_degree_{s}s" for s in lengths]
 
 
-def test_a_minute_is_told_at_every_length():
+def test_a_minute_is_scored_at_every_length():
     run = run_of(pictures_of(80))
-    told = find_measure("length").score(run)
+    scores = find_measure("length").score(run)
     clips = find_measure("dynamics").score(run)[1].details["clips"]
     assert len(clips) == 30 and not any(clips[:14]) and all(clips[16:])
-    assert [each.name for each in told] == [f"dynamic_degree_{s}s" for s in LENGTHS_S]
-    assert [each.n for each in told] == [2, 5, 10, 15, 22, 30]
-    assert [each.value for each in told] == [np.mean(clips[: each.n]) for each in told]
+    assert [each.name for each in scores] == [f"dynamic_degree_{s}s" for s in LENGTHS_S]
+    assert [each.n for each in scores] == [2, 5, 10, 15, 22, 30]
+    assert [each.value for each in scores] == [np.mean(clips[: each.n]) for each in scores]
 
 
 class LeftColumn(ProbeWitness):
@@ -85,11 +85,11 @@ def test_what_a_bank_is_made_of_at_the_last_cut_or_at_the_end(monkeypatch, cut, 
         trace_line(2, [(7, 2, 0, 1.0)], evicted=[(1, 0, 3, 0.0)], edge=0.75, cut=cut),
     ]
     monkeypatch.setattr("recap.eval.judged._probe", LeftColumn)
-    told = find_measure("content").score(JudgedRun(data_of("rules"), InMemoryClip(pictures, FPS), trace))
-    assert {each.name: each.value for each in told} == {
+    scores = find_measure("content").score(JudgedRun(data_of("rules"), InMemoryClip(pictures, FPS), trace))
+    assert {each.name: each.value for each in scores} == {
         "bank_edge_share": edge, "bank_actor_share": pytest.approx(share)
     }  # fmt: skip
-    assert all(each.n == filled for each in told)
+    assert all(each.n == filled for each in scores)
 
 
 class Squares(ProbeWitness):
@@ -145,18 +145,18 @@ APPEARING = ((EMPTY, 4, False), (FOX, 8, True), (EMPTY, 10, True), (FOX, 10, Tru
 @pytest.mark.parametrize(("until", "share"), [(9.0, 0.0), (13.0, 6 / 17), (99.0, 13 / 17)])
 def test_haunting_is_the_share_of_moments_that_name_nobody_and_show_it(monkeypatch, until, share):
     """The fox is there from its segment B on; C lasts from 8.8 to 16.3 s, of which the first second is left out."""
-    told = judged(
+    scores = judged(
         monkeypatch, "reappearance", APPEARING, lambda s: [("fox", 3, 4)] * (2.8 < s < until), "haunting"
     )
-    assert told["haunting"].value == pytest.approx(share) and told["haunting"].n == 17
-    assert told["haunting"].details["found_share"] == pytest.approx([0, share * 17 / 13])
+    assert scores["haunting"].value == pytest.approx(share) and scores["haunting"].n == 17
+    assert scores["haunting"].details["found_share"] == pytest.approx([0, share * 17 / 13])
 
 
 def test_nobody_haunts_where_every_prompt_names_it(monkeypatch):
     assert not judged(monkeypatch, "identity", ((FOX, 8, False),), lambda _: [("fox", 3, 4)], "haunting")
 
 
-def test_a_subject_that_walks_is_told_from_one_that_stands(monkeypatch):
+def test_a_subject_that_walks_moves_and_one_that_stands_does_not(monkeypatch):
     """A cell a second: of 13, six in B and seven in D, over 25 pairs. Those across a cut are left out."""
 
     def show(second, pace):
@@ -164,10 +164,10 @@ def test_a_subject_that_walks_is_told_from_one_that_stands(monkeypatch):
         return [("fox", 3, 2 + int(pace * since))] * (2.8 < second < 8.8 or second > 16.3)
 
     for pace, path in ((0, 0), (1, 13 / 13 / 12.5)):
-        told = judged(monkeypatch, "reappearance", APPEARING, partial(show, pace=pace), "subject_motion")
-        assert told["subject_path"].n == told["subject_shape_change"].n == 25
-        assert told["subject_path"].value == pytest.approx(path, abs=0.002)
-        assert told["subject_shape_change"].value == 0
+        scores = judged(monkeypatch, "reappearance", APPEARING, partial(show, pace=pace), "subject_motion")
+        assert scores["subject_path"].n == scores["subject_shape_change"].n == 25
+        assert scores["subject_path"].value == pytest.approx(path, abs=0.002)
+        assert scores["subject_shape_change"].value == 0
 
 
 ENTERING = tuple(
@@ -189,27 +189,27 @@ def test_who_enters_leaves_and_returns(monkeypatch):
         25: [(75, 3, 8, 1.0), (76, 0, 0, 1.0), (77, 4, 9, 0.0)],  # of the visit; the first on the balloon
         50: [(150, 3, 8, 1.0)],  # after the return: too late to count
     }
-    told = judged(monkeypatch, "entering", ENTERING, show, "entering", admit=bank)
-    values = {name: each.value for name, each in told.items()}
+    scores = judged(monkeypatch, "entering", ENTERING, show, "entering", admit=bank)
+    values = {name: each.value for name, each in scores.items()}
     assert values["return_subject"] == pytest.approx(1)
-    assert told["return_subject"].details["found"] == [15, 39]
+    assert scores["return_subject"].details["found"] == [15, 39]
     assert values["late_found_on_visit"] == 1
     assert values["late_haunting"] == pytest.approx(7 / 18)
     assert values["late_found_on_return"] == pytest.approx(39 / 47)
     assert values["opening_found"] == pytest.approx(90 / 120)
-    assert values["bank_slots_from_visit"] == 3 and told["bank_slots_from_visit"].n == 5
+    assert values["bank_slots_from_visit"] == 3 and scores["bank_slots_from_visit"].n == 5
     assert values["bank_actor_share_at_return"] == 2 / 4 and values["bank_edge_share_at_return"] == 0.5
     assert values["return_frame"] is not None
 
 
 def test_a_memory_without_a_bank_is_asked_for_the_subject_alone(monkeypatch):
-    told = judged(monkeypatch, "entering", ENTERING, lambda _: [("fox", 3, 2)], "entering")
-    assert set(told) == {
+    scores = judged(monkeypatch, "entering", ENTERING, lambda _: [("fox", 3, 2)], "entering")
+    assert set(scores) == {
         "return_subject", "return_frame", "late_found_on_visit", "late_haunting", "late_found_on_return",
         "opening_found",
     }  # fmt: skip
-    assert told["return_subject"].value is None and told["late_found_on_return"].value == 0
-    assert told["opening_found"].value == 1
+    assert scores["return_subject"].value is None and scores["late_found_on_return"].value == 0
+    assert scores["opening_found"].value == 1
 
 
 def test_who_never_enters_is_not_looked_for(monkeypatch):

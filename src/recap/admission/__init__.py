@@ -1,1 +1,1 @@
-"""Novelty and its rivals: which tokens of a finished block are worth keeping, one file per rule."""
+"""Novelty and its rivals: which tokens of a finished block are worth keeping, rules of one mechanism in one file."""

@@ -7,26 +7,56 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from recap.admission.retention import retain_top
 from recap.contracts import Admission
+from recap.errors import refuse
 from recap.types import Block, Candidates, frame_positions
 
 
 def sources(block: Block, grid: tuple[int, int], like: Tensor) -> Tensor:
-    """Source B N 3 of every token of the block, frame by frame, row-major; batch and device are those of `like`."""
+    """Return source B N 3 of every token of the block, frame by frame, row-major; `like` has the batch and device."""
     frames = torch.arange(block.first_frame, block.end_frame, device=like.device)
     return frame_positions(frames, grid).long().expand(like.shape[0], -1, -1)
 
 
+def sort_key(source: Tensor) -> Tensor:
+    """Return one whole number B N per token of source B N 3: it orders by age and then row-major."""
+    frame, row, column = source.unbind(-1)
+    return (frame << 40) + (row << 20) + column
+
+
+def retain_top(pool: Candidates, capacity: int) -> Tensor:
+    """Return the indices, B min(capacity, pool), of the highest scores; ties: older first, then row-major.
+
+    This is the paper's retention. Newcomers come after the bank's entries and are younger, so a zero score can only
+    fill an empty slot.
+    """
+    by_age = sort_key(pool.source).argsort(dim=1)
+    by_score = pool.score.gather(1, by_age).argsort(dim=1, descending=True, stable=True)
+    return by_age.gather(1, by_score)[:, :capacity]
+
+
+def check_settings(
+    config: object, names: tuple[str, ...], low: float, high: float, limit: str, remedy: str
+) -> None:
+    """Refuse settings outside low..high, NaN among them."""
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise refuse(name, value, limit, remedy)
+
+
 class ScoredAdmission(Admission):
-    """A subclass implements `score`; it overrides `retain` if the bank shall not simply keep the highest scores."""
+    """Scores every token of a finished block once.
+
+    A subclass implements `score`; it overrides `retain` if the bank shall not simply keep the highest scores.
+    """
 
     def __init__(self, grid: tuple[int, int]):
         self._grid = grid
 
     @abstractmethod
     def score(self, block: Block, pixels: Tensor) -> Tensor:
-        """How much each of the block's tokens is worth keeping: B N, or N if it is the same for all rows.
+        """Return how much each of the block's tokens is worth keeping: B N, or N if it is the same for all rows.
 
         Tokens are listed frame by frame, row-major; pixels B T 3 Y X, 0..1. A score of 0 means nothing new, and only
         fills an empty slot.

@@ -22,15 +22,16 @@ Where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sys import float_info
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import ScoredAdmission
+from recap.admission.base import ScoredAdmission, check_settings
 from recap.admission.surroundings import CUT_SHARE, Surroundings
-from recap.contracts import AdmissionConfig, Flow, FlowEstimator, State
+from recap.contracts import AdmissionConfig, Flow, FlowEstimator, State, copies
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.types import BackboneSpec, Block
@@ -58,16 +59,12 @@ class FlowNoveltyConfig(AdmissionConfig):
     borders: Literal["seen", "literal"] = "seen"
 
     def __post_init__(self) -> None:
-        for name in ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor"):
-            value = getattr(self, name)
-            if not (value >= 0 and value < float("inf")):
-                raise refuse(
-                    name, value, "must be 0 or more and finite", "leave it out for the paper's value"
-                )
+        sizes = ("cycle_threshold_px", "photometric_threshold", "photometric_weight", "scale_floor")
+        limit = "must be 0 or more and finite"
+        check_settings(self, sizes, 0, float_info.max, limit, "leave it out for the paper's value")
         if self.scale_floor == 0:
             raise refuse("scale_floor", 0, "must be above 0", "the paper's is 1")
-        if not 0 <= self.percentile <= 100:
-            raise refuse("percentile", self.percentile, "must lie in 0..100", "the paper's is 90")
+        check_settings(self, ("percentile",), 0, 100, "must lie in 0..100", "the paper's is 90")
         if self.flow_downscale not in (1, 2, 4):
             raise refuse("flow_downscale", self.flow_downscale, "must be 1, 2 or 4", "2 is half resolution")
         for name, known in (("claims", CLAIMS), ("borders", BORDERS)):
@@ -81,7 +78,7 @@ class FlowNoveltyConfig(AdmissionConfig):
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """What one block showed that was new."""
+    """Says what one block showed that was new."""
 
     fired: Tensor  # B T y x: nu where a pixel fired, 0 elsewhere, on the flow's grid
     raw: Tensor  # B F rows columns: s(p), the maximum of a token's pixels
@@ -89,7 +86,7 @@ class Noticed:
 
 
 class Evidence(NamedTuple):
-    """What the pixels of a block's pictures say before claims are looked at, B P y x each."""
+    """Says what the pixels of a block's pictures show before claims are looked at, B P y x each."""
 
     novelty: Tensor  # nu, 0 where a pixel is not flagged
     flagged: Tensor  # bool
@@ -98,6 +95,8 @@ class Evidence(NamedTuple):
 
 
 class FlowNovelty(ScoredAdmission):
+    """Scores tokens by eq. (novelty); the first picture of the stream scores 0."""
+
     def __init__(
         self,
         config: FlowNoveltyConfig,
@@ -123,7 +122,7 @@ class FlowNovelty(ScoredAdmission):
 
     @classmethod
     def on(cls, spec: BackboneSpec, config: FlowNoveltyConfig, flow: FlowEstimator) -> Self:
-        """The rule for the videos of a backbone."""
+        """Make the rule for the videos of a backbone."""
         sizes = (spec.grid, spec.token_pixels, spec.pictures_per_frame)
         return cls(config, flow, *sizes, decodes_alone=spec.decodes_alone)
 
@@ -134,7 +133,8 @@ class FlowNovelty(ScoredAdmission):
     def notice(self, pixels: Tensor) -> Noticed:
         """Score the next pictures of the stream, B T 3 Y X in 0..1."""
         self._check(pixels)
-        small = self._shrink(pixels.float())
+        factor = self.config.flow_downscale
+        small = functional.avg_pool2d(pixels.float().flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
         opening = self._last is None
         stream = small if self._last is None else torch.cat([self._last[:, None], small], dim=1)
         fired = torch.zeros_like(small[:, :, 0])
@@ -147,8 +147,9 @@ class FlowNovelty(ScoredAdmission):
         return Noticed(fired, raw, raw / self._scale(raw))
 
     def _fire(self, stream: Tensor) -> Tensor:
-        """nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
+        """Return nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
         flow = self._flow(stream)
+        self._check_flow(flow)
         forward, backward = flow
         before, now = stream[:, :-1], stream[:, 1:]
         at = backtrace(backward)
@@ -171,7 +172,7 @@ class FlowNovelty(ScoredAdmission):
         return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
-        """What of the evidence counts; a subclass can drop some of it."""
+        """Return the evidence that counts; a subclass can drop some of it."""
         return evidence
 
     def _claim(self, evidence: Evidence) -> Tensor:
@@ -191,21 +192,19 @@ class FlowNovelty(ScoredAdmission):
         self._claimed = claimed
         return novelty * torch.stack(fired, dim=1)
 
-    def _shrink(self, pixels: Tensor) -> Tensor:
-        factor = self.config.flow_downscale
-        small: Tensor = functional.avg_pool2d(pixels.flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
-        return small
+    @property
+    def _side(self) -> int:
+        """Return the pixels along the side of a token's square, on the flow's grid."""
+        return self._token_pixels // self.config.flow_downscale
 
     def _pool(self, fired: Tensor, first_alone: bool) -> Tensor:
-        """Maximum over the pixels of a token and the pictures of a frame; the first may be one picture alone."""
-        side = self._token_pixels // self.config.flow_downscale
-        patches = functional.max_pool2d(fired, side)
-        alone = int(first_alone)
+        """Return the maximum over a token's pixels and a frame's pictures; the first may be one picture alone."""
+        patches, alone = functional.max_pool2d(fired, self._side), int(first_alone)
         frames: Tensor = patches[:, alone:].unflatten(1, (-1, self._pictures_per_frame)).amax(dim=2)
         return torch.cat([patches[:, :alone], frames], dim=1)
 
     def _scale(self, raw: Tensor) -> Tensor:
-        """max(rho_b, 1): the percentile of the block's positive scores, row by row."""
+        """Return max(rho_b, 1), rho_b the percentile of the block's positive scores, for each row of the batch."""
         positive = torch.where(raw > 0, raw, torch.nan).flatten(1)
         rho = torch.nanquantile(positive, self.config.percentile / 100, dim=1)
         return rho.nan_to_num(0.0).clamp(min=self.config.scale_floor)[:, None, None, None]
@@ -224,10 +223,19 @@ class FlowNovelty(ScoredAdmission):
             limit = f"pictures must fill whole frames of {self._pictures_per_frame} (the first frame is 1 picture)"
             raise refuse("pixels", tuple(pixels.shape), limit, "keep the rest back until the frame is whole")
 
+    def _check_flow(self, flow: Flow) -> None:
+        """Refuse flow that is not finite, by the number of its picture; on a GPU the trace of the block does it."""
+        if flow.forward.device.type != "cpu":
+            return
+        finite = torch.isfinite(flow.forward + flow.backward).transpose(0, 1).flatten(1).all(1)
+        if not bool(finite.all()):
+            # The first pair of a later block leads from the picture before it to picture 0.
+            picture = finite.tolist().index(False) + (self._last is None)
+            limit = f"picture {picture} of the block: must be finite"
+            raise refuse("flow", "NaN or infinity", limit, "try --flow classical, or look at the estimator")
+
     def state(self) -> State:
-        if self._last is None or self._claimed is None:
-            return {}
-        return {"last": self._last.clone(), "claimed": self._claimed.clone(), **self._surroundings.state()}
+        return {**copies({"last": self._last, "claimed": self._claimed}), **self._surroundings.state()}
 
     def load_state(self, state: State) -> None:
         self._last, self._claimed = state.get("last"), state.get("claimed")

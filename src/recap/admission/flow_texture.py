@@ -23,19 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.fleeting import (
-    colour_slots,
-    count_colours,
-    crowding,
-    familiar_colours,
-    settled,
-    vanishing,
-)
+from recap.admission.base import check_settings
 from recap.admission.flow import Evidence, FlowNovelty, FlowNoveltyConfig
-from recap.contracts import Flow, FlowEstimator, State
-from recap.errors import refuse
-from recap.flow.warp import pixel_grid
+from recap.contracts import Flow, FlowEstimator, State, copies
+from recap.flow.warp import inside, pixel_grid, sample
 from recap.types import BackboneSpec
+
+KEPT = ("restless", "seen", "shown", "waiting")
+"""Names of what is kept from block to block, in a state and, with an underscore, as attributes."""
 
 LAG = 2
 """Blocks before what was seen is familiar: a second and a half, in which a subject can finish entering."""
@@ -66,29 +61,20 @@ class FlowTextureConfig(FlowNoveltyConfig):
 
     def __post_init__(self) -> None:
         FlowNoveltyConfig.__post_init__(self)
-        for name in (
-            "restless_here",
-            "restless_long",
-            "restless_everywhere",
-            "familiar_share",
-            "speck_share",
-            "fading",
-        ):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise refuse(name, value, "must lie in 0..1, as a share", "leave it out for the default")
-        if not 1 <= self.horizon_pictures <= 64:
-            limit = "must be 1 to 64 pictures"
-            raise refuse("horizon_pictures", self.horizon_pictures, limit, "2 is the default")
-        if not 2 <= self.colour_levels <= 16:
-            limit = "must be 2 to 16 levels of each colour"
-            raise refuse("colour_levels", self.colour_levels, limit, "14 is the default")
+        shares = ("restless_here", "restless_long", "restless_everywhere", "familiar_share", "speck_share")
+        limit = "must lie in 0..1, as a share"
+        check_settings(self, (*shares, "fading"), 0, 1, limit, "leave it out for the default")
+        check_settings(self, ("horizon_pictures",), 1, 64, "must be 1 to 64 pictures", "2 is the default")
+        limit = "must be 2 to 16 levels of each colour"
+        check_settings(self, ("colour_levels",), 2, 16, limit, "14 is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowTexture:
         return FlowTexture.on(spec, self, flow)
 
 
 class FlowTexture(FlowNovelty):
+    """Scores as `flow` does, less what is fleeting or familiar in restless squares."""
+
     config: FlowTextureConfig
     # B rows columns: how restless each token's square has been for long.
     _restless: Tensor | None = None
@@ -98,11 +84,6 @@ class FlowTexture(FlowNovelty):
     _shown: Tensor | None = None
     # B LAG squares+1 colours: both, of blocks that do not count yet.
     _waiting: Tensor | None = None
-
-    @property
-    def _side(self) -> int:
-        """Pixels along the side of a token's square, on the flow's grid."""
-        return self._token_pixels // self.config.flow_downscale
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """Pass over what is fleeting or familiar in restless squares; there, how much is strange is the score."""
@@ -115,7 +96,8 @@ class FlowTexture(FlowNovelty):
             cycle_threshold_px=cfg.cycle_threshold_px,
             photometric_threshold=cfg.photometric_threshold,
         )
-        restless = self._upsample(self._judge_squares(flagged & lost))[:, None]
+        squares = self._judge_squares(flagged & lost)
+        restless = squares.repeat_interleave(self._side, 1).repeat_interleave(self._side, 2)[:, None]
         slots = colour_slots(settled(stream), cfg.colour_levels, self._side)
         strange = flagged & ~lost & ~self._recognise(slots).view_as(flagged)
         crowd = crowding(strange, 2 * (self._side // 2) + 1)
@@ -125,20 +107,23 @@ class FlowTexture(FlowNovelty):
         here = pixel_grid((at.shape[-2], at.shape[-1]), at)
         passed = restless & flagged & ~counts
         return Evidence(
-            torch.where(restless, 1 + crowd, novelty),  # about what the block's own scale makes of others
+            # About what the block's own scale makes of others.
+            torch.where(restless, 1 + crowd, novelty),
             torch.where(restless, counts, flagged),
             traced | passed,
             torch.where(passed[:, :, None], here, at),
         )
 
     def _judge_squares(self, fleeting: Tensor) -> Tensor:
-        """B rows columns, bool: squares where what appears does not stay; fleeting B P y x."""
+        """Tell, B rows columns, in which squares what appears does not stay; fleeting B P y x."""
         cfg = self.config
         touched = functional.max_pool2d(fleeting.float(), self._side)
-        rate = touched.sum(dim=1) / max(fleeting.shape[1] - 1, 1)  # of the last picture nothing is known
+        # Of the last picture nothing is known.
+        rate = touched.sum(dim=1) / max(fleeting.shape[1] - 1, 1)
         around = functional.avg_pool2d(rate, 5, stride=1, padding=2, count_include_pad=False)
         before = torch.zeros_like(around) if self._restless is None else self._restless
-        self._restless = before.lerp(around, 0.2)  # some four seconds
+        # The mean of some four seconds.
+        self._restless = before.lerp(around, 0.2)
         # A picture full of rain has dips, square by square and block by block: what holds for all of it is surer.
         now, long = (each.mean(dim=(1, 2), keepdim=True) for each in (rate, self._restless))
         everywhere = torch.maximum(now, long)
@@ -149,7 +134,7 @@ class FlowTexture(FlowNovelty):
         )
 
     def _recognise(self, slots: Tensor) -> Tensor:
-        """B P*y*x, bool: pixels whose colour their square has been showing, or has fired anywhere."""
+        """Tell, B P*y*x, which pixels have a colour that their square has been showing or that has fired anywhere."""
         cfg = self.config
         levels = cfg.colour_levels
         if self._seen is None:
@@ -157,11 +142,8 @@ class FlowTexture(FlowNovelty):
         known = familiar_colours(self._seen, self._grid, levels, cfg.familiar_share).gather(1, slots)
         if self._shown is not None:
             cube = self._shown.view(-1, 1, levels, levels, levels)
-            met = (
-                functional.max_pool3d(cube, 3, stride=1, padding=1).flatten(1)
-                >= cfg.speck_share * self._side**2
-            )
-            known = known | met.gather(1, slots % levels**3)
+            most = functional.max_pool3d(cube, 3, stride=1, padding=1).flatten(1)
+            known |= (most >= cfg.speck_share * self._side**2).gather(1, slots % levels**3)
         return known
 
     def _take_in(self, slots: Tensor, counts: Tensor) -> None:
@@ -181,22 +163,96 @@ class FlowTexture(FlowNovelty):
         self._shown = self._shown + due[:, -1]
         self._waiting = torch.cat([self._waiting[:, 1:], entry], dim=1)
 
-    def _upsample(self, squares: Tensor) -> Tensor:
-        return squares.repeat_interleave(self._side, dim=1).repeat_interleave(self._side, dim=2)
-
     def state(self) -> State:
-        own = {
-            "restless": self._restless,
-            "seen": self._seen,
-            "shown": self._shown,
-            "waiting": self._waiting,
-        }
-        return {
-            **super().state(),
-            **{name: value.clone() for name, value in own.items() if value is not None},
-        }
+        return {**super().state(), **copies({name: getattr(self, f"_{name}") for name in KEPT})}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._restless, self._seen = state.get("restless"), state.get("seen")
-        self._shown, self._waiting = state.get("shown"), state.get("waiting")
+        for name in KEPT:
+            setattr(self, f"_{name}", state.get(name))
+
+
+def vanishing(
+    stream: Tensor, flow: Flow, *, horizon: int, cycle_threshold_px: float, photometric_threshold: float
+) -> Tensor:
+    """Tell, B P y x, whether what each pixel of pictures 1 to P shows is lost again within `horizon` pictures.
+
+    It is followed along the forward flow and must stay reliable and keep the colour it came with. What leaves
+    the picture is not lost, and of the last picture nothing is known yet. stream B P+1 3 y x.
+    """
+    batch, pairs = flow.forward.shape[:2]
+    size = (stream.shape[-2], stream.shape[-1])
+    at = pixel_grid(size, stream).expand(batch, pairs, -1, -1, -1).clone()
+    lost = torch.zeros(batch, pairs, *size, dtype=torch.bool, device=stream.device)
+    for later in range(1, min(horizon, pairs - 1) + 1):
+        # Only so many pictures have one so much later.
+        known = pairs - later
+        here = at[:, :known].flatten(0, 1)
+        step = sample(flow.forward[:, later : later + known].flatten(0, 1), here)
+        there = here + step
+        target = torch.cat([flow.backward[:, later:], stream[:, later + 1 :]], dim=2).flatten(0, 1)
+        found = sample(target, there)
+        cycle = torch.linalg.vector_norm(step + found[:, :2], dim=1)
+        photometric = (found[:, 2:] - stream[:, 1 : known + 1].flatten(0, 1)).abs().mean(dim=1)
+        broken = (cycle > cycle_threshold_px) | (photometric > photometric_threshold)
+        lost[:, :known] |= (broken & inside(there, size)).unflatten(0, (batch, known))
+        at[:, :known] = there.unflatten(0, (batch, known))
+    return lost
+
+
+def settled(stream: Tensor) -> Tensor:
+    """Return pictures 1 to P with each pixel the median of three in time: a drop of one picture is not in them.
+
+    stream B P+1 3 y x -> B P 3 y x; the last picture, which has no successor, gets its predecessor's.
+    """
+    if stream.shape[1] < 3:
+        return stream[:, 1:]
+    three = torch.stack([stream[:, :-2], stream[:, 1:-1], stream[:, 2:]])
+    middle = three.sum(dim=0) - three.amax(dim=0) - three.amin(dim=0)
+    return torch.cat([middle, middle[:, -1:]], dim=1)
+
+
+def crowding(marked: Tensor, window: int) -> Tensor:
+    """Return, B P y x, the share of marked pixels around each, in three pictures and `window` rows and columns.
+
+    What enters does so in all three; two drops in one square do not. Outside the clip or picture nothing counts.
+    """
+    here = functional.avg_pool2d(
+        marked.float(), window, stride=1, padding=window // 2, count_include_pad=False
+    )
+    total, count = here.clone(), torch.ones_like(here[:1, :, :1, :1])
+    total[:, 1:] += here[:, :-1]
+    total[:, :-1] += here[:, 1:]
+    count[:, 1:] += 1
+    count[:, :-1] += 1
+    return total / count
+
+
+def colour_slots(pictures: Tensor, levels: int, side: int) -> Tensor:
+    """Return, B P*y*x, for every pixel its entry in a table of squares, `side` pixels wide, and colours."""
+    height, width = pictures.shape[-2:]
+    red, green, blue = (pictures * levels).long().clamp(0, levels - 1).unbind(2)
+    rows = torch.arange(height, device=pictures.device)[:, None] // side
+    square = rows * (width // side) + torch.arange(width, device=pictures.device) // side
+    return (((square * levels + red) * levels + green) * levels + blue).flatten(1)
+
+
+def count_colours(slots: Tensor, grid: tuple[int, int], levels: int) -> Tensor:
+    """Count, B squares levels^3, the pixels of the block that showed each colour in each square."""
+    squares, colours = grid[0] * grid[1], levels**3
+    table = torch.zeros(slots.shape[0], squares * colours, dtype=torch.float32, device=slots.device)
+    # Sums of ones are exact in any order, so this is the same on every device.
+    table.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float32))
+    counts: Tensor = table.unflatten(1, (squares, colours))
+    return counts
+
+
+def familiar_colours(seen: Tensor, grid: tuple[int, int], levels: int, share: float) -> Tensor:
+    """Tell, B squares*levels^3, which colours are familiar: they or neighbours of them make up `share` of what a
+    square and the squares around it have shown. seen B squares levels^3."""
+    batch, (rows, columns) = seen.shape[0], grid
+    table = seen.unflatten(1, grid).permute(0, 3, 1, 2)
+    around = functional.avg_pool2d(table, 3, stride=1, padding=1, count_include_pad=False)
+    around = around.permute(0, 2, 3, 1).reshape(batch * rows * columns, 1, levels, levels, levels)
+    most = functional.max_pool3d(around, 3, stride=1, padding=1).flatten(1)
+    return (most >= share * around.flatten(1).sum(dim=1, keepdim=True)).reshape(batch, -1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.contracts import State
+from recap.contracts import State, copies, copy_of
 from recap.flow.warp import reading_grid
 
 MARGIN = 2
@@ -24,25 +24,30 @@ MARGIN = 2
 CUT_SHARE = 0.5
 """Where the flow of more than this share of the pixels is inconsistent, the camera has not moved: it is elsewhere."""
 
-
 AT_REST_PX = 0.5
 """A camera that moves by less is at rest: nothing enters or leaves by so little, and in rain the median wanders."""
 
 
 class Surroundings:
+    """Keeps a canvas around the last picture, with what left it, moved along with the camera."""
+
     def __init__(self) -> None:
         self._canvas: Tensor | None = None  # B 4 y' x': RGB, and 1 where it has been seen
         self._offset: Tensor | None = None  # B 2: what whole-pixel steps of the canvas leave over, x and y
 
     @torch.no_grad()
     def known(self, stream: Tensor, at: Tensor, step: Tensor, cut: Tensor, tolerance: float) -> Tensor:
-        """Which pixels show what was seen at their backtrace, inside the picture before or around it: B P y x, bool.
+        """Tell, B P y x, which pixels show what was seen at their backtrace, in the picture before or around it.
 
         stream B P+1 3 y x; at B P 2 y x, the backtraces; step B P 2, the camera's; cut B P, where the scene changes.
         """
         size = (stream.shape[-2], stream.shape[-1])
         if self._canvas is None:
-            self._begin(stream[:, 0])
+            # All of the first picture has been seen, and nothing around it.
+            across, down = _margins(size)
+            self._canvas = stream.new_zeros(len(stream), 4, size[0] + 2 * down, size[1] + 2 * across)
+            self._offset = stream.new_zeros(len(stream), 2)
+            self._lay(stream[:, 0])
         known = []
         for pair in range(at.shape[1]):
             assert self._canvas is not None
@@ -55,7 +60,7 @@ class Surroundings:
         return torch.stack(known, dim=1)
 
     def _read(self, at: Tensor, size: tuple[int, int]) -> Tensor:
-        """The canvas at positions B 2 y x of the last picture: B 4 y x; beyond it nothing has been seen."""
+        """Read the canvas at positions B 2 y x of the last picture: B 4 y x; beyond it nothing has been seen."""
         assert self._canvas is not None and self._offset is not None
         across, down = _margins(size)
         corner = torch.stack((across - self._offset[:, 0], down - self._offset[:, 1]), dim=1)
@@ -63,14 +68,6 @@ class Surroundings:
         return functional.grid_sample(
             self._canvas, grid, mode="bilinear", padding_mode="zeros", align_corners=True
         )
-
-    def _begin(self, picture: Tensor) -> None:
-        """All of the first picture has been seen, and nothing around it."""
-        height, width = picture.shape[-2:]
-        across, down = _margins((height, width))
-        self._canvas = picture.new_zeros(len(picture), 4, height + 2 * down, width + 2 * across)
-        self._offset = picture.new_zeros(len(picture), 2)
-        self._lay(picture)
 
     def _extend(self, picture: Tensor, step: Tensor) -> None:
         """Move the canvas with the camera, by whole pixels so that nothing blurs, and lay the next picture on it."""
@@ -83,6 +80,7 @@ class Surroundings:
         self._lay(picture)
 
     def _lay(self, picture: Tensor) -> None:
+        """Put a picture on the middle of the canvas."""
         assert self._canvas is not None
         height, width = picture.shape[-2:]
         across, down = _margins((height, width))
@@ -91,21 +89,20 @@ class Surroundings:
         centre[:, 3] = 1.0
 
     def state(self) -> State:
-        if self._canvas is None or self._offset is None:
-            return {}
-        return {"surroundings": self._canvas.clone(), "surroundings_offset": self._offset.clone()}
+        return copies({"surroundings": self._canvas, "surroundings_offset": self._offset})
 
     def load_state(self, state: State) -> None:
-        self._canvas, self._offset = state.get("surroundings"), state.get("surroundings_offset")
+        # A copy, since the canvas is written in place and a state may be loaded twice.
+        self._canvas, self._offset = copy_of(state.get("surroundings")), state.get("surroundings_offset")
 
 
 def _margins(size: tuple[int, int]) -> tuple[int, int]:
-    """Columns and rows that the canvas adds on each side of a picture of (rows, columns) `size`."""
+    """Return the columns and rows that the canvas adds on each side of a picture of (rows, columns) `size`."""
     return size[1] // MARGIN, size[0] // MARGIN
 
 
 def _shifted(canvas: Tensor, step: Tensor) -> Tensor:
-    """The canvas B C y x read `step` (B 2, whole columns and rows) further on; zeros come in from outside."""
+    """Return the canvas B C y x read `step` (B 2, whole columns and rows) further on; zeros come in from outside."""
     for axis, size in ((3, canvas.shape[3]), (2, canvas.shape[2])):
         index = torch.arange(size, device=canvas.device) + step[:, 3 - axis, None]
         there = (index >= 0) & (index < size)

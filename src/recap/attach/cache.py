@@ -1,4 +1,4 @@
-"""The upstream cache, kept as upstream keeps it, though nothing of ours reads it.
+"""Keeps the upstream cache as upstream keeps it, though nothing of ours reads it.
 
 A pipeline looks at its indices, and LongLive attends to its contents when it recomputes the past for a new prompt.
 The rule, in tokens: a block not seen before is appended, and if it does not fit, the oldest tokens behind the
@@ -20,23 +20,30 @@ LayerCache = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """Where one pass over a block goes; the same in every layer, so the device is asked once per pass."""
+    """Says where one pass over a block goes; the same in every layer, so the device is asked once per pass.
+
+    `write_start` is behind `local_start` where the sink is protected. `is_recompute` is LongLive's word for a pass
+    that does not change the indices.
+    """
 
     local_start: int
     local_end: int
-    write_start: int  # behind `local_start` where the sink is protected
+    write_start: int
     current_end: int
     evicted: int
     sink_tokens: int
-    is_recompute: bool  # LongLive's word for a pass that leaves the indices alone
+    is_recompute: bool
 
 
 def plan_write(
     cache: LayerCache, start: int, new: int, *, sink_tokens: int, rolls: bool, protects_sink: bool
 ) -> CacheWrite:
-    """The write of `new` tokens, the first of which is token `start` of the video."""
+    """Plan the write of `new` tokens, the first of which is token `start` of the video."""
     capacity, end = cache["k"].shape[1], start + new
     global_end, filled = int(cache["global_end_index"].item()), int(cache["local_end_index"].item())
+    if start and not global_end:
+        limit = f"it was emptied, but the video has come to token {start}"
+        raise refuse("kv_cache", 0, limit, "generate one video at a time through a pipeline")
     evicted = max(filled + new - capacity, 0) if rolls and end > global_end else 0
     local_end = filled + end - global_end - evicted
     if local_end > capacity:
@@ -50,11 +57,12 @@ def plan_write(
 
 
 def write_now(cache: LayerCache, write: CacheWrite, keys: Tensor, values: Tensor) -> None:
-    """As Self-Forcing and Infinite-Forcing do: inside the layer."""
+    """Write as Self-Forcing and Infinite-Forcing do: inside the layer."""
     kept_end = write.local_start + write.evicted
     for store, fresh in ((cache["k"], keys), (cache["v"], values)):
         if write.evicted:
-            kept = store[:, write.sink_tokens + write.evicted : kept_end].clone()  # source and target overlap
+            # A copy, because source and target overlap.
+            kept = store[:, write.sink_tokens + write.evicted : kept_end].clone()
             store[:, write.sink_tokens : write.local_start] = kept
         store[:, write.local_start : write.local_end] = fresh
     cache["global_end_index"].fill_(write.current_end)
@@ -62,7 +70,7 @@ def write_now(cache: LayerCache, write: CacheWrite, keys: Tensor, values: Tensor
 
 
 def write_later(write: CacheWrite, keys: Tensor, values: Tensor) -> tuple[int, int, dict[str, Any]]:
-    """As LongLive does: what its `_apply_cache_updates` takes after the last layer."""
+    """Return what LongLive writes after the last layer, as its `_apply_cache_updates` takes it."""
     skip = write.write_start - write.local_start
     info: dict[str, Any] = {
         "action": "roll_and_insert" if write.evicted else "direct_insert",

@@ -6,7 +6,7 @@ A bias that is constant over a group of keys factors out of the softmax. So the 
 kernel per group, adds the bias to the group's log-sum-exp and merges. The merge weights are the share of
 attention mass each group receives: the lambda figure costs no extra pass.
 
-Tests hold it to one softmax over all keys. Keys and queries come rotated.
+Tests compare it with one softmax over all keys. Keys and queries come rotated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Readable(NamedTuple):
-    """A segment as the kernels read it: keys already rotated."""
+    """Carries a segment as the kernels read it: keys already rotated."""
 
     role: Role | None  # None where several are joined
     keys: Tensor  # B N H D
@@ -34,13 +34,15 @@ class Readable(NamedTuple):
 
 
 class Attended(NamedTuple):
+    """Carries the result of attention, and which roles it went to."""
+
     output: Tensor  # B N H D, in the query's dtype
     # Role -> B: mean over heads and queries; sums to one over roles, if all are measured.
     shares: dict[Role, Tensor]
 
 
 def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True) -> Attended:
-    """Attention by one kernel per group of equal role and bias, merged by log-sum-exp.
+    """Compute attention by one kernel per group of equal role and bias, merged by log-sum-exp.
 
     With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and a group of several roles
     has no share.
@@ -63,7 +65,7 @@ def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True)
 
 
 def _merge(outputs: list[Tensor], weights: Tensor) -> Tensor:
-    """Parts B H N D, weighted by B H N each."""
+    """Return the sum of parts B H N D, weighted by B H N each."""
     if len(outputs) == 2 and outputs[0].dtype in HALF:
         # Sums in fp32 without a tensor in fp32: a fifth of the bytes.
         part = torch.mul(outputs[1], weights[1].unsqueeze(-1), out=torch.empty_like(outputs[1]))
@@ -83,7 +85,7 @@ def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
             key = (segment.role if by_role or own else None, segment.log_bias, own)
             groups.setdefault(key, []).append(segment)
     if not groups:
-        raise ValueError("segments hold 0 keys: attention needs at least 1; pass the block's own segment")
+        raise ValueError("segments have 0 keys: attention needs at least 1; pass the block's own segment")
     return [
         Readable(
             group[0].role if len({g.role for g in group}) == 1 else None,
@@ -97,7 +99,7 @@ def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
 
 
 def read_group(q: Tensor, k: Tensor, v: Tensor, token_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention B H N D and its log-sum-exp B H N over the keys of one group; token_bias B N."""
+    """Return attention B H N D and its log-sum-exp B H N over the keys of one group; token_bias B N."""
     if token_bias is None:
         return fused_kernel(q, k, v)
     # The fused kernels differ in which biases they take; a biased group is a small one, and not the default.
@@ -107,6 +109,8 @@ def read_group(q: Tensor, k: Tensor, v: Tensor, token_bias: Tensor | None) -> tu
 
 
 class Kernel(Enum):
+    """Names the kernels that attention can run on."""
+
     CPU = "flash for the CPU"
     CUDNN = "cuDNN"
     FLASH = "flash"
@@ -115,7 +119,7 @@ class Kernel(Enum):
 
 
 def choose_kernel(device: str, dtype: torch.dtype, channels: int, shortest: int, *, cudnn: bool) -> Kernel:
-    """The fastest kernel that takes heads of so many channels.
+    """Return the fastest kernel that takes heads of so many channels.
 
     The operators are called directly, so nobody else pads heads or falls back. `shortest` is the number of queries
     or of keys, the smaller one; `cudnn` whether it is there and the faster one.
@@ -130,9 +134,9 @@ def choose_kernel(device: str, dtype: torch.dtype, channels: int, shortest: int,
 
 
 def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention B H N D and its log-sum-exp B H N, by whatever fused kernel the device has.
+    """Return attention B H N D and its log-sum-exp B H N, by whatever fused kernel the device has.
 
-    The public call does not hand out the log-sum-exp, so the operators under it are called directly.
+    The public call does not return the log-sum-exp, so the operators under it are called directly.
     """
     cudnn = q.is_cuda and q.dtype in HALF and _prefers_cudnn(q.device)
     shortest = min(q.shape[2], k.shape[2])
@@ -154,7 +158,7 @@ def fused_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Without a fused kernel; half precisions are summed in fp32, as the kernels do."""
+    """Do the same without a fused kernel; half precisions are summed in fp32, as the kernels do."""
     exact = torch.promote_types(q.dtype, torch.float32)
     logits = q.to(exact) @ k.to(exact).transpose(-1, -2) * q.shape[-1] ** -0.5
     output = logits.softmax(dim=-1) @ v.to(exact)

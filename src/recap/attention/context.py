@@ -8,60 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recap.attention.attend import Attended, Readable, attend
-from recap.attention.rope import Rotation, rotate, rotation
+from recap.attention.rope import rotate, rotation
 from recap.contracts import MemoryPolicy
 from recap.types import Past, Role, Segment, Tokens, frame_positions
 
 
-class ContextKernels(Protocol):
-    """The arithmetic under a context. A model by somebody else may bring its own, to give exactly its own bits."""
+class ContextKernels:
+    """Does the arithmetic of a context. A model by somebody else may bring a subclass that gives its own bits."""
 
     def table(self, positions: Tensor, like: Tensor) -> Any:
-        """The rotary table by which `turn` rotates tensors such as `like` to positions B N 3; made once per block."""
-
-    def turn(self, x: Tensor, table: Any) -> Tensor:
-        """Rotates queries or keys B N H D."""
-
-    def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
-        """Attention; a role whose share is not measured is left out of the shares."""
-
-
-class OwnKernels:
-    """The package's own: angles are computed from the phases, attention is merged by log-sum-exp."""
-
-    def table(self, positions: Tensor, like: Tensor) -> Rotation:
+        """Return the rotary table by which `turn` rotates tensors such as `like` to positions B N 3."""
         # fp64 stays exact end to end; lower precisions rotate in fp32.
         return rotation(positions, like.shape[-1], torch.promote_types(like.dtype, torch.float32))
 
-    def turn(self, x: Tensor, table: Rotation) -> Tensor:
+    def turn(self, x: Tensor, table: Any) -> Tensor:
+        """Rotate queries or keys B N H D."""
         return rotate(x, table)
 
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
+        """Compute attention; a role whose share is not measured is left out of the shares."""
         return attend(query, segments)
 
 
-OWN_KERNELS = OwnKernels()
+OWN_KERNELS = ContextKernels()
 
 
 @dataclass(slots=True, eq=False)
 class _BlockReads:
-    """What is made once per block, whichever of its passes comes first."""
+    """Keeps what is made once per block, whichever of its passes comes first."""
 
     positions: Tensor | None = None  # of the block's own tokens
-    tables: dict[Tensor, Any] = field(
-        default_factory=dict
-    )  # tensors hash by identity: layers share positions
+    tables: dict[Tensor, Any] = field(default_factory=dict)  # by positions, which layers share
     kept: dict[int, list[Readable | Segment]] = field(default_factory=dict)  # by layer
 
 
 class BlockContext:
-    """One block in its denoising steps; `clean_pass` gives the same block in its clean pass."""
+    """Reads memory for one block in its denoising steps; `clean_pass` returns the context of its clean pass."""
 
     def __init__(
         self,
@@ -71,43 +59,39 @@ class BlockContext:
         past: Past | None = None,
     ):
         self._policy = policy
-        self._phases = phases
+        # Temporal phases, F, of the block's own frames, and the latents generated before it.
+        self.phases = phases
+        self.past = past if past is not None else Past()
         self._kernels = kernels
-        self._past = past if past is not None else Past()
         self._reads = _BlockReads()
         self._writes = False
         self._masses: dict[int | None, dict[Role, Tensor]] = {}
         self._counts: dict[int | None, int] = {}
 
     def clean_pass(self) -> BlockContext:
-        """Another context of the same block, for its clean pass: every read hands the layer's tokens to the memory.
+        """Return a context of the same block for its clean pass: every read hands the layer's tokens to the memory.
 
         What it measures is its own, so the shares of the denoising steps stay what they are.
         """
-        clean = BlockContext(self._policy, self._phases, self._kernels, self._past)
+        clean = BlockContext(self._policy, self.phases, self._kernels, self.past)
         clean._reads = self._reads
         clean._writes = True
         return clean
 
     @property
     def block_key(self) -> object:
-        """Stands for this block of this rollout: the same object in both of its passes."""
+        """Return what stands for this block of this rollout: the same object in both of its passes."""
         return self._reads
 
-    @property
-    def phases(self) -> Tensor:
-        """Temporal phases, F, of the block's own frames."""
-        return self._phases
-
     def positions(self, grid: tuple[int, int], device: torch.device) -> Tensor:
-        """Positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
+        """Return positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
         if self._reads.positions is None:
             # A blocking copy would wait for all work queued so far.
-            self._reads.positions = frame_positions(self._phases.to(device, non_blocking=True), grid)
+            self._reads.positions = frame_positions(self.phases.to(device, non_blocking=True), grid)
         return self._reads.positions
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:
-        """Queries B N H D, unrotated, at the positions of the CURRENT segment among `own`."""
+        """Attend with queries B N H D, unrotated, at the positions of the CURRENT segment among `own`."""
         current = next(s for s in own if s.role is Role.CURRENT)
         segments = [*self._read_kept(layer, query), *map(self._rotated, own)]
         if self._writes:
@@ -118,34 +102,29 @@ class BlockContext:
 
     @property
     def foreseeable(self) -> bool:
-        """Whether `kept` can be asked before the first step: not of a memory that chooses by the first queries."""
+        """Tell whether `kept` can be asked before the first step: not if the memory chooses by the first queries."""
         return not self._policy.needs_queries
 
     def kept(self, layer: int) -> list[Segment]:
-        """What the memory adds to the layer's own tokens: for readers that bring kernels and storage of their own."""
+        """Return what the memory adds to a layer, for readers that bring kernels and storage of their own."""
         return self._policy.arrange(layer, [])
 
     def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """For a reader whose own sequence has more than the block: what the memory makes of its segments."""
+        """Return what the memory makes of a reader's own sequence, if that has more than the block."""
         return self._policy.arrange(layer, own)
 
     @property
-    def past(self) -> Past:
-        """Latents generated before the block."""
-        return self._past
-
-    @property
     def wants_tokens(self) -> bool:
-        """Whether the memory has a use for a clean pass."""
+        """Tell whether the memory has a use for a clean pass."""
         return self._policy.wants_tokens
 
     def hand_over(self, layer: int, tokens: Tokens) -> None:
-        """Takes, from such a reader, what the layer made of the finished block, unrotated."""
+        """Receive from such a reader what the layer made of the finished block, unrotated."""
         assert self._writes, "only the clean pass writes: hand over to the context of `clean_pass()`"
         self._policy.write(layer, tokens)
 
     def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
-        """Takes, from such a reader, shares of attention mass, B per role; one call counts as one read."""
+        """Receive from such a reader shares of attention mass, B per role; one call counts as one read."""
         for part in {None, stage}:
             self._counts[part] = self._counts.get(part, 0) + 1
             mass = self._masses.setdefault(part, {})
@@ -153,17 +132,16 @@ class BlockContext:
                 mass[role] = mass[role] + share if role in mass else share
 
     def shares(self, stage: int | None = None) -> dict[Role, Tensor]:
-        """Role -> B: share of attention mass so far, mean over steps, layers, heads and queries."""
-        return {
-            role: mass.float() / self._counts[stage] for role, mass in self._masses.get(stage, {}).items()
-        }
+        """Return, B per role, the share of attention mass so far: the mean over steps, layers, heads and queries."""
+        masses = self._masses.get(stage, {})
+        return {role: mass.float() / self._counts[stage] for role, mass in masses.items()}
 
     def stage_shares(self) -> dict[int, dict[Role, Tensor]]:
-        """The same by stage, where stages were named."""
+        """Return the same by stage, where stages were named."""
         return {stage: self.shares(stage) for stage in self._masses if stage is not None}
 
     def _read_kept(self, layer: int, query: Tensor) -> list[Readable]:
-        """The layer's kept segments as the kernels read them."""
+        """Return the layer's kept segments as the kernels read them."""
         kept = self._reads.kept.get(layer)
         if kept is None:
             if self._policy.needs_queries:
@@ -176,10 +154,12 @@ class BlockContext:
         return [s if isinstance(s, Readable) else self._rotated(_moved(s, query.device)) for s in kept]
 
     def _rotated(self, segment: Segment) -> Readable:
+        """Return a segment with its keys rotated."""
         turned = self._turned(segment.keys, segment.positions)
         return Readable(segment.role, turned, segment.values, segment.log_bias, segment.token_bias)
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate queries or keys by a table that is made once per block."""
         table = self._reads.tables.get(positions)
         if table is None:
             table = self._reads.tables[positions] = self._kernels.table(positions, x)

@@ -17,35 +17,31 @@ THETA = 10000.0
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of every pair, B N 1 D/2, ready to broadcast over heads."""
+    """Carries the cosines and sines of every pair, B N 1 D/2, ready to broadcast over heads."""
 
     cos: Tensor
     sin: Tensor
 
 
 def bands(head_dim: int) -> tuple[int, int, int]:
-    """Pairs that turn with time, row and column."""
+    """Return how many pairs turn with time, row and column."""
     pairs = head_dim // 2
     side = pairs // 3
     return pairs - 2 * side, side, side
 
 
 def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
-    """Angle per unit of phase for each pair of a band."""
+    """Return the angle per unit of phase for each pair of a band."""
     exponent = torch.arange(pairs, dtype=torch.float64, device=device) / max(pairs, 1)
     return torch.pow(THETA, -exponent)
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:
-    """The turn of every pair at positions B N 3. Angles in fp64: at phase 1,000 fp32 is off by 3e-5 already."""
-    phases = positions.to(torch.float64)
-    angles = torch.cat(
-        [
-            phases[..., axis, None] * frequencies(pairs, positions.device)
-            for axis, pairs in enumerate(bands(head_dim))
-        ],
-        dim=-1,
-    )[..., None, :]
+    """Return the turn of every pair at positions B N 3; in fp32 the angles would be off by 3e-5 at phase 1,000."""
+    phases = positions.to(torch.float64).unbind(-1)
+    parts = zip(phases, bands(head_dim), strict=True)
+    turns = [phase[..., None] * frequencies(pairs, positions.device) for phase, pairs in parts]
+    angles = torch.cat(turns, dim=-1)[..., None, :]
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
@@ -53,7 +49,5 @@ def rotate(x: Tensor, turn: Rotation) -> Tensor:
     """Turn queries or keys B N H D; computed in the rotation's dtype, returned in that of x."""
     pairs = x.to(turn.cos.dtype).unflatten(-1, (-1, 2))
     real, imaginary = pairs.unbind(-1)
-    turned = torch.stack(
-        [real * turn.cos - imaginary * turn.sin, real * turn.sin + imaginary * turn.cos], dim=-1
-    )
-    return turned.flatten(-2).to(x.dtype)
+    turned = (real * turn.cos - imaginary * turn.sin, real * turn.sin + imaginary * turn.cos)
+    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)

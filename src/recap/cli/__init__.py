@@ -1,1 +1,1 @@
-"""Commands: a file each, joined in `main`."""
+"""This package holds the commands, a file each, joined in `main`."""

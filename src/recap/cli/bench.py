@@ -1,4 +1,4 @@
-"""`recap bench`: how fast this machine generates with a memory on."""
+"""`recap bench` measures how fast this machine generates with a memory on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Annotated
 import typer
 
 from recap.cli.options import DecoderName, Device, Dtype, Eager
-from recap.config import resolve_device, resolve_dtype
-from recap.fast.parts import SpeedSettings
-from recap.fast.speed import run, table
-from recap.io.lookup import look_up
-from recap.registry import BACKBONES
+from recap.config import choose, resolve_device, resolve_dtype
+from recap.fast.speed import SpeedSettings, run, table
 
 
 def bench_command(
@@ -51,7 +48,9 @@ def bench_command(
         memory=memory,
         decoder="full" if decoder is None else decoder,
         device=chosen,
-        dtype=resolve_dtype("auto" if dtype is None else dtype, chosen, look_up("backbone", name, BACKBONES)),
+        dtype=resolve_dtype(
+            "auto" if dtype is None else dtype, chosen, type(choose("backbone", name).settings)
+        ),
         blocks=blocks if blocks is not None else (30 if cuda else 12),
         eager=eager,
     )

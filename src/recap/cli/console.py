@@ -1,26 +1,25 @@
-"""What the commands print: notices, errors and progress, all on standard error."""
+"""This module prints notices, errors and progress, all on standard error."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from recap.io.report import Progress as Report
+from recap.io.report import Progress, Reporter
 
 _console = Console(stderr=True, soft_wrap=True, highlight=False)
 # Seconds between two lines of progress where standard error is no terminal.
@@ -38,45 +37,45 @@ def show_error(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Report]:
-    """Show a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
+def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Reporter]:
+    """Show notices, and a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
 
     `before` is shown on a terminal until there is something to count.
     """
     if not _console.is_terminal:
-        yield _lines(what, unit)
+        yield Reporter(show_notice, _lines(what, unit))
         return
     rate_column = TextColumn("{task.fields[rate]:.1f} pictures/s")
     columns = (MofNCompleteColumn(), TextColumn(unit), rate_column, TimeRemainingColumn())
     with (
         _console.status(before) if before else nullcontext() as status,
-        _bar(what, *columns, rate=0.0) as update,
+        _bar(what, *columns) as update,
     ):
 
         def report(done: int, total: int | None, rate: float) -> None:
             if status:
                 status.stop()
-            update(done, total, rate=rate)
+            update(done, total, rate)
 
-        yield report
+        yield Reporter(show_notice, report)
 
 
 @contextmanager
-def byte_bar(what: str) -> Iterator[Callable[..., None]]:
-    """Show a bar of bytes with their rate and the time left."""
+def byte_bar(what: str) -> Iterator[Reporter]:
+    """Show notices, and a bar of bytes with their rate and the time left."""
     with _bar(what, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as update:
-        yield lambda done, total, rate=0.0: update(done, total)
+        yield Reporter(show_notice, update)
 
 
 @contextmanager
-def _bar(what: str, *columns: ProgressColumn, **fields: Any) -> Iterator[Callable[..., None]]:
-    bar = Progress(TextColumn(what), BarColumn(), *columns, console=_console)
-    task = bar.add_task(what, total=None, **fields)
+def _bar(what: str, *columns: ProgressColumn) -> Iterator[Progress]:
+    bar = RichProgress(TextColumn(what), BarColumn(), *columns, console=_console)
+    task = bar.add_task(what, total=None, rate=0.0)
 
-    def update(done: int, total: int | None, **fields: Any) -> None:
+    def update(done: int, total: int | None, rate: float) -> None:
         # The bar starts when there is something to report: a refusal then stands alone.
         bar.start()
-        bar.update(task, completed=done, total=total, **fields)
+        bar.update(task, completed=done, total=total, rate=rate)
         if done == total:
             # One bar is live at a time: what follows may have its own.
             bar.stop()
@@ -88,7 +87,7 @@ def _bar(what: str, *columns: ProgressColumn, **fields: Any) -> Iterator[Callabl
             bar.stop()
 
 
-def _lines(what: str, unit: str) -> Report:
+def _lines(what: str, unit: str) -> Progress:
     """Report by plain lines: the first, the last, and one every few seconds between them."""
     last, shown = -LINE_EVERY_S, -1
 

@@ -1,4 +1,4 @@
-"""`recap convert`: rewrite a published checkpoint as one file that loads fast."""
+"""`recap convert` rewrites a published checkpoint as one file that loads fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from recap.backbones.wan.convert import DTYPES, FILES, convert
 from recap.cli.console import byte_bar
 from recap.errors import unknown_name
-from recap.io.report import Reporter
 
 
 def convert_command(
@@ -39,10 +38,8 @@ def convert_command(
     """Rewrite a public Wan checkpoint as one safetensors file with a manifest."""
     if dtype not in DTYPES:
         raise unknown_name("--dtype", dtype, DTYPES)
-    with byte_bar("converting") as progress:
-        reporter = Reporter(progress=progress)
-        convert(
-            source, out, dtype=DTYPES[dtype], ema=ema, lora=lora, lora_alpha=lora_alpha, reporter=reporter
-        )
+    kind = DTYPES[dtype]
+    with byte_bar("converting") as reporter:
+        convert(source, out, dtype=kind, ema=ema, lora=lora, lora_alpha=lora_alpha, reporter=reporter)
     for name in FILES:
         typer.echo(out / name)

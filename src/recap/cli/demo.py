@@ -1,4 +1,4 @@
-"""`make demo`: one minute with three memories, in which one actor joins another, leaves and comes back."""
+"""`make demo` generates one minute with three memories, in which one actor joins another, leaves and comes back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from recap.cli.main import run_safely
 from recap.config import RunConfig, read_json
 from recap.plan import Shot
 from recap.show.comparison import RECORD, compare
-from recap.show.moments import moments_sheet
-from recap.show.png import write_png
+from recap.show.sheet import moments_sheet, write_png
 
 FIRST, SECOND = "a fox", "a bus"
 SCENE = "on a beach by day"
@@ -40,9 +39,9 @@ def demo() -> None:
         progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
-        summary = compare(config, MEMORIES, out, generating, show_notice, showing=showing)
+        summary = compare(config, MEMORIES, out, reporter=generating, showing=showing.progress)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
-    labels = {second: f"{second:g}s {who.upper()}" for second, who in MOMENTS.items()}
+    labels = {second: f"{second:g} s: {who}" for second, who in MOMENTS.items()}
     write_png(FOLDER / "figure.png", moments_sheet(clips, labels))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}\nLook at {summary.page}")
 
@@ -51,14 +50,15 @@ def _make_room(out: Path) -> None:
     """Delete a finished demo, or one of another script; a stopped one is kept, to be resumed."""
     if not (out / RECORD).is_file():
         return
-    if (out / "index.html").is_file():
-        show_notice(f"{out} holds a finished demo: it is generated again")
-    elif read_json(out / RECORD).get("shots") != [dataclasses.asdict(shot) for shot in SHOTS]:
-        show_notice(f"{out} holds a stopped demo of another script: it is generated again")
-    else:
-        show_notice(f"{out} holds a stopped demo: it is resumed")
-        return
-    shutil.rmtree(out)
+    finished = (out / "index.html").is_file()
+    same = read_json(out / RECORD).get("shots") == [dataclasses.asdict(shot) for shot in SHOTS]
+    state = (
+        "a finished demo" if finished else "a stopped demo" if same else "a stopped demo of another script"
+    )
+    resumed = same and not finished
+    show_notice(f"{out} holds {state}: it is {'resumed' if resumed else 'generated again'}")
+    if not resumed:
+        shutil.rmtree(out)
 
 
 if __name__ == "__main__":

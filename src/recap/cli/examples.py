@@ -1,4 +1,4 @@
-"""An example or two for the help of every command; a test reads each of them as a command line."""
+"""This module has an example or two for the help of every command; a test reads each as a command line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LINES = {
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
     "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
     "report": ("recap report results",),
-    "vbench setup": ("recap vbench setup --dry-run",),
-    "vbench draw": ("recap vbench draw --suite vbench946 --out videos --num 2",),
-    "vbench run": ("recap vbench run videos --suite vbench946 --partial",),
 }
 
-# The mark \b tells the formatter of the help to leave the lines as they are.
-EXAMPLES = {
-    name: "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)]) for name, lines in _LINES.items()
-}
+
+def as_epilog(*lines: str) -> str:
+    """Return the end of a command's help; the mark \\b tells its formatter to leave the lines as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+EXAMPLES = {name: as_epilog(*lines) for name, lines in _LINES.items()}

@@ -1,4 +1,4 @@
-"""`recap weights`: fetch public weights that the package does not carry."""
+"""`recap weights` fetches public weights that the package does not carry."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from recap.backbones.helios.published import fetch_helios_weights
+from recap.backbones.helios.checkpoint import fetch_helios_weights
 from recap.backbones.helios.spec import ROWS
 from recap.backbones.wan.published import SETS, fetch_weights
-from recap.cli.console import byte_bar, show_notice
-from recap.errors import unknown_name
+from recap.cli.console import byte_bar
+from recap.errors import refuse, unknown_name
 from recap.flow import RAFT_SMALL
 from recap.io.report import Reporter
 
@@ -19,16 +19,18 @@ NAMES = (RAFT_SMALL.name, *SETS, *ROWS)
 
 
 def weights_command(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")],
+    name: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(NAMES)}.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print licences, files and sizes, and fetch nothing.")
     ] = False,
 ) -> None:
     """Fetch public weights, check them and put them where they are found."""
+    if name is None:
+        raise refuse("NAME", None, "it says what to fetch", f"one of: {', '.join(NAMES)}")
     if name not in NAMES:
         raise unknown_name("weights", name, NAMES)
-    with byte_bar("checking") as progress:
-        found = _fetch(name, dry_run, Reporter(show_notice, progress))
+    with byte_bar("checking") as reporter:
+        found = _fetch(name, dry_run, reporter)
     if found is not None:
         typer.echo(found)
 
@@ -38,8 +40,7 @@ def _fetch(name: str, dry_run: bool, reporter: Reporter) -> Path | None:
     if name in ROWS:
         return fetch_helios_weights(name, dry_run=dry_run, reporter=reporter)
     if name in SETS:
-        files = fetch_weights(name, dry_run=dry_run, reporter=reporter)
-        return None if files is None else files.checkpoint
+        return fetch_weights(name, dry_run=dry_run, reporter=reporter)
     if not dry_run:
         return RAFT_SMALL.fetch(reporter)
     reporter.notice(f"licence: {RAFT_SMALL.licence}")

@@ -1,4 +1,4 @@
-"""`recap inspect`: see what novelty notices in any clip, without a generator."""
+"""`recap inspect` shows what novelty notices in any clip, without a generator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from recap.admission.flow import FlowNoveltyConfig
-from recap.cli.console import progress_bar, show_notice
+from recap.cli.console import progress_bar
 from recap.cli.options import Device
 from recap.config import check_place, from_settings, override, resolve_device
 from recap.errors import refuse
 from recap.flow import build_flow
 from recap.io.video import open_clip
-from recap.show.inspection import inspect_clip
+from recap.show.inspection import clip_title, inspect_clip
 
 
 def inspect_command(
@@ -44,25 +44,18 @@ def inspect_command(
     check_place(chosen, "float32")
     # What is not a video is refused before weights are looked for.
     open_clip(clip)
-    with progress_bar("noticing", "pictures") as report:
-        summary = inspect_clip(
+    with progress_bar("noticing", "pictures") as reporter:
+        page = inspect_clip(
             clip,
-            out or Path("inspections") / _result_name(clip),
-            flow=build_flow(flow, device=chosen, notice=show_notice),
+            out or Path("inspections") / Path(clip_title(clip)).with_suffix("").as_posix().replace("/", "-"),
+            flow=build_flow(flow, device=chosen, notice=reporter.notice),
             config=config,
             capacity_frames=capacity_frames,
             size=pixels,
             device=chosen,
-            progress=report,
-            notice=show_notice,
+            reporter=reporter,
         )
-    typer.echo(summary.page)
-
-
-def _result_name(clip: Path) -> str:
-    """Name the result after the clip; the video of a run, which is called the same in every run, after the run."""
-    folder = clip.resolve().parent
-    return f"{folder.name}-{clip.stem}" if (folder / "run.json").is_file() else clip.stem
+    typer.echo(page)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

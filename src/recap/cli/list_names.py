@@ -1,4 +1,4 @@
-"""`recap list`: everything that can be chosen by name."""
+"""`recap list` shows everything that can be chosen by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recap.flow import FLOWS
 from recap.plan import Shot
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
-KINDS = {"backbones": "backbone", "memories": "memory", "admissions": "admission", "flows": "flow"}
+KINDS = ("backbones", "memories", "admissions", "flows")
 # The model whose frames the tokens of a memory are counted in.
 SIZED_BY = "self-forcing"
 
@@ -39,18 +39,17 @@ def list_command(
     default = RunConfig(shots=(Shot("", 1.0),))
     chosen = {default.backbone.name, default.memory.name, default.admission.name, default.flow}
     table = Table("kind", "name", "what it is")
-    groups = {
-        "backbone": {name: _about_backbone(name) for name in BACKBONES},
-        "memory": {name: _first_line(kind) for name, kind in MEMORIES.items()},
-        "admission": {name: _about_admission(kind) for name, kind in ADMISSIONS.items()},
-        "flow": FLOWS,
-    }
-    for kind, names in groups.items():
-        if what != "everything" and kind != KINDS[what]:
-            continue
-        for name, about in names.items():
-            table.add_row(kind, f"{name} (default)" if name in chosen else name, about)
-        table.add_section()
+    groups = (
+        {name: _about_backbone(name) for name in BACKBONES},
+        {name: _first_line(kind) for name, kind in MEMORIES.items()},
+        {name: _about_admission(kind) for name, kind in ADMISSIONS.items()},
+        FLOWS,
+    )
+    for kind, names in zip(KINDS, groups, strict=True):
+        if what in ("everything", kind):
+            for name, about in names.items():
+                table.add_row(kind, f"{name} (default)" if name in chosen else name, about)
+            table.add_section()
     Console().print(table)
     if what in ("everything", "backbones"):
         typer.echo(f"Prompts of embedded: {known_words()}. The other backbones take any prompt.")

@@ -3,32 +3,56 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from recap import __version__
-from recap.cli import (
-    bench,
-    compare,
-    convert,
-    fetch_weights,
-    generate,
-    inspect,
-    list_names,
-    reproduce,
-    show,
-    vbench,
-)
+from recap.cli import bench, compare, convert, fetch_weights, generate, inspect, list_names, reproduce, show
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
-from recap.errors import RecapError, unknown_name
+from recap.errors import RecapError, refuse, unknown_name
 from recap.fast.threads import use_fair_threads
 
+PLUG_INS = "recap.commands"
+"""The entry points by which other distributions add a command: a name, and a Typer app."""
+
+
+def find_plug_in(name: str) -> Any:
+    """Return the command that another distribution adds under this name, or None."""
+    for point in entry_points(group=PLUG_INS, name=name):
+        try:
+            return typer.main.get_command(point.load())
+        except Exception as error:
+            limit = f"its plug-in {point.value} cannot be loaded ({error})"
+            raise refuse("command", name, limit, "install that plug-in again, or remove it") from error
+    if name == "vbench":
+        remedy = "run `pip install ./integrations/vbench` in a checkout of recap"
+        raise refuse("command", name, "it is a plug-in that is not installed", remedy)
+    return None
+
+
+class _WithPlugIns(TyperGroup):
+    """Adds the commands of plug-ins, which are imported only when they are used or listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *sorted(entry_points(group=PLUG_INS).names)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # The help leaves out a plug-in that cannot be loaded; whoever uses it learns why from `_run_app`.
+        with suppress(RecapError):
+            return super().get_command(ctx, cmd_name) or find_plug_in(cmd_name)
+
+
 app = typer.Typer(
+    cls=_WithPlugIns,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -47,17 +71,19 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "reproduce": reproduce.reproduce_command,
     "report": reproduce.report_command,
 }
-GROUPS = {"vbench": vbench.app}
+DISK_FAULTS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or ask for a larger quota",
+    errno.EFBIG: "choose a file system, or a limit of the shell, that takes larger files",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EIO: "check the disk, or choose another one",
+}
 # What the parser raises for a wrong option or argument; typer has no public name for it.
 UsageError: Any = typer.BadParameter.__base__
 for name, command in COMMANDS.items():
     # The first line of the docstring, whole: by itself the help would cut it to the width of a terminal.
     summary = (command.__doc__ or "").partition("\n")[0]
     app.command(name, short_help=summary, epilog=EXAMPLES.get(name))(command)
-for name, group in GROUPS.items():
-    for info in group.registered_commands:
-        info.epilog = EXAMPLES.get(f"{name} {info.name}")
-    app.add_typer(group, name=name)
 
 
 def _print_version(wanted: bool) -> None:
@@ -98,17 +124,27 @@ def run_safely(command: Callable[[], object]) -> None:
 
 
 def _explained(error: OSError) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room there or choose another --out" if full else "check the path or choose another --out"
-    return f"{error.strerror or error}{where}; {remedy}"
+    """Say which file could not be read or written, why, and what to do; what is complete on disk stays as it is."""
+    limit = error.strerror or str(error)
+    if error.errno not in DISK_FAULTS:
+        remedy = "check the path or choose another --out"
+        return str(refuse("file", error.filename, limit, remedy)) if error.filename else f"{limit}; {remedy}"
+    # A failed `write` does not know the name of its file.
+    where = error.filename or "the file being written"
+    again = "then give the command again (a stopped run: --resume), or choose another --out"
+    remedy = f"{DISK_FAULTS[error.errno]}, {again}"
+    return str(refuse("disk", where, limit, remedy))
 
 
 def _run_app() -> None:
     """Run the command line; wrong options and commands are refused in the same form as wrong values."""
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.Abort:
+    except typer.Abort as stop:
+        # The parser takes the end of any pipe for the end of the terminal's input.
+        if isinstance(stop.__cause__ or stop.__context__, EOFError):
+            limit = "it ended without a word, perhaps killed or out of memory"
+            raise refuse("helper process", None, limit, "give the same command again") from stop
         show_error("stopped")
         sys.exit(130)
     except UsageError as error:
@@ -119,7 +155,11 @@ def _run_app() -> None:
             sys.exit(2)
         words = sys.argv[1:2]
         if message.startswith("No such command") and error.ctx.parent is None:
-            raise unknown_name("command", words[0], [*COMMANDS, *GROUPS]) from error
+            # This refuses a plug-in that is broken or not installed.
+            find_plug_in(words[0])
+            raise unknown_name(
+                "command", words[0], [*COMMANDS, *entry_points(group=PLUG_INS).names]
+            ) from error
         # Some versions write their own guess on a second line.
         problem = message.partition("\n")[0].rstrip(".")
         raise RecapError(f"{problem}; see `{error.ctx.command_path} --help`") from error
@@ -127,4 +167,12 @@ def _run_app() -> None:
 
 def main() -> None:
     """Run the console script."""
-    run_safely(_run_app)
+    if sys.argv[1:2] != ["list"] or not hasattr(signal, "SIGPIPE"):
+        run_safely(_run_app)
+        return
+    # Like other tools that only print, it ends without a word when `head` has read enough.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        run_safely(_run_app)
+    finally:
+        signal.signal(signal.SIGPIPE, before)

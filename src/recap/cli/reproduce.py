@@ -10,10 +10,9 @@ import typer
 
 from recap.cli.console import show_notice
 from recap.cli.options import Dtype, Flow
+from recap.tables.page import write_report
 from recap.tables.recipes import Ask
-from recap.tables.report import write_report
-from recap.tables.reproduce import SOME_LEFT, How, reproduce, summary_of
-from recap.tables.runner import each_change
+from recap.tables.reproduce import SOME_LEFT, How, reproduce
 
 FrameJudge = Annotated[
     str,
@@ -47,42 +46,28 @@ def reproduce_command(
     judge_flow: MotionFlow = Ask.judge_flow,
     embedder: FrameJudge = Ask.embedder,
     detector: SubjectFinder = Ask.detector,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one, and what it was begun with.")
-    ] = Ask.device,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = Ask.device,
     dtype: Dtype = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that generate on CPUs [default: one per core].")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes on CPUs [default: one per core].")] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Runs in one batch [default: 1 on CPUs, as many as fit on a GPU].")
+        int | None, typer.Option(help="Runs in a batch [default: all that fit; on CPUs 1].")
     ] = None,
     scorers: Annotated[
-        int | None,
-        typer.Option(help="Processes that judge while batches are generated [default: most of the cores]."),
+        int | None, typer.Option(help="Processes that judge batches [default: most cores].")
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Begin nothing that would end later; the same command resumes [default: no limit]."
-        ),
+        float | None, typer.Option(help="Begin nothing that would end later than this.")
     ] = None,
-    ray: Annotated[
-        str, typer.Option(help="Address of a Ray cluster to generate on; 'local' starts one.")
-    ] = "",
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster; 'local' starts one.")] = "",
     commit: Annotated[str, typer.Option(help="Commit of the code, where git cannot tell.")] = "",
-    out: Annotated[
-        Path, typer.Option(help="Folder of all results: the runs, and a folder per table.")
-    ] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder of the results: runs, and tables.")] = Path("results"),
 ) -> None:
     """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""
-    ask = Ask(
-        backbone, prompts, seeds, seconds, flow or Ask.flow, device, dtype or Ask.dtype, judge_flow, embedder,
-        detector,
-    )  # fmt: skip
+    flow, dtype = flow or Ask.flow, dtype or Ask.dtype
+    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, judge_flow, embedder, detector)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
-    done = reproduce(tables, ask, out, how, report=each_change(show_notice), notice=show_notice)
-    for line in summary_of(done):
+    done = reproduce(tables, ask, out, how, notice=show_notice)
+    for line in done.summary():
         show_notice(line)
     for page in done.pages:
         typer.echo(page)
@@ -91,12 +76,8 @@ def reproduce_command(
 
 
 def report_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of results, one folder per table.")] = Path(
-        "results"
-    ),
-    markdown: Annotated[
-        Path | None, typer.Option(help="Also write the tables as Markdown, as docs/results.md.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
+    markdown: Annotated[Path | None, typer.Option(help="Also write the tables as Markdown.")] = None,
 ) -> None:
     """Put all finished tables of a folder on one page, report.html in it."""
     typer.echo(write_report(folder, markdown))

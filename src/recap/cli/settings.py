@@ -1,66 +1,177 @@
-"""From options to a config, for the commands that generate."""
+"""This module turns the options of the commands that generate into a config."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from recap.backbones.wan.family import released_memory
-from recap.config import RunConfig, override, read_json
+import typer
+
+from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow, TrustCode
+from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
 
 DEFAULT_SECONDS = 10.0
 
 
-def full_config(values: dict[str, Any], settings: Sequence[str]) -> RunConfig:
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Holds the options that say what is generated and how, with any memory; `takes_generation` adds them."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What the video shows (`recap list` has the words of `embedded`); or use --script."
+        ),
+    ] = None
+    seconds: Annotated[
+        float | None, typer.Option(help="Length of the video, rounded to whole blocks [default: 10].")
+    ] = None
+    script: Annotated[
+        Path | None,
+        typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
+    ] = None
+    backbone: Backbone = None
+    flow: Flow = None
+    seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Videos generated as one batch, seeds counting up from --seed [default: 1]."),
+    ] = None
+    as_released: Annotated[
+        bool,
+        typer.Option(
+            "--as-released", help="Window and phases of the public code; and its memory, if none is named."
+        ),
+    ] = False
+    decoder: DecoderName = None
+    prompt_embeds: Annotated[
+        Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
+    ] = None
+    clip: Annotated[Path | None, typer.Option("--continue", help="A clip that the video continues.")] = None
+    image: Annotated[Path | None, typer.Option(help="A picture that the video continues.")] = None
+    device: Device = None
+    dtype: Dtype = None
+    eager: Eager = False
+    record: Annotated[
+        Path | None, typer.Option("--from", help="Repeat the script and settings of this run.json.")
+    ] = None
+
+    trust_code: TrustCode = False
+
+    def used(self) -> dict[str, Any]:
+        """Return the values of the options that were used, by their names."""
+        spelled = {"prompt": "prompt", "clip": "--continue", "record": "--from"}
+        used = {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and value is not False and name != "trust_code"
+        }
+        return {spelled.get(name, f"--{name.replace('_', '-')}"): value for name, value in used.items()}
+
+    def values(self, *, own_memory: bool = False) -> dict[str, Any]:
+        """Return what the options say, without those that were not used, as `RunConfig.from_dict` takes it.
+
+        With `own_memory` the caller chooses the memory, and that of a run.json is left out.
+        """
+        if self.record is None:
+            start = {"shots": self._shots(), "seeds": self._seeds()}
+        else:
+            own = {"prompt", "--seconds", "--script", "--seed", "--rows"}
+            refuse_with("--from", {name: value for name, value in self.used().items() if name in own})
+            start = _recorded(self.record)
+        if self.clip is not None and self.image is not None:
+            raise refuse("--image", str(self.image), "--continue names pictures too", "use one of the two")
+        opening = self.clip or self.image
+        chosen = {
+            "backbone": self._backbone(),
+            "flow": self.flow,
+            "device": self.device,
+            "dtype": self.dtype,
+            "opening": None if opening is None else str(opening),
+            "eager": self.eager or None,
+        }
+        used = {name: value for name, value in chosen.items() if value is not None}
+        kept = {name: value for name, value in start.items() if name not in used}
+        if own_memory:
+            kept.pop("memory", None)
+        if self.record is not None and not self.trust_code:
+            refuse_code(kept, self.record)
+        return {**kept, **used}
+
+    def _shots(self) -> Any:
+        if self.prompt is None and self.script is None:
+            remedy = 'for example "a fox on a beach by day", or use --script'
+            raise refuse("prompt", None, "it says what to generate", remedy)
+        if self.script is None:
+            seconds = DEFAULT_SECONDS if self.seconds is None else self.seconds
+            return [{"prompt": self.prompt, "seconds": seconds}]
+        if self.prompt is not None:
+            raise refuse("prompt", self.prompt, "--script has prompts of its own", "use one of the two")
+        if self.seconds is not None:
+            raise refuse("--seconds", self.seconds, "a script has its own", "leave it out")
+        return read_json(self.script)
+
+    def _seeds(self) -> list[int]:
+        first, count = self.seed or 0, 1 if self.rows is None else self.rows
+        if not 1 <= count <= MOST_ROWS:
+            raise refuse("rows", count, f"must be 1 to {MOST_ROWS}", "1 generates one video")
+        return list(range(first, first + count))
+
+    def _backbone(self) -> Any:
+        """Name the backbone with the settings that have options of their own; None where no option was used."""
+        settings: dict[str, Any] = {
+            "decoder": self.decoder,
+            "prompt_embeds": None if self.prompt_embeds is None else str(self.prompt_embeds),
+            "as_released": self.as_released or None,
+        }
+        used = {name: value for name, value in settings.items() if value is not None}
+        if used and self.backbone is None:
+            option, value = next(iter(used.items()))
+            limit = "it is a setting of the public models"
+            raise refuse(f"--{option.replace('_', '-')}", value, limit, "name one with --backbone")
+        return {"name": self.backbone, **used} if used else self.backbone
+
+
+def takes_generation(command: Callable[..., None]) -> Callable[..., None]:
+    """Spread the options of `Generation` over a command, which is called with one object in their place."""
+    hints = get_type_hints(Generation, include_extras=True) | get_type_hints(command, include_extras=True)
+    _, *own = inspect.signature(command).parameters.values()
+    shared = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default) for each in fields(Generation)
+    ]
+    parameters = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)]
+
+    @wraps(command)
+    def spread(**values: Any) -> None:
+        command(Generation(**{each.name: values.pop(each.name) for each in shared}), **values)
+
+    # Typer reads both.
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return spread
+
+
+def full_config(values: Mapping[str, Any], settings: Sequence[str]) -> RunConfig:
     """Make the config of these values, None where an option was not used, and of the assignments of --set."""
     chosen = {name: value for name, value in values.items() if value is not None}
     return RunConfig.from_dict(override(chosen, settings))
 
 
-def script_shots(prompt: str | None, seconds: float | None, script: Path | None) -> Any:
-    """Read the shots of a prompt or of a script's file, as `RunConfig.from_dict` takes them."""
-    if prompt is None and script is None:
-        remedy = 'for example "a fox on a beach by day", or use --script'
-        raise refuse("prompt", None, "it says what to generate", remedy)
-    if script is None:
-        return [{"prompt": prompt, "seconds": DEFAULT_SECONDS if seconds is None else seconds}]
-    if prompt is not None:
-        raise refuse("prompt", prompt, "--script has prompts of its own", "use one of the two")
-    if seconds is not None:
-        raise refuse("--seconds", seconds, "a script has its own", "leave it out")
-    return read_json(script)
+def refuse_with(option: str, others: Mapping[str, Any]) -> None:
+    """Refuse options next to one that takes the settings of an earlier run."""
+    for name, value in others.items():
+        limit = f"{option} takes the settings of an earlier run"
+        raise refuse(name, value, limit, f"leave out {name} or {option}")
 
 
-def opening_path(clip: Path | None, image: Path | None) -> str | None:
-    """Choose the clip or picture that the video continues."""
-    if clip is not None and image is not None:
-        raise refuse("--image", str(image), "--continue names pictures too", "use one of the two")
-    chosen = clip or image
-    return None if chosen is None else str(chosen)
-
-
-def backbone_choice(
-    name: str | None, decoder: str | None, prompt_embeds: Path | None, *, as_released: bool
-) -> Any:
-    """Name the backbone with the settings that have options of their own; None where no option was used."""
-    settings: dict[str, Any] = {} if decoder is None else {"decoder": decoder}
-    if prompt_embeds is not None:
-        settings["prompt_embeds"] = str(prompt_embeds)
-    if as_released:
-        settings["as_released"] = True
-    if not settings:
-        return name
-    if name is None:
-        option, value = next(iter(settings.items()))
-        limit = "it is a setting of the public models"
-        raise refuse(f"--{option.replace('_', '-')}", value, limit, "name one with --backbone")
-    return {"name": name, **settings}
-
-
-def memory_choice(name: str | None, backbone: str | None, *, as_released: bool) -> Any:
-    """Name the memory: the one of the public code where --as-released is used and none is named."""
-    if name is None and as_released and backbone is not None:
-        return released_memory(backbone)
-    return name
+def _recorded(path: Path) -> Any:
+    about = read_json(path)
+    if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
+        raise refuse("--from", str(path), "holds no config", "name the run.json of an earlier run")
+    return about["config"]

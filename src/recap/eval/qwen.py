@@ -1,7 +1,7 @@
-"""Qwen2.5-VL as a detector: it is asked in JSON for one box of a phrase and decodes greedily.
+"""Uses Qwen2.5-VL as a detector: it is asked in JSON for one box of a phrase and decodes greedily.
 
-Its boxes are in pixels of the resized picture (multiples of 28), so they are scaled back. It reports no confidence;
-the first box of an answer counts.
+**It has not met the real weights yet.** Its boxes are in pixels of the resized picture (multiples of 28), so they are
+scaled back. It reports no confidence; the first box of an answer counts.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from recap.errors import refuse
+from recap.eval.embedders import load_pretrained
 from recap.eval.sampling import Pictures
 from recap.eval.witnesses import Box
-from recap.io.extras import import_extra
 from recap.io.video import Picture
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -27,14 +26,16 @@ _MOST_TOKENS = 128
 
 
 class QwenDetector:
-    """Slow: one question per picture. Keeps every answer verbatim, for whoever doubts a score."""
+    """Asks one question per picture, which is slow, and keeps every answer, for whoever doubts a score."""
 
     def __init__(self, source: str = "", device: str = "cpu"):
         source = source or MODEL
         self.backend = f"qwen2.5-vl:{source}"
         self.answers: list[str] = []
         self._device = device
-        self._prepare, self._model = _load(source, device)
+        self._prepare = _load("AutoProcessor", source)
+        model = _load("Qwen2_5_VLForConditionalGeneration", source, dtype="auto")
+        self._model = model.to(device).eval()
 
     def find(self, pictures: Pictures, subject: str) -> list[Box | None]:
         return [self._find(picture, subject) for picture in pictures]
@@ -86,29 +87,9 @@ def _first_corners(answer: str) -> list[float] | None:
 
 
 def find_qwen(source: str = "") -> None:
-    """See that the model is on this machine, reading none of its weights."""
-    hub = import_extra("transformers", "the detector qwen2.5-vl")
-    source = source or MODEL
-    try:
-        hub.AutoConfig.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise _absent(source) from error
+    """Refuse a model that is not on this machine; none of its weights are read."""
+    _load("AutoConfig", source or MODEL)
 
 
-def _absent(source: str) -> ValueError:
-    limit = "its weights are neither a folder nor in the hub's cache"
-    return refuse(
-        "detector qwen2.5-vl", source, limit, f"`hf download {source}`, or --detector qwen2.5-vl=FOLDER"
-    )
-
-
-def _load(source: str, device: str) -> tuple[Any, Any]:
-    hub = import_extra("transformers", "the detector qwen2.5-vl")
-    try:
-        prepare = hub.AutoProcessor.from_pretrained(source, local_files_only=True)
-        model = hub.Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            source, local_files_only=True, dtype="auto"
-        )
-    except (OSError, ValueError) as error:
-        raise _absent(source) from error
-    return prepare, model.to(device).eval()
+def _load(name: str, source: str, **options: Any) -> Any:
+    return load_pretrained("detector qwen2.5-vl", source, "--detector qwen2.5-vl", name, **options)

@@ -1,4 +1,4 @@
-"""Scores that record how they were measured, and intervals that respect which values belong together."""
+"""Scores say how they were measured, and intervals respect which values belong together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ Floats = NDArray[np.float64]
 FEWEST_CLUSTERS = 5
 """Fewer prompts give no interval: resampling two of two gives a narrow one that means nothing."""
 
+OUTSIDE = [0.025, 0.975]
+"""Intervals are 95 %."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One measure of one clip, over `n` samples; `value` is None if there was nothing to measure.
+    """Holds one measure of one clip, over `n` samples; `value` is None if there was nothing to measure.
 
     `backend` names the model or flow estimator that was used, or is "native" for plain arithmetic.
     """
@@ -45,7 +48,7 @@ def one_backend(scores: Iterable[Score]) -> str:
 
 
 class Estimate(NamedTuple):
-    """A mean of `n` values and its interval, which is nan with too few clusters."""
+    """Holds a mean of `n` values and its interval, which is nan with too few clusters."""
 
     mean: float
     low: float
@@ -55,12 +58,7 @@ class Estimate(NamedTuple):
 
 
 def cluster_interval(
-    values: Sequence[float | None],
-    clusters: Sequence[object],
-    *,
-    draws: int = 10_000,
-    level: float = 0.95,
-    fewest: int = FEWEST_CLUSTERS,
+    values: Sequence[float | None], clusters: Sequence[object], *, fewest: int = FEWEST_CLUSTERS
 ) -> Estimate:
     """Average the values that are not None; the bootstrap interval resamples whole clusters (prompts).
 
@@ -81,17 +79,13 @@ def cluster_interval(
     sums, counts = np.bincount(index, weights=x), np.bincount(index)
     # A fixed seed: the same values give the same interval in each run.
     generator = np.random.default_rng(0)
-    picks = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), draws)
-    low, high = np.quantile((picks @ sums) / (picks @ counts), [(1 - level) / 2, (1 + level) / 2])
+    picks = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), 10_000)
+    low, high = np.quantile((picks @ sums) / (picks @ counts), OUTSIDE)
     return Estimate(float(x.mean()), float(low), float(high), len(x), len(names))
 
 
 def cluster_statistic(
-    statistic: Callable[[Floats], float],
-    values: Sequence[float],
-    clusters: Sequence[object],
-    *,
-    draws: int = 2000,
+    statistic: Callable[[Floats], float], values: Sequence[float], clusters: Sequence[object]
 ) -> Estimate:
     """Estimate a statistic of all values; its bootstrap interval resamples whole clusters."""
     x, labels = np.array(values, np.float64), np.array([str(label) for label in clusters])
@@ -99,9 +93,9 @@ def cluster_statistic(
     whole = float(statistic(x))
     if len(groups) < FEWEST_CLUSTERS:
         return Estimate(whole, math.nan, math.nan, len(x), len(groups))
-    picks = np.random.default_rng(0).integers(0, len(groups), (draws, len(groups)))
+    picks = np.random.default_rng(0).integers(0, len(groups), (2000, len(groups)))
     resampled = [statistic(np.concatenate([groups[i] for i in pick])) for pick in picks]
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    low, high = np.quantile(resampled, OUTSIDE)
     return Estimate(whole, float(low), float(high), len(x), len(groups))
 
 
@@ -117,33 +111,11 @@ def as_floats(values: Sequence[float | None]) -> Floats:
     return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
-class Wins(NamedTuple):
-    """How often one arm beats the other; a tie counts as half a win for each.
-
-    `low` and `high` are Wilson's 95 % interval, which assumes independent pairs; `sign_p` is the p value of the
-    two-sided sign test of won against lost.
-    """
-
-    won: int
-    tied: int
-    lost: int
-    share: float
-    low: float
-    high: float
-    sign_p: float
-
-
-def count_wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
-    """Count wins over the pairs in which both have a value."""
+def win_share(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
+    """Return the share of pairs with two values in which ours is higher; a tie counts as half a win."""
     gap = as_floats(ours) - as_floats(theirs)
     gap = gap[np.isfinite(gap)]
-    won, lost = int((gap > 0).sum()), int((gap < 0).sum())
-    num = len(gap)
-    if num == 0:
-        return Wins(0, 0, 0, math.nan, math.nan, math.nan, math.nan)
-    tied = num - won - lost
-    share = (won + tied / 2) / num
-    return Wins(won, tied, lost, share, *_wilson(share, num), _sign_test(won, lost))
+    return float(((gap > 0) + (gap == 0) / 2).mean()) if len(gap) else math.nan
 
 
 def wilcoxon(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
@@ -160,18 +132,3 @@ def wilcoxon(ours: Sequence[float | None], theirs: Sequence[float | None]) -> fl
     distance = abs(ranks[gap > 0].sum() - num * (num + 1) / 4)
     z = max(0.0, distance - 0.5) / math.sqrt(variance)
     return math.erfc(z / math.sqrt(2))
-
-
-def _wilson(share: float, num: int) -> tuple[float, float]:
-    z = 1.959963984540054
-    middle = share + z * z / (2 * num)
-    reach = z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
-    return (middle - reach) / (1 + z * z / num), (middle + reach) / (1 + z * z / num)
-
-
-def _sign_test(won: int, lost: int) -> float:
-    num = won + lost
-    if num == 0:
-        return 1.0
-    tail: int = sum(math.comb(num, k) for k in range(min(won, lost) + 1))
-    return float(min(1.0, 2 * tail / 2**num))

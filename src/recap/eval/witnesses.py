@@ -23,7 +23,7 @@ MARGIN = 0.15
 
 
 class Embedder(Protocol):
-    """A model that turns pictures of any sizes into unit vectors."""
+    """Turns pictures of any sizes into unit vectors."""
 
     @property
     def backend(self) -> str: ...
@@ -32,7 +32,7 @@ class Embedder(Protocol):
 
 
 class Box(NamedTuple):
-    """A box in pixels; `right` and `bottom` are exclusive."""
+    """A box is in pixels; `right` and `bottom` are exclusive."""
 
     left: float
     top: float
@@ -41,7 +41,7 @@ class Box(NamedTuple):
 
 
 class Detector(Protocol):
-    """A model that finds a subject by its description."""
+    """Finds a subject by its description."""
 
     @property
     def backend(self) -> str: ...
@@ -51,7 +51,7 @@ class Detector(Protocol):
 
 
 class Witness(Protocol):
-    """A way to find a subject in pictures and to compare its sightings."""
+    """Finds a subject in pictures and compares its sightings."""
 
     @property
     def backend(self) -> str: ...
@@ -74,41 +74,33 @@ class FrameWitness:
         return np.ones(len(pictures), bool), self._embedder.embed(list(pictures))
 
     def likeness(self, one: Vectors, other: Vectors) -> NDArray[np.float64]:
-        return cosines(one, other)
+        """Return the cosines of unit vectors."""
+        product: NDArray[np.float64] = one.astype(np.float64) @ other.astype(np.float64).T
+        return product
 
 
-class CropWitness:
+class CropWitness(FrameWitness):
     """This witness embeds the subject's box, with a margin, padded to a square."""
 
     def __init__(self, detector: Detector, embedder: Embedder):
-        self._detector, self._embedder = detector, embedder
+        super().__init__(embedder)
+        self._detector = detector
         self.backend = f"{embedder.backend} in {detector.backend}"
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], Vectors]:
         boxes = self._detector.find(pictures, subject)
         found = np.array([box is not None for box in boxes], bool)
         crops = [crop(p, box) for p, box in zip(pictures, boxes, strict=True) if box is not None]
-        if not crops:
-            return found, np.zeros((len(pictures), 1), np.float32)
-        seen = self._embedder.embed(crops)
+        seen = self._embedder.embed(crops) if crops else np.zeros((0, 1), np.float32)
         vectors = np.zeros((len(pictures), seen.shape[1]), np.float32)
         vectors[found] = seen
         return found, vectors
 
-    def likeness(self, one: Vectors, other: Vectors) -> NDArray[np.float64]:
-        return cosines(one, other)
 
-
-def cosines(one: Vectors, other: Vectors) -> NDArray[np.float64]:
-    """Return the cosines N M of unit vectors."""
-    product: NDArray[np.float64] = one.astype(np.float64) @ other.astype(np.float64).T
-    return product
-
-
-def crop(picture: Picture, box: Box, margin: float = MARGIN) -> Picture:
+def crop(picture: Picture, box: Box) -> Picture:
     """Return the box grown by its margin, cut at the picture's edge, on a grey square."""
     rows, columns = picture.shape[:2]
-    wide, high = margin * (box.right - box.left), margin * (box.bottom - box.top)
+    wide, high = MARGIN * (box.right - box.left), MARGIN * (box.bottom - box.top)
     left, right = (int(np.clip(v, 0, columns)) for v in (box.left - wide, np.ceil(box.right + wide)))
     top, bottom = (int(np.clip(v, 0, rows)) for v in (box.top - high, np.ceil(box.bottom + high)))
     right, bottom = max(right, left + 1), max(bottom, top + 1)

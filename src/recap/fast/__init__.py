@@ -1,1 +1,1 @@
-"""Fast versions of the readable models, transformed for one GPU; the readable ones define the results."""
+"""This package has fast versions of the readable models, for one GPU; the readable ones define the results."""

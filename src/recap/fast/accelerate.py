@@ -11,8 +11,8 @@ from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Aside, Backbone, Decoder, FlowEstimator
 from recap.fast.backbone import FastWanBackbone
+from recap.fast.graphs import SideStream
 from recap.fast.raft import FastRaftFlow
-from recap.fast.side_stream import SideStream
 from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastVae
 from recap.flow.raft import RaftFlow

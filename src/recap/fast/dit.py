@@ -1,4 +1,4 @@
-"""The causal Wan transformer for a GPU: one recording per block, and nothing is computed twice.
+"""Computes the causal Wan transformer on a GPU: one recording per block, and nothing is computed twice.
 
 The parameters are those of the readable model. The forward differs from the readable one in that
 - everything that depends only on the time is computed once, for all steps of the sampler;
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -21,51 +22,37 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.attention.attend import read_group
+from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
-from recap.contracts import OpenContext
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
+Pair = tuple[Tensor, Tensor]
 
-class LayerWeights(NamedTuple):
-    """The parameters of one transformer block, in the form in which they are used."""
 
-    # Weight (3 M) M and bias.
-    qkv: tuple[Tensor, Tensor]
-    norm_q: Tensor
-    norm_k: Tensor
-    merge: tuple[Tensor, Tensor]
+class FastLayer(NamedTuple):
+    """Keeps a transformer block, and those of its parameters that are used in another form."""
+
+    block: TransformerBlock
+    # Weight (3 M) M and bias of queries, keys and values together.
+    qkv: Pair
     # In fp32.
-    norm_text: tuple[Tensor, Tensor]
-    text_query: tuple[Tensor, Tensor]
-    text_norm_q: Tensor
-    text_merge: tuple[Tensor, Tensor]
-    widen: tuple[Tensor, Tensor]
-    narrow: tuple[Tensor, Tensor]
+    norm_text: Pair
+    widen: Pair
 
 
-def read_layer(block: TransformerBlock) -> LayerWeights:
-    """Collect a block's parameters; only the three projections are copied, into one."""
-    own, text = block.self_attn, block.cross_attn
-    projections = [_weight_bias(part) for part in (own.q, own.k, own.v)]
-    norm_weight, norm_bias = _weight_bias(block.norm3)
-    return LayerWeights(
-        qkv=(torch.cat([weight for weight, _ in projections]), torch.cat([bias for _, bias in projections])),
-        norm_q=own.norm_q.weight.detach(),
-        norm_k=own.norm_k.weight.detach(),
-        merge=_weight_bias(own.o),
-        norm_text=(norm_weight.float(), norm_bias.float()),
-        text_query=_weight_bias(text.q),
-        text_norm_q=text.norm_q.weight.detach(),
-        text_merge=_weight_bias(text.o),
-        widen=_weight_bias(block.ffn[0]),
-        narrow=_weight_bias(block.ffn[2]),
-    )
+def read_layer(block: TransformerBlock) -> FastLayer:
+    """Prepare a block; only the three projections are copied, into one."""
+    own = block.self_attn
+    weights, biases = zip(*(_weight_bias(part) for part in (own.q, own.k, own.v)), strict=True)
+    weight, bias = _weight_bias(block.norm3)
+    qkv = torch.cat(weights), torch.cat(biases)
+    return FastLayer(block, qkv, (weight.float(), bias.float()), _weight_bias(block.ffn[0]))
 
 
-def _weight_bias(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def _weight_bias(module: torch.nn.Module) -> Pair:
     assert isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
     return module.weight.detach(), module.bias.detach()
 
@@ -74,17 +61,12 @@ def _weight_bias(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def norm(
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    gate: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return x + gate added, and its norm over channels, scaled and shifted by fp32 vectors."""
+    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
+) -> Pair:
+    """Return x + gate added, and its norm over channels, scaled and shifted by the fp32 vectors of `affine`."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
-    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * scale + shift).to(x.dtype)
+    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -94,12 +76,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_rotate(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor],
-    rope: Rotation,
-    own: tuple[Tensor, Tensor],
-    eps: float,
-    keep: bool,
+    qkv: Tensor, norms: Pair, rope: Rotation, own: Pair, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split, normalise and rotate: rotated keys and the values are written to `own`.
 
@@ -115,7 +92,7 @@ def split_rotate(
     return rotate(query, rope), query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
+def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> Pair:
     """Merge parts B H N D by log-sum-exps and biases into B N (H D); also return each part's share, parts B N."""
     biased = torch.stack([mass + bias if bias else mass for mass, bias in zip(masses, biases, strict=True)])
     weights = biased.softmax(dim=0)
@@ -131,40 +108,19 @@ def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_val
     new_values.copy_(values)
 
 
-class DitKernels:
-    """The functions above, as Triton kernels on a GPU; libraries do matrix products and attention."""
+def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute a linear layer and its GELU."""
+    return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        functions: Any = sys.modules[__name__]
-        if self._cuda:
-            # Imported here because it needs Triton, which comes with CUDA builds only.
-            from recap.fast import dit_kernels as functions
-        self.norm = functions.norm
-        self.rms = functions.rms
-        self.split_rotate = functions.split_rotate
-        self.merge = functions.merge
-        self.fill = functions.fill
 
-    def widen(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Compute a linear layer and its GELU."""
-        if self._cuda:
-            # The library applies the GELU before it writes the product.
-            flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
-            wide: Tensor = flat.unflatten(0, x.shape[:2])
-            return wide
-        return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
-
-    def read(
-        self, query: Tensor, keys: Tensor, values: Tensor, token_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Attend with B N H D each to B H N D and log-sum-exps B H N; token_bias is B N."""
-        q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
-        return read_group(q, k, v, token_bias)
+def choose_kernels(device: torch.device) -> Any:
+    """Return the module whose functions do the element-wise work: Triton's on a GPU, else this one."""
+    # Imported by name because it needs Triton, which comes with CUDA builds only.
+    return sys.modules[__name__] if device.type != "cuda" else import_module("recap.fast.dit_kernels")
 
 
 class Group(NamedTuple):
-    """Keys that one kernel reads together. A role of None stands for all keys without a bias."""
+    """Names keys that one kernel reads together. A role of None stands for all keys without a bias."""
 
     role: Role | None
     log_bias: float
@@ -172,31 +128,33 @@ class Group(NamedTuple):
     token_bias: bool = False
 
 
-def group_of(segment: Segment, *, by_role: bool) -> Group:
-    """Return the segment's group. With `by_role` false, all segments without a bias are one group."""
-    own = segment.token_bias is not None
-    return Group(segment.role if by_role or segment.log_bias or own else None, segment.log_bias, own)
-
-
 class WindowStorage:
-    """Fixed storage of what every layer may see: one group of keys per bias, with the block's own tokens last.
+    """Stores what every layer may see at fixed addresses: one group of keys per bias, the block's own tokens last.
 
-    A recording reads from here, so blocks whose windows have the same layout share it.
+    A recording reads from here, so blocks whose windows have the same layout share it. `kept` has that layout; it is
+    the same in all layers.
     """
 
     def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
         # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
-        self._by_role = model.device.type != "cuda"
+        by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
+        slots = []
         for segment in kept:
-            group = group_of(segment, by_role=self._by_role)
-            sizes[group] = sizes.get(group, 0) + segment.keys.shape[1]
+            biased = segment.token_bias is not None
+            role = segment.role if by_role or segment.log_bias or biased else None
+            group = Group(role, segment.log_bias, biased)
+            start = sizes.get(group, 0)
+            sizes[group] = start + segment.keys.shape[1]
+            slots.append((group, slice(start, sizes[group])))
         # The block's own tokens have no bias and are at the end of the last group.
-        last = Group(Role.CURRENT if self._by_role else None, 0.0)
+        last = Group(Role.CURRENT if by_role else None, 0.0)
         sizes[last] = sizes.pop(last, 0) + self.own
         self.groups: list[Group] = list(sizes)
+        # The group of each segment, and its tokens there.
+        self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
         shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
         self.keys, self.values = (
             [torch.empty(shape, dtype=model.dtype, device=model.device) for shape in shapes] for _ in range(2)
@@ -210,11 +168,11 @@ class WindowStorage:
         self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
 
-    def own_slices(self, layer: int) -> tuple[Tensor, Tensor]:
+    def own_slices(self, layer: int) -> Pair:
         """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
 
-    def fill(self, context: OpenContext, positions: Tensor, kernels: DitKernels) -> None:
+    def fill(self, context: BlockContext, positions: Tensor, kernels: Any) -> None:
         """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
         device, head_dim, wide = self.rope.cos.device, self.keys[0].shape[-1], self.rope.cos.dtype
         for target, table in zip(self.rope, rotation(positions, head_dim, wide), strict=True):
@@ -222,7 +180,10 @@ class WindowStorage:
         kept = [context.kept(layer) for layer in range(len(self.keys[0]))]
         if not kept[0]:
             return
-        self._fill_biases(kept[0])
+        for segment, (group, tokens) in zip(kept[0], self._slots, strict=True):
+            # All layers share the biases: whether a slot of a bank is empty is the same in every layer.
+            if (biases := self.token_bias[group]) is not None and segment.token_bias is not None:
+                biases[:, tokens].copy_(segment.token_bias, non_blocking=True)
         # Layers usually share positions, so few tables are computed.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
@@ -236,49 +197,26 @@ class WindowStorage:
             self._copying = (addresses, Graphed(lambda *ropes: self._copy(kept, order, ropes, kernels)))
         self._copying[1](*(part for rope in ropes for part in rope))
 
-    def _fill_biases(self, kept: Sequence[Segment]) -> None:
-        """Copy the biases, which all layers share: whether a slot of a bank is empty is the same in every layer."""
-        starts = dict.fromkeys(self.groups, 0)
-        for segment in kept:
-            if segment.token_bias is not None:
-                group = group_of(segment, by_role=self._by_role)
-                store = self.token_bias[self.groups.index(group)]
-                assert store is not None
-                stop = starts[group] + segment.keys.shape[1]
-                store[:, starts[group] : stop].copy_(segment.token_bias, non_blocking=True)
-                starts[group] = stop
-
     def _copy(
-        self,
-        kept: list[list[Segment]],
-        order: list[list[int]],
-        ropes: tuple[Tensor, ...],
-        kernels: DitKernels,
+        self, kept: list[list[Segment]], order: list[list[int]], ropes: tuple[Tensor, ...], kernels: Any
     ) -> None:
-        """Copy all layers' segments into their groups; `order` gives the index of each one's cosines and sines."""
+        """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
         for layer, segments in enumerate(kept):
-            starts = [0] * len(self.groups)
-            for index, segment in zip(order[layer], segments, strict=True):
-                group = self.groups.index(group_of(segment, by_role=self._by_role))
-                target = slice(starts[group], starts[group] + segment.keys.shape[1])
-                starts[group] = target.stop
-                parts = (
+            for index, segment, (group, tokens) in zip(order[layer], segments, self._slots, strict=True):
+                keys, values = (
                     part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
                 )
-                targets = (store[group][layer][:, target] for store in (self.keys, self.values))
-                kernels.fill(*parts, Rotation(*ropes[2 * index : 2 * index + 2]), *targets)
+                rope = Rotation(*ropes[2 * index : 2 * index + 2])
+                targets = (store[group][layer][:, tokens] for store in (self.keys, self.values))
+                kernels.fill(keys, values, rope, *targets)
 
 
-class LayerTokens(NamedTuple):
-    """Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+LayerTokens = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
 
 
 class TimeTables(NamedTuple):
-    """Everything that depends only on the time, in fp32."""
+    """Keeps everything that depends only on the time, in fp32."""
 
     # L 6 M: shift, 1 + scale and gate of attention, then of feed-forward.
     layers: Tensor
@@ -287,11 +225,11 @@ class TimeTables(NamedTuple):
 
 
 class FastWan:
-    """The model's forward over a filled window, at times that are known in advance."""
+    """Computes the model's forward over a filled window, at times that are known in advance."""
 
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
-        self.kernels = DitKernels(model.device)
+        self.kernels = choose_kernels(model.device)
         blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
         self.steps = []
@@ -310,7 +248,7 @@ class FastWan:
         text: TextConditioning,
         window: WindowStorage,
         tokens: list[LayerTokens] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         """Return flow B F C rows columns and each group's share of attention, groups B.
 
         The tokens of every layer are appended to `tokens` if it is a list.
@@ -318,49 +256,51 @@ class FastWan:
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        _, hidden = kernels.norm(x, table[0, 1], table[0, 0], eps)
+        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps)
         shares = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
             following = table[index + 1] if index + 1 < len(self.layers) else head
             attended, share = self._attend(index, hidden, window, tokens)
             shares.append(share)
-            merged = functional.linear(attended, *layer.merge)
-            x, hidden = kernels.norm(x, *layer.norm_text, eps, merged, gate1)
-            x, hidden = kernels.norm(x, scale2, shift2, eps, self._read_text(index, hidden, text))
-            fed = functional.linear(kernels.widen(hidden, *layer.widen), *layer.narrow)
-            x, hidden = kernels.norm(x, following[1], following[0], eps, fed, gate2)
+            merged = layer.block.self_attn.o(attended)
+            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1)
+            x, hidden = kernels.norm(x, (scale2, shift2), eps, self._read_text(index, hidden, text))
+            fed = layer.block.ffn[2](kernels.widen(hidden, *layer.widen))
+            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
     def _attend(
         self, index: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
+        """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
         layer, kernels = self.layers[index], self.kernels
+        norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
         own = window.own_slices(index)
         qkv = functional.linear(hidden, *layer.qkv)
         rotated, query, keys = kernels.split_rotate(
-            qkv, (layer.norm_q, layer.norm_k), window.rope, own, self.model.spec.eps, tokens is not None
+            qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
         if tokens is not None:
-            tokens.append(LayerTokens(query, keys, own[1]))
+            tokens.append((query, keys, own[1]))
+        stores = zip(window.keys, window.values, window.token_bias, strict=True)
         parts = [
-            kernels.read(rotated, k[index], v[index], bias)
-            for k, v, bias in zip(window.keys, window.values, window.token_bias, strict=True)
+            read_group(rotated.transpose(1, 2), k[index].transpose(1, 2), v[index].transpose(1, 2), bias)
+            for k, v, bias in stores
         ]
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
             return read, read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
         outputs, masses = zip(*parts, strict=True)
-        joined: tuple[Tensor, Tensor] = kernels.merge(
-            outputs, masses, [group.log_bias for group in window.groups]
-        )
+        joined: Pair = kernels.merge(outputs, masses, [group.log_bias for group in window.groups])
         return joined
 
     def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:
-        layer, spec = self.layers[index], self.model.spec
-        normed = self.kernels.rms(functional.linear(hidden, *layer.text_query), layer.text_norm_q, spec.eps)
+        """Compute the cross attention on hidden B N M."""
+        attention, spec = self.layers[index].block.cross_attn, self.model.spec
+        normed = self.kernels.rms(attention.q(hidden), attention.norm_q.weight, spec.eps)
         query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
         read = functional.scaled_dot_product_attention(query, keys, values)
-        return functional.linear(read.transpose(1, 2).flatten(2), *layer.text_merge)
+        return attention.merge(read.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""The element-wise work of the transformer as Triton kernels; `recap.fast.dit` defines what each one computes.
+"""Does the transformer's element-wise work by Triton kernels; `recap.fast.dit` defines what each one computes.
 
 One program handles one token: its channels are read once, reduced, and written once. The compiler's own fusions
 read them twice and split the second kernel in four (H200: 26 and 60 us, where bandwidth allows these 14 and 21).
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recap.attention.rope import Rotation
 from recap.fast import dit
+from recap.fast.dit import Pair
 from recap.fast.triton_import import tl, triton
 
 
@@ -137,31 +138,21 @@ def _width(size: int) -> int:
 
 
 def norm(
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    added: Tensor | None = None,
-    gate: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
+) -> Pair:
     """Compute `recap.fast.dit.norm`."""
     size = x.shape[-1]
     out = torch.empty_like(x)
     kept = x if added is None else torch.empty_like(x)
     _norm[(x.numel() // size,)](
-        x, x if added is None else added, x if gate is None else gate, scale, shift, kept, out, size, eps,
+        x, x if added is None else added, x if gate is None else gate, *affine, kept, out, size, eps,
         ADDS=added is not None, GATES=gate is not None, WIDTH=_width(size), num_warps=8,
     )  # fmt: skip
     return kept, out
 
 
 def split_rotate(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor],
-    rope: Rotation,
-    own: tuple[Tensor, Tensor],
-    eps: float,
-    keep: bool,
+    qkv: Tensor, norms: Pair, rope: Rotation, own: Pair, eps: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `recap.fast.dit.split_rotate`; queries and keys without rotation are written only with `keep`."""
     rows, tokens, heads, channels = own[0].shape
@@ -176,7 +167,7 @@ def split_rotate(
     return rotated_query, query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> tuple[Tensor, Tensor]:
+def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> Pair:
     """Compute `recap.fast.dit.merge`."""
     if len(outputs) != 2:
         # No memory in the package has two biases, so a kernel for more parts is not worth it.
@@ -199,6 +190,13 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     _rms[(x.numel() // size,)](x, weight, out, size, eps, WIDTH=_width(size), num_warps=8)
     return out
+
+
+def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute `recap.fast.dit.widen`; the library applies the GELU before it writes the product."""
+    flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
+    wide: Tensor = flat.unflatten(0, x.shape[:2])
+    return wide
 
 
 def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_values: Tensor) -> None:

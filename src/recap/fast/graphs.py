@@ -1,9 +1,9 @@
-"""CUDA graphs: a function is recorded once per shape of its inputs, then replayed. On the CPU it is just called."""
+"""Replays CUDA graphs, without the host's work between kernels, and runs work on a second stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -17,13 +17,15 @@ TUNING_RUNS = 3
 
 
 class Recording(NamedTuple, Generic[Result]):
+    """Keeps a graph, the tensors that it reads, and those that it writes."""
+
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     result: Result
 
 
 class Graphed(Generic[Result]):
-    """A function of tensors that runs without the host's work between its kernels.
+    """Records a function of tensors once per shape of its inputs, then replays it; on the CPU it is just called.
 
     The function may change tensors that it owns in place, but must not allocate new ones for them, read values
     on the host, or do anything in Python that later calls depend on: only its kernels are repeated. The next
@@ -57,23 +59,20 @@ class Graphed(Generic[Result]):
         return found.result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording[Result]:
-        static = tuple(tensor.clone() for tensor in inputs)
-        graph = torch.cuda.CUDAGraph()
-        if not self._tune:
-            return Recording(graph, static, self._capture(graph, static))
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with _timed_convolutions():
-            with torch.cuda.stream(side):
-                for _ in range(TUNING_RUNS):
-                    self._function(*static)
-            current.wait_stream(side)
-            return Recording(graph, static, self._capture(graph, static))
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, static: tuple[Tensor, ...]) -> Result:
-        # Other threads, such as a writer of files, may use the device in the meantime.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            return self._function(*static)
+        """Record the function on copies of its inputs; with `tune`, kernels are chosen before."""
+        static, graph = tuple(tensor.clone() for tensor in inputs), torch.cuda.CUDAGraph()
+        with _timed_convolutions() if self._tune else nullcontext():
+            if self._tune:
+                current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+                side.wait_stream(current)
+                with torch.cuda.stream(side):
+                    for _ in range(TUNING_RUNS):
+                        self._function(*static)
+                current.wait_stream(side)
+            # Other threads, such as a writer of files, may use the device in the meantime.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = self._function(*static)
+        return Recording(graph, static, result)
 
 
 @contextmanager
@@ -85,3 +84,21 @@ def _timed_convolutions() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+class SideStream:
+    """Runs small kernels, such as those of optical flow, on what a clean pass leaves idle.
+
+    Tensors cross over safely. The work starts after everything queued before it, and whoever waits for it
+    continues after it, so no storage is reused while the other stream still reads it.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Start the work; returns a function that waits for it."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            work()
+        return lambda: torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""A fast RAFT-small: the readable network's weights in half precision, few launches, one CUDA graph.
+"""Estimates flow by a fast RAFT-small: the readable one's weights in half precision, few launches, one CUDA graph.
 
 `FastRaftFlow` keeps the contract of `RaftFlow` and takes its parameters; that module explains the layers.
 
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,17 +31,8 @@ from torch import Tensor, nn
 from recap.contracts import Flow
 from recap.errors import refuse
 from recap.fast import raft_steps
-from recap.fast.correlation import (
-    ALIGNED,
-    READ_CHANNELS,
-    correlate,
-    fused_reader,
-    pool_levels,
-    read_fused,
-    read_plain,
-)
 from recap.fast.graphs import Graphed
-from recap.fast.raft_steps import MOVED, STATE
+from recap.fast.raft_steps import ALIGNED, MOVED, STATE, WINDOWS, correlate, pool_levels
 from recap.flow.raft import (
     CONTEXT,
     HIDDEN,
@@ -52,7 +45,6 @@ from recap.flow.raft import (
     pad_to_network,
 )
 
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 Steps = Any
 """`recap.fast.raft_steps`, or `recap.fast.raft_kernels`, which computes the same."""
 
@@ -82,7 +74,7 @@ def first_conv(stage: nn.Module) -> nn.Conv2d:
 
 
 class ConvStage(nn.Module):
-    """A convolution and the norm or bias after it, which `steps` computes in one pass or two."""
+    """Convolves, and applies the norm or bias after it, which `steps` computes in one pass or two."""
 
     def __init__(self, stage: nn.Module, steps: Steps, *, inputs: int = 0) -> None:
         super().__init__()
@@ -105,7 +97,7 @@ class ConvStage(nn.Module):
 
 
 class FastBottleneck(nn.Module):
-    """The residual block; its last stage also computes the sum."""
+    """Computes the residual block; its last stage also adds the sum."""
 
     def __init__(self, block: Bottleneck, steps: Steps) -> None:
         super().__init__()
@@ -134,13 +126,13 @@ def fast_encoder(encoder: Encoder, steps: Steps) -> nn.Sequential:
 
 
 class FastUpdate(nn.Module):
-    """The update block with channel counts rounded up, and one product for all that share an input."""
+    """Computes the update block with channel counts rounded up, and one product for all that share an input."""
 
     def __init__(self, block: UpdateBlock, steps: Steps) -> None:
         super().__init__()
         self._steps = steps
         motion, unit = block.motion_encoder, block.recurrent_block.convgru1
-        self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=READ_CHANNELS)
+        self.of_windows = widened_conv(first_conv(motion.convcorr1), inputs=WINDOWS)
         self.of_flow = ConvStage(motion.convflow1, steps, inputs=MOVED)
         self.of_flow_again = widened_conv(first_conv(motion.convflow2))
         self.of_both = widened_conv(first_conv(motion.conv))
@@ -190,7 +182,7 @@ def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class PictureFeatures(NamedTuple):
-    """Everything that is computed from a picture, at an eighth of its size."""
+    """Keeps everything that is computed from a picture, at an eighth of its size."""
 
     # N (y x) C of the picture that is matched, and N S C of the one it is matched with.
     features: Tensor
@@ -206,10 +198,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class FastRaftFlow:
-    """A flow estimator with a readable one's weights; it computes both directions of all pairs of a block at once.
+    """Estimates flow with a readable estimator's weights, both directions of all pairs of a block at once.
 
     With `captured`, a whole call is replayed as one CUDA graph, from the second call with a shape on: a video's
-    first block, which comes once, is not worth it. `warm_up` records in advance.
+    first block, which comes once, is not worth it.
     """
 
     def __init__(
@@ -221,22 +213,16 @@ class FastRaftFlow:
         fused: bool = True,
     ) -> None:
         """Take over the weights of `flow`; `fused` uses Triton's kernels where they are available."""
-        if dtype not in PRECISIONS:
-            limit = "must be float32, float16 or bfloat16"
-            raise refuse("dtype", dtype, limit, "float16 is the usual one")
         model = flow.model
         self.device = next(model.parameters()).device
-        if captured and self.device.type != "cuda":
-            limit = f"graphs need CUDA, the weights are on {self.device}"
-            raise refuse("captured", True, limit, "leave it out")
         self.dtype = dtype
         self.num_updates = flow.num_updates
         self.volume_bytes = flow.volume_bytes
-        self._fused = fused and self.device.type == "cuda" and fused_reader()
-        steps: Steps = raft_steps
-        if self._fused:
+        self._steps: Steps = raft_steps
+        if fused and self.device.type == "cuda" and find_spec("triton") is not None:
             # Imported here because importing Triton takes time.
-            from recap.fast import raft_kernels as steps
+            self._steps = import_module("recap.fast.raft_kernels")
+        steps = self._steps
         self._features = self._ready(fast_encoder(model.feature_encoder, steps))
         self._context = self._ready(fast_encoder(model.context_encoder, steps))
         self.update = self._ready(FastUpdate(model.update_block, steps))
@@ -254,11 +240,6 @@ class FastRaftFlow:
         found: Tensor = estimate(pictures.to(self.device, torch.float32))
         # A copy, because the next replay overwrites the output of the recording.
         return Flow(*found.to(pictures.device, copy=True))
-
-    def warm_up(self, shape: tuple[int, int, int, int, int]) -> None:
-        """Choose kernels and record the graph for pictures of this shape."""
-        for _ in range(2):
-            self(torch.rand(shape, device=self.device))
 
     def _ready(self, module: Module) -> Module:
         module.eval().requires_grad_(False).to(device=self.device, dtype=self.dtype)
@@ -300,9 +281,8 @@ class FastRaftFlow:
         hidden, gates, proposal = pairs.hidden, pairs.gates, pairs.proposal
         flow = torch.zeros((len(volume), *size, 2), device=volume.device)
         moved = hidden.new_zeros((len(volume), *size, MOVED)).movedim(-1, 1)
-        read = read_fused if self._fused else read_plain
         for _ in range(self.num_updates):
-            windows = read(volume, flow, READ_CHANNELS)
+            windows = self._steps.read(volume, flow)
             hidden, flow, moved = self.update(windows, hidden, flow, moved, gates, proposal)
         return enlarge(flow)
 

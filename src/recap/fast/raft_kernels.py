@@ -1,4 +1,4 @@
-"""The steps between RAFT's convolutions as Triton kernels, one launch each; `recap.fast.raft_steps` defines them.
+"""Computes the steps of `recap.fast.raft_steps`, which defines them, by Triton kernels with one launch each.
 
 A convolution with so few channels takes about 15 us on an H200, and every separate pass over its result 5 to 10: in
 a call as one graph, half of the time were such passes. A pixel is a run of channels, and pixels are a constant
@@ -10,9 +10,9 @@ bytes at a time.
 import torch
 from torch import Tensor
 
-from recap.fast.raft_steps import MOVED, STATE
+from recap.fast.raft_steps import MOVED, STATE, WINDOWS
 from recap.fast.triton_import import tl, triton
-from recap.flow.raft import HIDDEN
+from recap.flow.raft import HIDDEN, LEVELS, RADIUS
 
 # Elements per program.
 AT_ONCE = 1024
@@ -20,6 +20,55 @@ AT_ONCE = 1024
 PARTS = 32
 # Pixels per program that sums or normalises.
 PIXELS = 64
+# Pixels per program that reads windows: with 64 window slots and 4 warps every thread has 32 loads in flight.
+READ_PIXELS = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(  # type: ignore[no-untyped-def]
+    volume, flow, out, num_pixels, height, width, stride, channels,
+    levels: tl.constexpr, radius: tl.constexpr, pixels: tl.constexpr, slots: tl.constexpr,
+):  # fmt: skip
+    # The volume is (N y x) stride with all levels of a pixel's correlations concatenated, the flow (N y x) 2 in
+    # float32, the output (N y x) channels.
+    side = 2 * radius + 1
+    window = side * side
+    pixel = tl.program_id(0) * pixels + tl.arange(0, pixels)
+    level = tl.program_id(1)
+    live = pixel < num_pixels
+    cell = pixel % (height * width)
+    start = 0
+    for finer in tl.static_range(levels - 1):
+        start += tl.where(finer < level, (height >> finer) * (width >> finer), 0)
+    tall, wide = height >> level, width >> level
+    shrink = 1.0 / (1 << level).to(tl.float32)
+    x = (tl.load(flow + 2 * pixel, mask=live, other=0.0) + (cell % width).to(tl.float32)) * shrink
+    y = (tl.load(flow + 2 * pixel + 1, mask=live, other=0.0) + (cell // width).to(tl.float32)) * shrink
+    # Beyond these bounds everything read is outside; an extreme flow must not overflow the integers below.
+    x = tl.minimum(tl.maximum(x, -radius - 2.0), wide + radius + 1.0)
+    y = tl.minimum(tl.maximum(y, -radius - 2.0), tall + radius + 1.0)
+    left, top = tl.floor(x), tl.floor(y)
+    right_part, lower_part = (x - left)[:, None], (y - top)[:, None]
+    slot = tl.arange(0, slots)
+    # As in training, a window counts x first and y second.
+    column = left.to(tl.int32)[:, None] + (slot // side - radius)[None, :]
+    row = top.to(tl.int32)[:, None] + (slot % side - radius)[None, :]
+    wanted = live[:, None] & (slot < window)[None, :]
+    source = volume + pixel.to(tl.int64)[:, None] * stride + start + row * wide + column
+    above, below = wanted & (row >= 0) & (row < tall), wanted & (row >= -1) & (row < tall - 1)
+    at_left, at_right = (column >= 0) & (column < wide), (column >= -1) & (column < wide - 1)
+    a = tl.load(source, mask=above & at_left, other=0.0).to(tl.float32)
+    b = tl.load(source + 1, mask=above & at_right, other=0.0).to(tl.float32)
+    c = tl.load(source + wide, mask=below & at_left, other=0.0).to(tl.float32)
+    d = tl.load(source + wide + 1, mask=below & at_right, other=0.0).to(tl.float32)
+    upper = a + (b - a) * right_part
+    lower = c + (d - c) * right_part
+    mixed = upper + (lower - upper) * lower_part
+    channel = level * window + slot
+    # The last level also writes the zeros after the windows.
+    end = tl.where(level == levels - 1, channels, (level + 1) * window)
+    target = out + pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(target, mixed.to(out.dtype.element_ty), mask=live[:, None] & (channel < end)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -190,6 +239,19 @@ def _like(x: Tensor, channels: int) -> Tensor:
 
 def _programs(count: int) -> tuple[int]:
     return (-(-count // AT_ONCE),)
+
+
+def read(volume: Tensor, flow: Tensor) -> Tensor:
+    num, height, width = flow.shape[:3]
+    volume, flow = volume.contiguous(), flow.contiguous()
+    out = torch.empty((num, height, width, WINDOWS), dtype=volume.dtype, device=volume.device)
+    count = num * height * width
+    _read[(-(-count // READ_PIXELS), LEVELS)](
+        volume, flow, out, count, height, width, volume.shape[-1], WINDOWS,
+        levels=LEVELS, radius=RADIUS, pixels=READ_PIXELS, slots=triton.next_power_of_2((2 * RADIUS + 1) ** 2),
+        num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 def normalise(x: Tensor, eps: float, residual: Tensor | None = None, *, relu: bool = True) -> Tensor:

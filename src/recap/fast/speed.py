@@ -1,61 +1,163 @@
-"""Measures how fast a video is generated with a memory: `recap bench`, or `python -m recap.fast.speed`
+"""Measures how fast a video is generated with a memory: `recap bench`.
 
-Every stage of a block is timed by events on the device, so measuring does not wait for it. Cold is the first block
-of the process, steady the median of all blocks once the memory is full. The overhead is relative to `sink`, which
-is timed before and after. End to end is the time from one block's pictures, as bytes in the host's memory, to the
-next block's. All ratios are taken within one process.
+Speed does not depend on values, so a public model at its real size needs no file: its weights are random. Every
+stage of a block is timed by events on the device, so measuring does not wait for it. Cold is the first block of the
+process, steady the median of all blocks once the memory is full. The overhead is relative to `sink`, which is timed
+before and after. End to end is the time from one block's pictures, as bytes in the host's memory, to the next
+block's. All ratios are taken within one process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recap.admission.flow import FlowNoveltyConfig
 from recap.attention.context import BlockContext
-from recap.contracts import Decoder, MemoryPolicy
-from recap.fast.accelerate import choose_aside
-from recap.fast.growth import draw_curve
-from recap.fast.parts import Parts, SpeedSettings, make_parts
-from recap.fast.stopwatch import Stopwatch
-from recap.fast.threads import use_fair_threads
+from recap.backbones.wan.backbone import WanBackbone
+from recap.backbones.wan.family import DECODERS, WanConfig
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import WanSpec
+from recap.backbones.wan.taehv import Taehv
+from recap.config import DTYPES, check_place, choose
+from recap.contracts import Backbone, Decoder, FlowEstimator, MemoryPolicy
+from recap.errors import refuse, unknown_name
+from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.stopwatch import Stopwatch, draw_curve
+from recap.fast.taehv import FastTaehv
+from recap.fast.vae import FastVae
+from recap.flow.classical import ClassicalFlow
+from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, block_noise, rollout
 
+MOST_BLOCKS = 10_000
+# Channels of the public decoder's last stage.
+VAE_WIDTH = 96
 # Blocks until the memory is full, graphs are recorded and clock rates are steady.
 FULL = 5
 ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
 """The times of Self-Forcing's released code on one H200 at 832 x 480, without memory, which we compare with."""
 ANCHORS_SIZE = (480, 832)
 STAGES = ("denoise", "decode", "look", "settle", "commit")
+PROMPT = "a fox on a beach at night"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSettings:
+    """Sets what one measurement runs."""
+
+    backbone: str
+    memory: str
+    decoder: str
+    device: str
+    dtype: str
+    blocks: int
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.blocks <= MOST_BLOCKS:
+            raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
+        check_place(self.device, self.dtype)
+        if self.decoder not in DECODERS:
+            raise unknown_name("--decoder", self.decoder, DECODERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Keeps everything a rollout needs, and a description of what was chosen."""
+
+    readable: WanBackbone
+    backbone: Backbone
+    flow: FlowEstimator
+    about: dict[str, str]
+
+    def policy(self, memory: str) -> MemoryPolicy:
+        """Build a fresh memory."""
+        spec = self.backbone.spec
+        config = choose("memory", memory).settings
+        built: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, self.flow))
+        return built
+
+
+def make_parts(settings: SpeedSettings) -> Parts:
+    """Build the parts of a measurement, with random weights where real ones would need files."""
+    kind = type(choose("backbone", settings.backbone).settings)
+    device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
+    torch.manual_seed(0)
+    if issubclass(kind, WanConfig):
+        readable, weights = random_backbone(settings, kind.row, device, dtype), "random, at real size"
+    elif settings.decoder != "full":
+        limit = f"{settings.backbone} has one decoder, its own"
+        raise refuse("--decoder", settings.decoder, limit, "leave it out")
+    else:
+        readable = kind().build(device=settings.device, dtype=dtype, prompts=[], notice=print)
+        weights = "the package's own"
+    flow = RaftFlow(RaftSmall().to(device)) if device.type == "cuda" else ClassicalFlow()
+    path = "readable" if settings.eager else "fast"
+    about = {"weights": weights, "flow": type(flow).__name__, "path": path}
+    if settings.eager:
+        return Parts(readable, readable, flow, about)
+    return Parts(readable, accelerate(readable, on_cpu=True), accelerate_flow(flow), about)
+
+
+def random_backbone(
+    settings: SpeedSettings, spec: WanSpec, device: torch.device, dtype: torch.dtype
+) -> WanBackbone:
+    """Build a model of the family with torch's own random weights, directly on the device."""
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with device:
+            model = CausalWan(spec)
+    finally:
+        torch.set_default_dtype(before)
+    text = torch.randn(1, spec.text_len, spec.text_dim)
+    return WanBackbone(model, lambda prompt: text, random_decoder(settings, spec, device, dtype))
+
+
+def random_decoder(
+    settings: SpeedSettings, spec: WanSpec, device: torch.device, dtype: torch.dtype
+) -> Callable[[], Decoder]:
+    """Return what opens streams of the chosen decoder with random weights."""
+    if settings.decoder == "tiny":
+        half = torch.float16 if device.type == "cuda" else dtype
+        model = Taehv().requires_grad_(False).to(device, half)
+        return model.open_decoder if settings.eager else FastTaehv(model).open_decoder
+    if settings.eager:
+        limit = "the readable full decoder needs its weight files"
+        raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
+    vae = FastVae(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
+    for tensor in vae.state_dict().values():
+        tensor.copy_(torch.randn_like(tensor) * (tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 0.1))
+    return vae.arrange(dtype).open_decoder
 
 
 def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any]:
     """Run one rollout; return milliseconds per stage and block, and the memory used."""
-    spec, cuda = parts.backbone.spec, settings.device.startswith("cuda")
+    backbone, spec, cuda = parts.backbone, parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
-    policy, decoder = parts.policy(settings.memory), parts.open_decoder()
+    policy, decoder = parts.policy(settings.memory), backbone.decoder()
     length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    plan = make_plan([[Shot("a fox on a beach at night", length)]], spec)
+    plan = make_plan([[Shot(PROMPT, length)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
-    with watch.listening(_timed_methods(parts, policy, decoder)):
+    owners = (backbone, decoder, policy, backbone, policy)
+    with watch.listening(list(zip(owners, STAGES, strict=True))):
         began = time.perf_counter()
-        blocks_made = rollout(parts.backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
+        blocks_made = rollout(backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
         first_picture_s = _deliver(blocks_made, watch, cuda, began)
     if cuda:
         torch.cuda.synchronize()
     stages = {name: watch.milliseconds(name) for name in STAGES}
-    periods = watch.periods("block")
+    periods = watch.periods()
     return {
         "first_picture_s": first_picture_s,
         "blocks_ms": periods,
@@ -66,30 +168,25 @@ def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any
     }
 
 
-def _timed_methods(parts: Parts, policy: MemoryPolicy, decoder: Decoder) -> list[tuple[object, str, str]]:
-    """List (object, method, stage) of everything that is timed."""
-    named = [(parts.backbone, "denoise"), (decoder, "decode"), (parts.backbone, "settle"), (policy, "commit")]
-    found: list[tuple[object, str, str]] = [(owner, name, name) for owner, name in named]
-    return [*found, (policy, "look", "look")] if hasattr(policy, "look") else found
-
-
 def _deliver(blocks: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) -> float:
     """Copy every block's pictures to the host as bytes, one block late; return the seconds to the first picture."""
-    first, wait = 0.0, None
+    first, done = 0.0, None
     for block in blocks:
         pictures: Tensor = (block.pixels * 255).round().to(torch.uint8)
         if cuda:
             host = torch.empty(pictures.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(pictures, non_blocking=True)
-        watch.mark("block")
+        watch.mark()
         if not first:
             if cuda:
                 torch.cuda.synchronize()
             first = time.perf_counter() - began
-        if wait is not None:
+        if cuda:
             # The host runs at most one block ahead of the device.
-            wait()
-        wait = watch.fence()
+            if done is not None:
+                done.synchronize()
+            done = torch.cuda.Event()
+            done.record()
     return first
 
 
@@ -106,11 +203,11 @@ def _summary(values: list[float]) -> dict[str, float]:
 def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
     """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
     spec, policy = parts.backbone.spec, parts.policy(settings.memory)
-    plan = make_plan([[Shot("a fox on a beach at night", 5 * 0.75)]], spec)
+    plan = make_plan([[Shot(PROMPT, 5 * 0.75)]], spec)
     worst = 0.0
     with torch.no_grad():
         conditioning = parts.readable.condition(plan.blocks[0].prompts)
-        decoder = parts.open_decoder()
+        decoder = parts.backbone.decoder()
         for block in plan.blocks:
             found = []
             for backbone in (parts.readable, parts.backbone):
@@ -187,6 +284,7 @@ def top_kernels(work: Callable[[], object]) -> list[str]:
 
 
 def _title(result: dict[str, Any]) -> str:
+    """Name what was measured, and where."""
     return f"{result['backbone']}, {result['memory']}, {result['device_name']}, {result['dtype']}"
 
 
@@ -223,32 +321,3 @@ def table(result: dict[str, Any]) -> str:
             f"largest relative error {found['largest_relative_error']:.2e} (limit {found['limit']:.0e})"
         )
     return "\n".join([*lines, *result.get("kernels", [])])
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run `recap bench` where the packages of the command line are not installed."""
-    cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backbone", default="self-forcing" if cuda else "embedded")
-    parser.add_argument("--memory", default="recap")
-    parser.add_argument("--decoder", default="full", help="full or tiny, for the public models")
-    parser.add_argument("--blocks", type=int, default=30 if cuda else 12)
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
-    parser.add_argument("--eager", action="store_true", help="the readable path")
-    parser.add_argument("--compare", action="store_true", help="readable and fast path on the same inputs")
-    parser.add_argument("--profile", action="store_true", help="name the kernels that take longest")
-    parser.add_argument("--plot", type=Path, help="write the growth curve as SVG")
-    values = vars(parser.parse_args(arguments))
-    options = {name: values.pop(name) for name in ("compare", "profile", "plot")}
-    use_fair_threads()
-    try:
-        result = run(SpeedSettings(**values), **options)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    print(table(result))
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

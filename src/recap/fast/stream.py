@@ -1,14 +1,23 @@
-"""Decoding streams over storage at fixed addresses, so that a block's kernels can be recorded and replayed."""
+"""Shares between both fast decoders streams over storage at fixed addresses, and a cheap way to enlarge.
+
+A block's kernels can be recorded and replayed because what they read and write stays at its address.
+
+A picture is enlarged and convolved without writing the enlarged picture. If every pixel is repeated in a cell of
+2 x 2, a 3 x 3 kernel meets the same pixel with several of its weights. Four 2 x 2 kernels, one for each pixel of the
+cell, compute the same: 16 products per pixel instead of 36, and the repeated picture is never written. One
+convolution with a margin of 1 computes all four on a grid that has one row and one column more, and each of the four
+uses its own part of that grid.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.decoder import check_latents
+from recap.backbones.wan.decoder import check_latents, wrong_state
 from recap.contracts import State
 from recap.fast.graphs import Graphed
 
@@ -17,16 +26,17 @@ Size = tuple[int, int, int]
 
 
 class FastStream(ABC):
-    """Decodes latents to pixels, block by block.
+    """Decodes latents to pixels, block by block. Its states are those of the readable decoder's stream.
 
     Decoding a block changes what the stream keeps. After an error in the middle of a block some layers would be a
     block ahead of others, so the stream refuses to continue until a state is loaded.
     """
 
-    def __init__(self, channels: int, like: Tensor) -> None:
-        """Keep storage on the device and in the precision of `like`."""
-        self._channels, self._like = channels, like
+    def __init__(self, channels: int, like: Tensor, keeps: str) -> None:
+        """Keep storage on the device and in the precision of `like`; `keeps` describes it in words."""
+        self._channels, self._like, self._keeps = channels, like, keeps
         self._size: Size | None = None
+        # B Y X C each, or B T Y X C of the last T frames.
         self._kept: list[Tensor] = []
         # 0, 1 or 2 (saturating): the first frame decodes differently.
         self._frames = 0
@@ -50,10 +60,12 @@ class FastStream(ABC):
         """
 
     @abstractmethod
-    def state(self) -> State: ...
+    def _names(self, frames: int) -> dict[str, int]:
+        """Return the names in a state after one frame or more, each with the index of a kept tensor."""
 
-    @abstractmethod
-    def load_state(self, state: State) -> None: ...
+    def _marks(self, frames: int) -> State:
+        """Return what else is in a state after one frame or more."""
+        return {}
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -70,6 +82,39 @@ class FastStream(ABC):
         self._torn = False
         self._frames = min(2, self._frames + latents.shape[1])
         return pixels
+
+    def state(self) -> State:
+        """Return copies of all that is kept, channels second and without gaps; nothing before the first block."""
+        self._refuse_torn()
+        if self._frames == 0:
+            return {}
+        state = self._marks(self._frames)
+        for name, index in self._names(self._frames).items():
+            state[name] = self._kept[index].movedim(-1, 1).clone(memory_format=torch.contiguous_format)
+        return state
+
+    def load_state(self, state: State) -> None:
+        """Resume from a state of either stream; an empty one begins again."""
+        if not state:
+            return self._restore(None, 0, {})
+        frames = next((frames for frames in (2, 1) if self._recognises(state, frames)), 0)
+        if not frames:
+            raise wrong_state(state, self._keeps)
+        kept = {index: state[name].movedim(1, -1) for name, index in self._names(frames).items()}
+        size = kept[0].shape[0], kept[0].shape[-3], kept[0].shape[-2]
+        shapes = self._shapes(size)
+        if not all(_fits(tensor.shape, shapes[index]) for index, tensor in kept.items()):
+            raise wrong_state(state, self._keeps)
+        self._restore(size, frames, kept)
+
+    def _recognises(self, state: State, frames: int) -> bool:
+        """Tell whether this is a state after one frame or more, by its names and marks."""
+        names, marks = self._names(frames), self._marks(frames)
+        return (
+            state.keys() == names.keys() | marks.keys()
+            and all(state[name].tolist() == mark.tolist() for name, mark in marks.items())
+            and all(state[name].dim() > 3 for name in names)
+        )
 
     @torch.no_grad()
     def _restore(self, size: Size | None, frames: int, kept: Mapping[int, Tensor]) -> None:
@@ -94,3 +139,35 @@ class FastStream(ABC):
                 "an error within a block left this decoding stream between two states: "
                 "load an earlier state, or {} to begin again"
             )
+
+
+def _fits(found: Sequence[int], whole: Sequence[int]) -> bool:
+    """Tell whether a tensor can be copied to storage B [T] Y X C; after one frame it may have only that one."""
+    same = len(found) == len(whole) and (found[0], *found[-3:]) == (whole[0], *whole[-3:])
+    return same and all(1 <= some <= most for some, most in zip(found[1:-3], whole[1:-3], strict=True))
+
+
+def fuse(weight: Tensor) -> Tensor:
+    """Turn a kernel O C 3 3 over repeated pixels into 4·O C 2 2 over the pixels themselves."""
+    # In fp64, because products of fp32 may be allowed a lower precision.
+    exact = weight.to(torch.float64)
+    # For the cell's upper pixel the kernel's rows meet the source rows y - 1, y, y; for the lower one y, y, y + 1.
+    meet = exact.new_tensor([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]])
+    fused = torch.einsum("aiy,bjx,ocyx->abocij", meet, meet, exact).flatten(0, 2)
+    return fused.to(weight.dtype)
+
+
+def weave(made: Tensor, bias: Tensor | None = None, pictures: int = 1) -> Tensor:
+    """Interleave N Y+1 X+1 P·4·O, the output of fused kernels for each of P pictures, into N·P 2Y 2X O."""
+    cells = made.unflatten(-1, (pictures, 2, 2, -1))
+    batch, height, width = made.shape[0], made.shape[1] - 1, made.shape[2] - 1
+    whole = made.new_empty(batch, pictures, height, 2, width, 2, cells.shape[-1])
+    for down in (0, 1):
+        for right in (0, 1):
+            part = cells[:, down : down + height, right : right + width, :, down, right].movedim(3, 1)
+            target = whole[:, :, :, down, :, right]
+            if bias is None:
+                target.copy_(part)
+            else:
+                torch.add(part, bias, out=target)
+    return whole.flatten(4, 5).flatten(2, 3).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The tiny decoder for one GPU: the weights of the readable model, whole blocks at a time, channels last.
+"""Decodes by the tiny decoder on one GPU: the readable model's weights, whole blocks at a time, channels last.
 
 Enlarging, making several pictures from one, and the convolution after both are one convolution here. The second has
 no bias and reads one pixel, so it can move before the first, and its weights can be merged into the third's.
@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recap.backbones.wan.decoder import wrong_state
 from recap.backbones.wan.taehv import CHANNELS, STEP, MemoryBlock, SoftClamp, Taehv, TimeGrow
-from recap.contracts import Decoder, State
-from recap.fast.stream import FastStream, Size
-from recap.fast.subpixel import fuse, weave
+from recap.contracts import Decoder
+from recap.fast.stream import FastStream, Size, fuse, weave
 
 COLOURS = 3
 # Channels of the last convolution, because tensor cores write no fewer.
@@ -26,7 +24,7 @@ LEAST_CHANNELS = 8
 
 
 class Convolution(NamedTuple):
-    """The weights of a convolution, channels last."""
+    """Convolves with weights that are stored channels last."""
 
     weight: Tensor
     bias: Tensor | None
@@ -37,7 +35,7 @@ class Convolution(NamedTuple):
 
 
 class TaehvStage(NamedTuple):
-    """Memory blocks, then a convolution that makes `pictures` pictures of twice the size from each."""
+    """Describes memory blocks, then a convolution that makes `pictures` pictures of twice the size from each."""
 
     blocks: list[tuple[Convolution, Convolution, Convolution]]
     growth: Convolution
@@ -45,7 +43,7 @@ class TaehvStage(NamedTuple):
 
 
 class FastTaehv:
-    """The decoding half of a readable model, on its device, possibly in lower precision."""
+    """Decodes as a readable model does, on its device, possibly in lower precision."""
 
     def __init__(self, model: Taehv, dtype: torch.dtype | None = None) -> None:
         like = model.like()
@@ -133,10 +131,10 @@ def _remember(
 
 
 class FastTaehvStream(FastStream):
-    """A decoding stream whose states are those of `TaehvStream`."""
+    """Decodes a stream whose states are those of `TaehvStream`."""
 
     def __init__(self, decoder: FastTaehv) -> None:
-        super().__init__(CHANNELS, decoder.like)
+        super().__init__(CHANNELS, decoder.like, keeps=", ".join(decoder.names))
         self._decoder = decoder
 
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:
@@ -148,24 +146,5 @@ class FastTaehvStream(FastStream):
     def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
         return partial(self._decoder.forward, kept=kept)
 
-    def state(self) -> State:
-        self._refuse_torn()
-        if self._frames == 0:
-            return {}
-        named = zip(self._decoder.names, self._kept, strict=True)
-        return {
-            name: kept.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-            for name, kept in named
-        }
-
-    def load_state(self, state: State) -> None:
-        if not state:
-            return self._restore(None, 0, {})
-        names = self._decoder.names
-        if set(state) != set(names) or any(kept.dim() != 4 for kept in state.values()):
-            raise wrong_state(state, ", ".join(names))
-        kept = [state[name].permute(0, 2, 3, 1) for name in names]
-        size = kept[0].shape[0], kept[0].shape[1], kept[0].shape[2]
-        if [tuple(tensor.shape) for tensor in kept] != self._decoder.memories(size):
-            raise wrong_state(state, ", ".join(names))
-        self._restore(size, 2, dict(enumerate(kept)))
+    def _names(self, frames: int) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self._decoder.names)}

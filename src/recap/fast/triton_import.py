@@ -1,4 +1,4 @@
-"""Triton, or stand-ins that let the kernel modules be imported where it is not installed.
+"""Imports Triton, or stand-ins that let the kernel modules be imported where it is not installed.
 
 Triton comes only with CUDA builds of torch. Without it a kernel is a plain function that nobody calls.
 """
@@ -14,5 +14,3 @@ try:
     tl: Any = importlib.import_module("triton.language")
 except ImportError:
     triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=int)
-
-AVAILABLE = hasattr(triton, "language")

@@ -1,38 +1,43 @@
-"""Wan 2.1's video decoder for one GPU: the weights of the readable model, whole blocks at a time.
+"""Decodes by Wan 2.1's video decoder on one GPU: the readable model's weights, whole blocks at a time.
 
 It computes the same as `recap.backbones.wan.vae` in a different way. All frames of a block pass through a layer
 together, because a causal convolution needs only their order and the two inputs before them. Features are stored
 channels last, as tensor cores read them. What a stream remembers has fixed addresses, so the kernels of a block can
 be recorded once and replayed. Pictures are enlarged without writing the repeated pixels. On a GPU with enough
 shared memory, in half precision, Triton kernels replace cuDNN's convolutions and everything between two of them.
+
+Features are B T Y X C. A convolution leaves its bias to the next layer, which adds it in a pass that it makes anyway.
+What a convolution remembers is updated in place, at a fixed address. A layer with `fused` set computes the same with
+`recap.fast.vae_kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from recap.backbones.wan.decoder import wrong_state
 from recap.backbones.wan.vae import FEATURES, FIELD, KINDS, MARK, NOTHING, WanVae
 from recap.contracts import Decoder, State
 from recap.errors import refuse
-from recap.fast.stream import FastStream, Size
-from recap.fast.vae_layers import (
-    MARGIN,
-    PAST,
-    Activation,
-    CausalConv,
-    DecoderStage,
-    Enlarge,
-    Middle,
-    ResidualUnit,
-    append_to_past,
-    can_fuse,
-)
+from recap.fast.stream import FastStream, Size, fuse, weave
 
+# Earlier frames that a convolution over three frames also reads.
+PAST = 2
+# Pixels of zeros around the frames that a convolution over 3 x 3 pixels reads.
+MARGIN = 1
+# Residual blocks in a stage.
+LAYERS = 3
+# The smallest norm that features are divided by.
+TINY = 1e-12
+HALVES = (torch.bfloat16, torch.float16)
+# Compute capabilities with enough shared memory for the kernels' tiles: Hopper and Blackwell.
+ROOMY = (9, 10)
 # Widths of the middle and of the stages up to the pictures, in multiples of the last.
 WIDTHS = (4, 4, 4, 2, 1)
 # Whether time is doubled after a stage; space always is.
@@ -44,8 +49,208 @@ LEAST_CHANNELS = 16
 SHOWN = 4
 
 
-class FastDecoder(nn.Module):
-    """The network, with diffusers' names for its tensors; `fill` gives it weights."""
+def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether `recap.fast.vae_kernels` supports this device and precision."""
+    if device.type != "cuda" or dtype not in HALVES or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in ROOMY
+
+
+def unit(x: Tensor, gamma: Tensor) -> Tensor:
+    """Normalise every pixel's features ... C to root mean square 1 and scale them by channel, in fp32."""
+    exact = x.to(torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    scaled: Tensor = exact / norm.clamp_min(TINY) * (gamma * gamma.shape[0] ** 0.5)
+    return scaled
+
+
+def append_to_past(past: Tensor, x: Tensor, margin: int) -> Tensor:
+    """Append frames B T Y X C to the past, with a margin: B 2+T Y+2m X+2m C. The past is updated in place."""
+    batch, frames, height, width, channels = x.shape
+    grid = x.new_zeros(batch, PAST + frames, height + 2 * margin, width + 2 * margin, channels)
+    inner = grid[:, :, margin : margin + height, margin : margin + width]
+    inner[:, :PAST] = past
+    inner[:, PAST:] = x
+    past.copy_(inner[:, -PAST:])
+    return grid
+
+
+class Arranged(nn.Module):
+    """Is a layer that is prepared once its weights are final, for plain torch or for Triton's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = False
+
+    def arrange(self, fused: bool) -> None:
+        """Choose the kernels of `forward`, and change the weights to the layout that they read."""
+        self.fused = fused
+
+
+class CausalConv(Arranged):
+    """Convolves over three frames and `side` x `side` pixels; its input begins with the two past frames."""
+
+    def __init__(self, channels: int, out: int, side: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, channels, PAST + 1, side, side))
+        self.bias = nn.Parameter(torch.empty(out))
+        self.channels, self.side = channels, side
+        # Index of its past among all pasts.
+        self.index = 0
+        # Size of its input relative to the latents.
+        self.scale = 1
+
+    def arrange(self, fused: bool) -> None:
+        if fused and self.side == 3:
+            from recap.fast.vae_kernels import tile_for
+
+            self.fused = tile_for(self.channels, len(self.weight)) is not None
+        if self.fused:
+            self.weight.data = self.weight.data.permute(0, 2, 3, 4, 1).flatten(1).contiguous()
+        else:
+            folded = self.weight.data.transpose(1, 2).flatten(1, 2)
+            self.weight.data = folded.contiguous(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve B 2+T Y+2 X+2 C (without the margin if `side` is 1) to B T Y X O, without the bias."""
+        if self.fused:
+            from recap.fast.vae_kernels import shifted
+
+            return shifted(x, self.weight)
+        frames = x.shape[1] - PAST
+        # Three frames become channels of one picture, so that a 2D convolution can be used.
+        folded = torch.cat([x[:, t : t + frames] for t in range(PAST + 1)], dim=-1)
+        made = functional.conv2d(folded.flatten(0, 1).permute(0, 3, 1, 2), self.weight)
+        unfolded: Tensor = made.permute(0, 2, 3, 1).unflatten(0, (-1, frames))
+        return unfolded
+
+
+class Activation(Arranged):
+    """Applies norm and SiLU, in one pass with everything else between two convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor, bias: Tensor | None, past: Tensor) -> Tensor:
+        """Activate B T Y X C and append it to the past, with a margin: B 2+T Y+2 X+2 C."""
+        if self.fused:
+            from recap.fast.vae_kernels import activated
+
+            return activated(x, bias, self.gamma, past)
+        whole = x if bias is None else x.to(torch.float32) + bias
+        return append_to_past(past, functional.silu(unit(whole, self.gamma)).to(x.dtype), MARGIN)
+
+
+class Enlarge(Arranged):
+    """Repeats each pixel to twice the rows and columns, then convolves over 3 x 3 pixels."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, channels, 3, 3))
+        self.bias = nn.Parameter(torch.empty(out))
+
+    def arrange(self, fused: bool) -> None:
+        self.weight.data = fuse(self.weight.data).contiguous(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Enlarge B T Y X C to B T 2Y 2X O."""
+        made = functional.conv2d(x.flatten(0, 1).permute(0, 3, 1, 2), self.weight, padding=MARGIN)
+        larger: Tensor = weave(made.permute(0, 2, 3, 1), self.bias).unflatten(0, x.shape[:2])
+        return larger
+
+
+class ResidualUnit(Arranged):
+    """Adds two causal convolutions, each after its activation, to a shortcut around them."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.norm1 = Activation(channels)
+        self.conv1 = CausalConv(channels, out)
+        self.norm2 = Activation(out)
+        self.conv2 = CausalConv(out, out)
+        self.conv_shortcut = nn.Linear(channels, out) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor, pasts: list[Tensor]) -> Tensor:
+        """Compute the block; this may overwrite x."""
+        first, second = pasts[self.conv1.index], pasts[self.conv2.index]
+        # One expression, because a name would keep the features of the first half alive through the second.
+        y = self.conv2(self.norm2(self.conv1(self.norm1(x, None, first)), self.conv1.bias, second))
+        shortcut = self.conv_shortcut(x)
+        if self.fused:
+            from recap.fast.vae_kernels import joined
+
+            return joined(shortcut, y, self.conv2.bias)
+        total: Tensor = shortcut.add_(y + self.conv2.bias)
+        return total
+
+
+class FrameAttention(nn.Module):
+    """Attends with one head between all pixels of a frame."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.ParameterDict({"gamma": torch.empty(channels)})
+        self.to_qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = unit(x, self.norm["gamma"]).to(x.dtype).flatten(0, 1).flatten(1, 2).unsqueeze(1)
+        query, key, value = self.to_qkv(frames).chunk(3, dim=-1)
+        seen = self.proj(functional.scaled_dot_product_attention(query, key, value))
+        return torch.add(x, seen.view(x.shape))
+
+
+class Middle(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList([ResidualUnit(channels, channels) for _ in range(2)])
+        self.attentions = nn.ModuleList([FrameAttention(channels)])
+
+    def forward(self, x: Tensor, pasts: list[Tensor]) -> Tensor:
+        x = self.attentions[0](self.resnets[0](x, pasts))
+        made: Tensor = self.resnets[1](x, pasts)
+        return made
+
+
+class Upsampler(nn.Module):
+    """Doubles the size, and with `doubled` also the frames, except the first frame of a video."""
+
+    def __init__(self, channels: int, doubled: bool) -> None:
+        super().__init__()
+        self.time_conv = CausalConv(channels, 2 * channels, side=1) if doubled else None
+        # In the published names the repetition of pixels, which has no weights, counts as a layer.
+        self.resample = nn.Sequential(nn.Identity(), Enlarge(channels, channels // 2))
+
+    def forward(self, x: Tensor, pasts: list[Tensor], first: bool) -> Tensor:
+        if self.time_conv is not None:
+            head, rest = x[:, : int(first)], x[:, int(first) :]
+            if rest.shape[1]:
+                past = pasts[self.time_conv.index]
+                made = self.time_conv(append_to_past(past, rest, margin=0)) + self.time_conv.bias
+                rest = made.unflatten(-1, (2, -1)).permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
+            x = torch.cat([head, rest], dim=1) if first else rest
+        larger: Tensor = self.resample(x)
+        return larger
+
+
+class DecoderStage(nn.Module):
+    def __init__(self, channels: int, out: int, doubled: bool | None) -> None:
+        super().__init__()
+        sizes = [channels, *[out] * LAYERS]
+        self.resnets = nn.ModuleList([ResidualUnit(before, after) for before, after in pairwise(sizes)])
+        self.upsamplers = nn.ModuleList([] if doubled is None else [Upsampler(out, doubled)])
+
+    def forward(self, x: Tensor, pasts: list[Tensor], first: bool) -> Tensor:
+        for block in self.resnets:
+            x = block(x, pasts)
+        for upsampler in self.upsamplers:
+            x = upsampler(x, pasts, first)
+        return x
+
+
+class FastVae(nn.Module):
+    """Decodes, with diffusers' names for its tensors: `fill` sets its weights, then `arrange` prepares it."""
 
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -99,15 +304,20 @@ class FastDecoder(nn.Module):
             # Kernels of one pixel lose their sides, and the last convolution gets outputs that nobody reads.
             tensor.zero_()[: len(theirs[name])] = theirs[name].reshape(-1, *tensor.shape[1:])
 
-    def arrange(self, dtype: torch.dtype, fused: bool) -> None:
-        """Choose the precision, layouts and kernels of `forward`, once the weights are final."""
+    def arrange(self, dtype: torch.dtype, fused: bool | None = None) -> FastVae:
+        """Choose the precision, layouts and kernels of `forward`, once the weights are final.
+
+        With or without Triton's kernels; None uses them where they are supported.
+        """
+        fused = can_fuse(self.conv_in.bias.device, dtype) if fused is None else fused
         self.requires_grad_(False)
         for name, child in self.named_children():
             # The first layer costs almost nothing, so latents need not be rounded before it.
             child.to(torch.float32 if name == "post_quant_conv" else dtype)
         for module in self.modules():
-            if isinstance(module, CausalConv | Activation | Enlarge | ResidualUnit):
+            if isinstance(module, Arranged):
                 module.arrange(fused)
+        return self
 
     def pasts(self, size: Size) -> list[tuple[int, ...]]:
         """Return the shapes of what the convolutions keep for latents of this size; zeros begin a video."""
@@ -123,46 +333,36 @@ class FastDecoder(nn.Module):
         kept = [MARK if frames == 1 and conv.side == 1 else FEATURES for conv in self.convs]
         return [*kept, NOTHING]
 
-
-class FastVae:
-    """The network on its device, prepared for one precision."""
-
-    def __init__(self, network: FastDecoder, dtype: torch.dtype, *, fused: bool | None = None) -> None:
-        """Prepare the network with or without Triton's kernels; None uses them where they are supported."""
-        device = network.conv_in.bias.device
-        self.network = network
-        self.fused = can_fuse(device, dtype) if fused is None else fused
-        network.arrange(dtype, self.fused)
-
     @classmethod
-    def of(cls, vae: WanVae, *, fused: bool | None = None) -> FastVae:
+    def of(cls, readable: WanVae, *, fused: bool | None = None) -> FastVae:
         """Copy the decoder of a readable autoencoder, on its device and in its precision."""
-        found = vae.model.state_dict()
-        network = FastDecoder(found["decoder.conv_out.weight"].shape[1], vae.channels)
-        network.requires_grad_(False).to(vae.device).fill(found)
-        first, config = network.post_quant_conv, vae.model.config
+        found = readable.model.state_dict()
+        vae = cls(found["decoder.conv_out.weight"].shape[1], readable.channels)
+        vae.requires_grad_(False).to(readable.device).fill(found)
+        first, config = vae.post_quant_conv, readable.model.config
         # Scaling latents by their statistics is linear, so it can be merged into the first linear layer.
         first.bias.add_(first.weight @ first.bias.new_tensor(config.latents_mean))
         first.weight.mul_(first.weight.new_tensor(config.latents_std))
-        return cls(network, vae.dtype, fused=fused)
+        return vae.arrange(readable.dtype, fused)
 
     def open_decoder(self) -> Decoder:
         """Open a new decoding stream; any number may be open, but at full size each takes gigabytes."""
-        return FastVaeStream(self.network)
+        return FastVaeStream(self)
 
 
 class FastVaeStream(FastStream):
-    """A decoding stream whose states are those of `VaeStream`."""
+    """Decodes a stream whose states are those of `VaeStream`."""
 
-    def __init__(self, network: FastDecoder) -> None:
-        super().__init__(network.post_quant_conv.in_features, network.conv_in.bias)
-        self._network = network
+    def __init__(self, vae: FastVae) -> None:
+        keeps = f"{len(vae.convs) + 1} {KINDS} and a tensor of features for each"
+        super().__init__(vae.post_quant_conv.in_features, vae.conv_in.bias, keeps)
+        self._vae = vae
 
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:
-        return self._network.pasts(size)
+        return self._vae.pasts(size)
 
     def _begin(self, latents: Tensor) -> Tensor:
-        pixels: Tensor = self._network(latents, self._kept, first=True)
+        pixels: Tensor = self._vae(latents, self._kept, first=True)
         if latents.is_cuda:
             # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's
             # cache, which is gigabytes at full size.
@@ -170,39 +370,11 @@ class FastVaeStream(FastStream):
         return pixels
 
     def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        return partial(self._network, pasts=kept, first=False)
+        return partial(self._vae, pasts=kept, first=False)
 
-    def state(self) -> State:
-        self._refuse_torn()
-        if self._frames == 0:
-            return {}
-        kinds = self._network.kinds(self._frames)
-        state = {KINDS: torch.tensor(kinds, dtype=torch.uint8)}
-        for index, past in enumerate(self._kept):
-            if kinds[index] == FEATURES:
-                state[str(index)] = past.permute(0, 4, 1, 2, 3).clone(memory_format=torch.contiguous_format)
-        return state
+    def _names(self, frames: int) -> dict[str, int]:
+        kinds = self._vae.kinds(frames)
+        return {str(index): index for index, kind in enumerate(kinds) if kind == FEATURES}
 
-    def load_state(self, state: State) -> None:
-        if not state:
-            return self._restore(None, 0, {})
-        kinds = state[KINDS].tolist() if KINDS in state else []
-        frames = 1 if MARK in kinds else 2
-        indices = [index for index, kind in enumerate(kinds) if kind == FEATURES]
-        named = {KINDS, *map(str, indices)}
-        wrong = wrong_state(
-            state, f"{len(self._network.convs) + 1} {KINDS} and a tensor of features for each"
-        )
-        if kinds != self._network.kinds(frames) or named != set(state):
-            raise wrong
-        if any(state[str(index)].dim() != 5 for index in indices):
-            raise wrong
-        kept = {index: state[str(index)].movedim(1, -1) for index in indices}
-        size = kept[0].shape[0], kept[0].shape[2], kept[0].shape[3]
-        shapes = self._network.pasts(size)
-        for index, past in kept.items():
-            batch, most, *others = shapes[index]
-            # After the first frame `VaeStream` keeps only that one.
-            if not 1 <= past.shape[1] <= most or (past.shape[0], *past.shape[2:]) != (batch, *others):
-                raise wrong
-        self._restore(size, frames, kept)
+    def _marks(self, frames: int) -> State:
+        return {KINDS: torch.tensor(self._vae.kinds(frames), dtype=torch.uint8)}

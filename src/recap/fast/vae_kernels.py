@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton evaluates annotations and knows none but its own.
-"""Triton kernels for the Wan decoder in half precision.
+"""Computes the Wan decoder's layers in half precision by Triton kernels.
 
-`recap.fast.vae_layers` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
+`recap.fast.vae` defines what they compute. Around every frame is a margin of one pixel of zeros. If all
 pixels of all frames are one list, the neighbour of pixel p is then at p plus a constant, and a causal convolution is
 the sum of 27 matrix products of shifted lists. Its output has the same layout, with two unused rows and columns.
 """
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from recap.fast.triton_import import tl, triton
-from recap.fast.vae_layers import MARGIN, PAST, TINY
+from recap.fast.vae import MARGIN, PAST, TINY
 
 # Elements of a tile: enough loads in flight for each of 128 threads, and few enough for their registers.
 ELEMENTS = 4096
 
 
 class Tile(NamedTuple):
-    """The work of one program of `shifted_kernel`."""
+    """Describes the work of one program of `shifted_kernel`."""
 
     rows: int
     columns: int
@@ -34,45 +34,23 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Candidates where 64 divides the input channels, where only 32 does, and where there are very few output channels.
-WIDE = (
-    Tile(256, 128, 0, 64, 8, 4),
-    Tile(128, 128, 0, 64, 4, 4),
-    Tile(128, 128, 64, 64, 8, 4),
-    Tile(256, 128, 64, 64, 8, 3),
-)
-NARROW = (
-    Tile(256, 64, 32, 32, 8, 5),
-    Tile(128, 64, 32, 32, 4, 6),
-    Tile(128, 128, 0, 32, 4, 6),
-    Tile(256, 128, 0, 32, 8, 5),
-)
-THIN = (Tile(256, 16, 0, 32, 4, 6), Tile(128, 16, 0, 32, 4, 6), Tile(256, 16, 0, 32, 8, 5))
-
-# The best tiles for the published decoder, by (channels, out); other shapes take the first candidate. Measured on an
-# H200 by `benchmarks.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
-CHOSEN = {
-    (384, 384): WIDE[0],
-    (192, 384): WIDE[0],
-    (192, 192): WIDE[2],
-    (96, 96): NARROW[0],
-    (96, 16): THIN[0],
-}
-
-
-def candidates(channels: int, out: int) -> tuple[Tile, ...]:
-    """Return the tiles that a convolution can use; none if its channels do not fill them."""
-    if channels % NARROW[0].depth or out % THIN[0].columns:
-        return ()
-    if out == THIN[0].columns:
-        return THIN
-    return NARROW if channels % WIDE[0].depth else WIDE
+# Tiles where 64 divides the input channels, where only 32 does, and where there are very few output channels.
+WIDE, NARROW, THIN = Tile(256, 128, 0, 64, 8, 4), Tile(256, 64, 32, 32, 8, 5), Tile(256, 16, 0, 32, 4, 6)
+# Where another tile is faster, by (channels, out). Measured for the published decoder on an H200 by
+# `benchmarks.vae --layers`; only (384, 384) has a better one in its smallest size, by 0.1 ms a layer.
+FASTER = {(192, 192): Tile(128, 128, 64, 64, 8, 4)}
 
 
 def tile_for(channels: int, out: int) -> Tile | None:
-    """Choose a tile by shape only, never by timing: results must not depend on how busy a machine is."""
-    fitting = candidates(channels, out)
-    return CHOSEN.get((channels, out), fitting[0]) if fitting else None
+    """Choose a tile by shape only, never by timing: results must not depend on how busy a machine is.
+
+    There is none if the channels do not fill it.
+    """
+    if channels % NARROW.depth or out % THIN.columns:
+        return None
+    if out == THIN.columns:
+        return THIN
+    return FASTER.get((channels, out), NARROW if channels % WIDE.depth else WIDE)
 
 
 @triton.jit
@@ -197,7 +175,7 @@ def activated(x: Tensor, bias: Tensor | None, gamma: Tensor, past: Tensor) -> Te
 
 
 def joined(kept: Tensor, y: Tensor, bias: Tensor) -> Tensor:
-    """Compute `ResidualUnit._join` in one pass."""
+    """Add a block's output and its bias to the shortcut, in place and in one pass."""
     (y, pitch, frame_pitch), kept = _spread(y), kept.contiguous()
     batch, frames, height, width, channels = y.shape
     rows, columns = _pixels(channels)

@@ -49,25 +49,21 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
     """
     if name != "auto":
         return name
-    home = weights_folder()
-    if RAFT_SMALL.find() is None:
-        why = f"could not be fetched; {INSTALL}"
-        if is_offline():
-            why = f"are not installed and {OFFLINE} is set; without it {INSTALL}"
-        elif home not in _out_of_reach:
-            try:
-                RAFT_SMALL.obtain(Reporter(notice))
-            except ValueError:
-                _out_of_reach.add(home)
-        if RAFT_SMALL.find() is None:
-            if not has_opencv():
-                limit = (
-                    f"the weights of RAFT-small {why}, and OpenCV for the classical flow is not there either"
-                )
-                raise refuse("flow", name, limit, "or pip install opencv-python-headless")
-            notice(f"flow: classical, as the weights of RAFT-small {why}")
-            return "classical"
-    return "raft-small"
+    home, why = weights_folder(), f"could not be fetched; {INSTALL}"
+    if RAFT_SMALL.find() is None and is_offline():
+        why = f"are not installed and {OFFLINE} is set; without it {INSTALL}"
+    elif RAFT_SMALL.find() is None and home not in _out_of_reach:
+        try:
+            RAFT_SMALL.obtain(Reporter(notice))
+        except ValueError:
+            _out_of_reach.add(home)
+    if RAFT_SMALL.find() is not None:
+        return "raft-small"
+    if not has_opencv():
+        limit = f"the weights of RAFT-small {why}, and OpenCV for the classical flow is not there either"
+        raise refuse("flow", name, limit, "or pip install opencv-python-headless")
+    notice(f"flow: classical, as the weights of RAFT-small {why}")
+    return "classical"
 
 
 def build_flow(
@@ -84,12 +80,9 @@ def build_flow(
         name = resolve_flow(name, notice)
     if name == "classical":
         return ClassicalFlow()
-    return RaftFlow(load_raft_small(weights or _weights_of(name, notice), device))
-
-
-def _weights_of(name: str, notice: Callable[[str], None]) -> Path:
     try:
-        return RAFT_SMALL.obtain(Reporter(notice))
+        weights = weights or RAFT_SMALL.obtain(Reporter(notice))
     except ValueError as refusal:
         limit = f"its weights are not in {weights_folder()} and could not be fetched ({refusal})"
         raise refuse("flow", name, limit, f"{INSTALL}; --flow classical needs none") from refusal
+    return RaftFlow(load_raft_small(weights, device))

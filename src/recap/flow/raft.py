@@ -28,11 +28,12 @@ FEATURES, HIDDEN, CONTEXT, MOTION = 128, 96, 64, 82  # channels
 
 
 def conv(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """Make a convolution that keeps the size, up to its stride."""
     return nn.Conv2d(channels, out, size, stride, padding=size // 2)
 
 
 def stage(channels: int, out: int, size: int, stride: int = 1, *, norm: bool = False) -> nn.Sequential:
-    """Convolution, perhaps instance normalisation, ReLU."""
+    """Make a convolution, perhaps an instance normalisation, and a ReLU."""
     normed = [nn.InstanceNorm2d(out)] if norm else []
     return nn.Sequential(conv(channels, out, size, stride), *normed, nn.ReLU())
 
@@ -53,7 +54,7 @@ class Bottleneck(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pictures N 3 Y X in -1..1 -> N out Y/8 X/8."""
+    """Encodes pictures N 3 Y X in -1..1 as N out Y/8 X/8."""
 
     def __init__(self, out: int, *, norm: bool) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class ConvGRU(nn.Module):
 
 
 class FlowHead(nn.Module):
-    """The correction of the flow that a hidden state stands for."""
+    """Reads the correction of the flow from a hidden state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class FlowHead(nn.Module):
 
 
 class RecurrentBlock(nn.Module):
-    """A level of names only: the larger RAFT has two units here."""
+    """Adds a level of names: the larger RAFT has two units here."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class RecurrentBlock(nn.Module):
 
 
 class UpdateBlock(nn.Module):
-    """The recurrent estimation itself."""
+    """Estimates the flow recurrently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ class UpdateBlock(nn.Module):
         self.flow_head = FlowHead()
 
     def forward(self, hidden: Tensor, context: Tensor, pyramid: list[Tensor], num_updates: int) -> Tensor:
-        """Flow N 2 y x in features, from none, after all updates."""
+        """Return flow N 2 y x in features, from none, after all updates."""
         recurrent = self.recurrent_block.convgru1
         gates = recurrent.prepare(context)
         flow = torch.zeros_like(hidden[:, :2])
@@ -163,18 +164,19 @@ class UpdateBlock(nn.Module):
 
 
 class Encoded(NamedTuple):
-    """All that is ever read of a picture, at an eighth of its size."""
+    """Carries all that is ever read of a picture, at an eighth of its size."""
 
     features: Tensor  # N 128 y x, to be matched
     hidden: Tensor  # N 96 y x, where the recurrent state starts when flow leaves this picture
     context: Tensor  # N 64 y x
 
     def of(self, pictures: Tensor) -> Encoded:
+        """Return the encodings of the pictures with these indices."""
         return Encoded(*(part[pictures] for part in self))
 
 
 class RaftSmall(nn.Module):
-    """The network. Sizes must be multiples of 8 and at least `SMALLEST`; `RaftFlow` sees to that."""
+    """Is the network. Sizes must be multiples of 8 and at least `SMALLEST`; `RaftFlow` sees to that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,27 +185,27 @@ class RaftSmall(nn.Module):
         self.update_block = UpdateBlock()
 
     def encode(self, pictures: Tensor) -> Encoded:
-        """Pictures N 3 Y X in -1..1."""
+        """Encode pictures N 3 Y X in -1..1."""
         hidden, context = self.context_encoder(pictures).split((HIDDEN, CONTEXT), dim=1)
         return Encoded(self.feature_encoder(pictures), torch.tanh(hidden), F.relu(context))
 
     def track(self, source: Encoded, target: Encoded, num_updates: int) -> Tensor:
-        """Flow N 2 Y X in pixels from each source picture to its target picture."""
+        """Return flow N 2 Y X in pixels from each source picture to its target picture."""
         pyramid = correlation_pyramid(source.features, target.features)
         flow = self.update_block(source.hidden, source.context, pyramid, num_updates)
         return STRIDE * F.interpolate(flow, scale_factor=STRIDE, mode="bilinear", align_corners=True)
 
     def forward(self, source: Tensor, target: Tensor, num_updates: int = 12) -> Tensor:
-        """Flow N 2 Y X in pixels between two batches of pictures N 3 Y X in -1..1."""
+        """Return flow N 2 Y X in pixels between two batches of pictures N 3 Y X in -1..1."""
         return self.track(self.encode(source), self.encode(target), num_updates)
 
 
 def correlation_pyramid(source: Tensor, target: Tensor) -> list[Tensor]:
-    """How well each source pixel matches every position of the target, ever coarser: (N y x) 1 y' x' per level.
+    """Tell how well each source pixel matches every position of the target, ever coarser: (N y x) 1 y' x' a level.
 
     Pooling the target's features equals pooling the correlations, which are linear in them. It moves so much
     less memory that both directions of a pair are faster made so (0.21 s for 12 pairs of 416x240, two cores)
-    than as one volume and its transpose (0.35 s). Every map wears a ring of zeros, so that clamped reading
+    than as one volume and its transpose (0.35 s). Every map has a ring of zeros, so that clamped reading
     gives zero outside the picture.
     """
     pyramid = []
@@ -216,7 +218,7 @@ def correlation_pyramid(source: Tensor, target: Tensor) -> list[Tensor]:
 
 
 def look_up(pyramid: list[Tensor], positions: Tensor) -> Tensor:
-    """Correlations N (levels, dx, dy) y x around positions N 2 y x, each level read at its own scale."""
+    """Read correlations N (levels, dx, dy) y x around positions N 2 y x, each level at its own scale."""
     num, _, height, width = positions.shape
     offsets = torch.arange(-RADIUS, RADIUS + 1, device=positions.device, dtype=positions.dtype)
     # The trained order of the window is x first, y second: x varies along the rows of the window.
@@ -227,7 +229,7 @@ def look_up(pyramid: list[Tensor], positions: Tensor) -> Tensor:
 
 
 class RaftFlow:
-    """The flow estimator: both directions of all pairs of a block, every picture encoded once."""
+    """Estimates both directions of all pairs of a block, every picture encoded once."""
 
     smallest = SMALLEST
 
@@ -241,36 +243,32 @@ class RaftFlow:
 
     @torch.inference_mode()
     def __call__(self, pictures: Tensor) -> Flow:
-        """Pictures B T 3 Y X, 0..1, on any device; the flow is on theirs, float32."""
+        """Estimate the flow of pictures B T 3 Y X, 0..1, on any device; it is on theirs, float32."""
         flow = self._find(pictures, both=True)
         return Flow(*flow.unflatten(0, (2, len(pictures), -1)))
 
     @torch.inference_mode()
     def forward(self, pictures: Tensor) -> Tensor:
-        """B T-1 2 Y X, from every picture to the next alone: half the work."""
+        """Return only the flow from every picture to the next, B T-1 2 Y X: half the work."""
         flow: Tensor = self._find(pictures, both=False).unflatten(0, (len(pictures), -1))
         return flow
 
     def _find(self, pictures: Tensor, *, both: bool) -> Tensor:
-        """N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
+        """Return N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
         weight = next(self.model.parameters())
         here, there = pair_indices(pictures, weight.device, both=both)
         padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, self.smallest)
         encoded = self.model.encode(padded)
-        return self._track(encoded, here, there)[(..., *crop)].to(pictures.device)
-
-    def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
         area = encoded.features.shape[-2] * encoded.features.shape[-1]
         # All levels together have 4/3 of the finest; their rings of zeros are what the 3/2 is for.
         num = max(1, int(self.volume_bytes / (area * area * encoded.features.element_size() * 3 / 2)))
-        parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
-        return torch.cat(
-            [self.model.track(encoded.of(here), encoded.of(there), self.num_updates) for here, there in parts]
-        )
+        parts = zip(here.split(num), there.split(num), strict=True)
+        flow = [self.model.track(encoded.of(a), encoded.of(b), self.num_updates) for a, b in parts]
+        return torch.cat(flow)[(..., *crop)].to(pictures.device)
 
 
 def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:
-    """Which of B x T pictures each flow leaves and reaches: all pairs row by row, then perhaps the same backwards."""
+    """Return which of B x T pictures each flow leaves and reaches: all pairs row by row, perhaps then backwards."""
     rows, num = pictures.shape[:2]
     if num < 2:
         raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
@@ -310,14 +308,14 @@ FETCH_AGAIN = "fetch the weights with `recap weights raft-small`"
 
 
 def authors_name(name: str) -> str:
-    """The name a parameter has in the authors' own files, `module.` aside."""
+    """Return the name a parameter has in the authors' own files, `module.` aside."""
     for ours, theirs in AUTHORS_NAMES:
         name = name.replace(ours, theirs)
     return name
 
 
 def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall:
-    """The network with the weights of a file: the authors' `raft-small.pth` or torchvision's layout."""
+    """Load the network from a file: the authors' `raft-small.pth` or torchvision's layout."""
     stored = open_tensors(path, "weights", FETCH_AGAIN)
     found = {name.removeprefix("module."): tensor for name, tensor in stored.items()}
     with torch.device("meta"):

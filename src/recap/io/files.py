@@ -7,12 +7,14 @@ second run never finds half a result. `OSError` (no permission, no space) is not
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from recap.errors import refuse
 
@@ -71,6 +73,14 @@ def write_whole(path: Path, data: bytes) -> None:
         staged.write_bytes(data)
 
 
+def append_line(path: Path, record: Mapping[str, Any]) -> bytes:
+    """Append a record to a file of JSON lines, and return the line."""
+    line = json.dumps(record).encode() + b"\n"
+    with path.open("ab") as file:
+        file.write(line)
+    return line
+
+
 @contextmanager
 def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
     """Yield a temporary folder that replaces `out` on success; on failure `out` stays as it was.
@@ -90,6 +100,23 @@ def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
+
+
+def is_vacant(folder: Path, ignored: Collection[str] = ()) -> bool:
+    """Tell whether a folder holds nothing but `ignored` names and what a killed process left: a lock, half a file."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(_PREFIX)}
+    return names <= {LOCK, *ignored}
+
+
+def check_plain(folder: Path, field: str) -> None:
+    """Refuse a folder with links or devices in it: through them, files elsewhere would be read or replaced."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                check_plain(Path(entry.path), field)
+            elif not entry.is_file(follow_symlinks=False):
+                limit = "is a link or a device, and a run's files are its own"
+                raise refuse(field, entry.path, limit, "put the file itself in its place, or delete it")
 
 
 def remove_strays(folder: Path) -> None:
@@ -155,7 +182,8 @@ def alone_in(folder: Path, field: str, limit: str, remedy: str) -> Iterator[None
         yield
         return
     path = folder / LOCK
-    with path.open("w") as file:
+    # Opened to append and not through a link: whatever file has this name, nothing in it is lost.
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

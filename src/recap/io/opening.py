@@ -26,9 +26,10 @@ def read_opening(path: Path | str, spec: BackboneSpec, notice: Callable[[str], N
         # At another rate, the picture nearest to each moment is read: some twice, some never.
         while round(len(pictures) * rate) == index:
             pictures.append(lens(picture))
-        if len(pictures) > LONGEST_S * spec.pictures_per_second:
-            limit = f"longer than {LONGEST_S} s"
-            raise refuse("opening", str(path), limit, "cut out the part that matters")
+            # Asked for each picture, as one of a file with a tiny rate would be repeated without end.
+            if len(pictures) > LONGEST_S * spec.pictures_per_second:
+                limit = f"longer than {LONGEST_S} s"
+                raise refuse("opening", str(path), limit, "cut out the part that matters")
     for line in lens.notices:
         notice(f"opening: {line}")
     whole = 1 + (len(pictures) - 1) // spec.pictures_per_frame * spec.pictures_per_frame

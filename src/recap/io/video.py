@@ -1,7 +1,8 @@
 """Reads and writes clips.
 
 Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4 without
-B-pictures and with closed groups of pictures, so that separately written parts can be joined by copying.
+B-pictures and with closed groups of pictures, so that separately written parts can be joined by copying. Equal
+pictures give equal files, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ except ImportError:
 
 # SMPTE 170M, in the numbering of ITU-T H.273.
 _BT601 = 6
+
+REPEATABLE = {
+    "preset": "veryfast",
+    "bf": "0",
+    "flags": "+cgop",
+    # x264's AVX-512 version of the macroblock tree now and then gives another result for the same pictures
+    # (benchmarks/encoder.py counts it); this option selects the portable version on every processor.
+    "x264-params": "cpu-independent=1",
+}
+"""The settings under which x264's result is a function of the pictures alone."""
 
 Picture = NDArray[np.uint8]
 """Y X 3, RGB."""
@@ -89,8 +100,8 @@ def _container(path: Path) -> Any:
     try:
         # As an absolute path, because FFmpeg takes "a:b.mp4" for a protocol "a".
         container = av.open(str(path.resolve()))
-    except av.error.FFmpegError as error:
-        # Missing permission, for example, is not a fault of the clip.
+    except (av.error.FFmpegError, UnicodeDecodeError) as error:
+        # Missing permission, for example, is not a fault of the clip; texts in it that are no UTF-8 are.
         if isinstance(error, OSError):
             raise
         limit = "not a video, or cut off before its index (0 pictures readable)"
@@ -190,8 +201,9 @@ class ClipWriter:
             self._stream.pix_fmt = "yuv420p"
             # The conversion from RGB uses this; without the tag large pictures would be shown with other colours.
             self._stream.codec_context.colorspace = _BT601
-            crf = str(self._quality)
-            self._stream.options = {"crf": crf, "preset": "veryfast", "bf": "0", "flags": "+cgop"}
+            self._stream.options = {"crf": str(self._quality), **REPEATABLE}
+            # The result of several threads depends on their number, and so on the machine.
+            self._stream.codec_context.thread_count = 1
             # One group of pictures per second, so that seeking to a second is exact and quick.
             self._stream.codec_context.gop_size = max(1, round(self.fps))
             stack.push(self._finish)

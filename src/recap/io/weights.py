@@ -1,4 +1,4 @@
-"""Files of named tensors: opened without reading them, checked strictly, and filled into models.
+"""This module opens files of named tensors without reading them, checks them strictly, and fills models from them.
 
 A path means a torch pickle, a safetensors file, an index of shards or a folder with safetensors. Nothing in a file is
 ever executed, and tensors stay mapped to their file until something needs them. Every fault is a ValueError that
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,40 +28,55 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 # A foreign file has hundreds of wrong names, and the first few show which file it is.
 SHOWN = 8
 SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
-"""What transformers and diffusers call weights that fit in one file."""
+"""transformers and diffusers give these names to weights that fit in one file."""
 
+# Bytes of data.pkl, which names the tensors and does not contain them; that of the largest Wan is below 1 MB.
+LARGEST_PICKLE = 1 << 25
 _PICKLES = (".pt", ".pth", ".bin")
 _INDEX = ".safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 
 Shape = tuple[int, ...]
+Choose = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
+"""Picks the state dict out of what a pickle has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a file, not read yet."""
+    """Stands for one tensor of a file, not read yet; `name` is its name there."""
 
-    name: str  # in the file
+    name: str
     file: Path
     shape: Shape
     dtype: str
     read: Callable[[], Tensor]
 
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
 
-def open_tensors(path: Path, field: str, remedy: str = REMEDY) -> dict[str, Stored]:
-    """The tensors of all files of a path, by their names."""
-    found: dict[str, Stored] = {}
+
+def open_tensors(
+    path: Path,
+    field: str,
+    remedy: str = REMEDY,
+    *,
+    choose: Choose = lambda found, file: found,
+    clean: Callable[[str], str] = str,
+) -> dict[str, Stored]:
+    """Return the tensors of all files of a path, by their cleaned names; refuses two of one name."""
+    tensors: dict[str, Stored] = {}
     for file in files_of(path, field, remedy):
-        for name, stored in open_file(file, field, remedy).items():
-            if name in found:
-                limit = f"{name} is there twice, also in {found[name].file.name}"
+        for name, stored in open_file(file, field, remedy, choose).items():
+            other = tensors.setdefault(clean(name), stored)
+            if other is not stored:
+                limit = f"{name} is there twice, also as {other.name} in {other.file.name}"
                 raise refuse(field, str(file), limit, "name one file of one model")
-            found[name] = stored
-    return found
+    return tensors
 
 
 def files_of(path: Path, field: str, remedy: str = REMEDY) -> list[Path]:
-    """The files that have the tensors of a path: a file, the shards of an index, or a folder with either."""
+    """Return the files that have the tensors of a path: a file, the shards of an index, or a folder with either."""
     if path.is_dir():
         return _files_in(path, field, remedy)
     if not path.is_file():
@@ -73,12 +90,9 @@ def files_of(path: Path, field: str, remedy: str = REMEDY) -> list[Path]:
 
 
 def open_file(
-    file: Path,
-    field: str,
-    remedy: str = REMEDY,
-    choose: Callable[[Mapping[str, Any], Path], Mapping[str, Any]] = lambda found, file: found,
+    file: Path, field: str, remedy: str = REMEDY, choose: Choose = lambda found, file: found
 ) -> dict[str, Stored]:
-    """The tensors of one file; `choose` picks the state dict out of what a pickle has."""
+    """Return the tensors of one file."""
     if file.suffix == ".safetensors":
         return _open_safetensors(file, field, remedy)
     found = load_pickle(file, field, remedy)
@@ -90,37 +104,48 @@ def open_file(
 
 
 def load_pickle(file: Path, field: str, remedy: str = REMEDY) -> Any:
-    """What a torch file contains: tensors and plain containers, as anything else is refused."""
+    """Return what a torch file contains: tensors and plain containers; anything else is refused."""
     try:
+        _check_pickle_size(file)
         # Mapped, so that a tensor takes memory only while it is read. Files older than torch 1.6 cannot be.
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except Exception as problem:  # a damaged pickle leads torch to errors of any kind
+    # A damaged pickle leads torch to errors of any kind.
+    except Exception as problem:
         raise _unreadable(file, field, remedy, problem) from problem
 
 
+def _check_pickle_size(file: Path) -> None:
+    """Refuse a list of tensors that would unpack to more than any model's: torch would unpack it whole."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
+    else:
+        size = 0
+    if size > LARGEST_PICKLE:
+        raise ValueError(
+            f"its list of tensors unpacks to {size:,} bytes; at most {LARGEST_PICKLE:,} are read"
+        )
+
+
 def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, Stored]:
-    """Tensors in memory, or mapped by torch, as tensors of a file."""
+    """Return tensors that are in memory, or mapped by torch, as tensors of a file."""
     foreign = [str(name) for name, value in values.items() if not _is_plain(name, value)]
     if foreign:
         limit = f"it holds {listing('entries that are no plain tensors', foreign)}"
         raise refuse(field, str(file), limit, "name a file with nothing but the weights")
-
-    def reader(tensor: Tensor) -> Callable[[], Tensor]:
-        return lambda: tensor.detach()
-
     return {
-        name: Stored(name, file, tuple(value.shape), str(value.dtype).removeprefix("torch."), reader(value))
+        name: Stored(name, file, tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach)
         for name, value in values.items()
     }
 
 
 def read_metadata(file: Path, field: str, remedy: str = REMEDY) -> dict[str, str]:
-    """The free texts of a safetensors file."""
+    """Return the free texts of a safetensors file."""
     return _open_handle(file, field, remedy).metadata() or {}
 
 
 def read_json_object(file: Path, field: str, remedy: str = REMEDY) -> dict[str, Any]:
-    """A JSON file that must contain an object."""
+    """Return the object in a JSON file; refuses any other content."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
@@ -130,21 +155,24 @@ def read_json_object(file: Path, field: str, remedy: str = REMEDY) -> dict[str, 
     return found
 
 
+def rename(name: str, table: Sequence[tuple[str, str]]) -> str:
+    """Return a tensor's name in another layout: each (pattern, replacement) of the table is applied in turn."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def listing(kind: str, names: Sequence[str]) -> str:
-    """'2 missing (a, b)', or the first eight of many."""
+    """Return '2 missing (a, b)', or the first eight of many."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{len(names)} {kind} ({', '.join(names[:SHOWN])}{more})"
 
 
-def list_faults(
-    found: Mapping[str, Stored],
-    wanted: Mapping[str, Tensor],
-    name_in_file: Callable[[str], str] = lambda name: name,
-) -> list[str]:
-    """What keeps tensors from filling a model that has those of `wanted`, one entry for each kind of fault."""
+def list_faults(found: Mapping[str, Stored], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return what keeps tensors from filling a model that has those of `wanted`, an entry for each kind of fault."""
     both = [(found[name], tensor) for name, tensor in wanted.items() if name in found]
     kinds = {
-        "missing": [name_in_file(name) for name in wanted if name not in found],
+        "missing": [name for name in wanted if name not in found],
         "unknown": [stored.name for name, stored in found.items() if name not in wanted],
         "misshapen": [
             f"{stored.name} {list(stored.shape)} for {list(tensor.shape)}"
@@ -154,7 +182,7 @@ def list_faults(
         "not floats": [
             f"{stored.name} {stored.dtype}"
             for stored, tensor in both
-            if tensor.is_floating_point() and stored.dtype not in FLOATS
+            if tensor.is_floating_point() and not stored.is_float
         ],
     }
     return [listing(kind, names) for kind, names in kinds.items() if names]
@@ -172,7 +200,7 @@ def fill(
     remedy: str = REMEDY,
     copy: bool = True,
 ) -> None:
-    """Give every tensor of a model, best made on the meta device, its content, and leave none over.
+    """Fill every tensor of a model, best made on the meta device, and leave no tensor of the file over.
 
     `names` maps the names of the model to those of the file, where they differ; `dtype` may depend on the latter.
     Without `copy`, tensors that need no conversion stay mapped to their file, for models that go to a device at once.
@@ -183,18 +211,14 @@ def fill(
     assert expected.keys() == names.keys()
     wanted = {names[name]: tensor for name, tensor in expected.items()}
     if faults := list_faults(found, wanted):
-        limit = (
-            f"does not fit the {len(wanted)} tensors of {what or type(model).__name__}: {'; '.join(faults)}"
-        )
+        model_name = what or type(model).__name__
+        limit = f"does not fit the {len(wanted)} tensors of {model_name}: {'; '.join(faults)}"
         raise refuse(field, str(path), limit, remedy)
 
     def read(name: str) -> Tensor:
         chosen = dtype(name) if callable(dtype) else dtype
-        return (
-            found[name]
-            .read()
-            .to(chosen if wanted[name].is_floating_point() else wanted[name].dtype, copy=copy)
-        )
+        kept = chosen if wanted[name].is_floating_point() else wanted[name].dtype
+        return found[name].read().to(kept, copy=copy)
 
     # One conversion for each tensor of the file, so that what is shared there is shared here.
     converted = {name: read(name) for name in wanted}
@@ -233,21 +257,16 @@ def _files_in_index(index: Path, field: str, remedy: str) -> list[Path]:
 
 def _open_safetensors(file: Path, field: str, remedy: str) -> dict[str, Stored]:
     handle = _open_handle(file, field, remedy)
-
-    def reader(name: str) -> Callable[[], Tensor]:
-        return lambda: cast(Tensor, handle.get_tensor(name))
-
     stored = {}
     for name in handle.keys():  # noqa: SIM118 (no mapping)
         part = handle.get_slice(name)
         dtype = part.get_dtype()
-        stored[name] = Stored(name, file, tuple(part.get_shape()), _DTYPES.get(dtype, dtype), reader(name))
+        read = partial(handle.get_tensor, name)
+        stored[name] = Stored(name, file, tuple(part.get_shape()), _DTYPES.get(dtype, dtype), read)
     return stored
 
 
-def _open_handle(file: Path, field: str, remedy: str) -> Any:  # its hints are incomplete
-    if not file.is_file():
-        raise refuse(field, str(file), "there is no such file", remedy)
+def _open_handle(file: Path, field: str, remedy: str) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as problem:
@@ -263,7 +282,7 @@ def _unreadable(file: Path, field: str, remedy: str, problem: Exception) -> Valu
 
 
 def _is_plain(name: object, value: object) -> bool:
-    """Whether it can be read like any array: neither sparse, nor without storage, nor on a device."""
+    """Return whether a value can be read like any array: neither sparse, nor without storage, nor on a device."""
     if not isinstance(name, str) or not isinstance(value, Tensor):
         return False
     return value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recap.contracts import State
+from recap.contracts import State, copies
 from recap.errors import refuse
 from recap.memory.store import Store
 from recap.types import NO_TOKEN, Candidates
@@ -21,6 +21,8 @@ Retain = Callable[[Candidates, int], Tensor]
 
 
 class NoveltyBank:
+    """Keeps `capacity` tokens in every layer; `zero_scores_fill`: tokens that showed nothing new fill empty slots."""
+
     def __init__(
         self, capacity: int, num_layers: int, *, on_host: bool = False, zero_scores_fill: bool = True
     ):
@@ -36,29 +38,29 @@ class NoveltyBank:
 
     @property
     def keys(self) -> Tensor:
-        """L B count H D, unrotated."""
+        """Return the keys, L B count H D, unrotated."""
         return self._store.keys[:, :, : self.count]
 
     @property
     def values(self) -> Tensor:
-        """L B count H D."""
+        """Return the values, L B count H D."""
         return self._store.values[:, :, : self.count]
 
     @property
-    def held(self) -> Candidates:
-        """Source and frozen score of every slot in use."""
+    def entries(self) -> Candidates:
+        """Return the source and frozen score of every slot in use."""
         assert self._source is not None and self._score is not None, "read before the first admission"
         return Candidates(self._source[:, : self.count], self._score[:, : self.count])
 
     @property
     def token_bias(self) -> Tensor | None:
-        """B count: NO_TOKEN for empty slots, or None if zero scores fill slots too.
+        """Return NO_TOKEN for empty slots, B count, or None if zero scores fill slots too.
 
         Rows fill at their own pace but share one shape, so an empty slot is stored and hidden from attention.
         """
         if self._zero_scores_fill:
             return None
-        return torch.where(self.held.score > 0, 0.0, NO_TOKEN)
+        return torch.where(self.entries.score > 0, 0.0, NO_TOKEN)
 
     def admit(
         self, offered: Candidates, keys: Tensor, values: Tensor, retain: Retain
@@ -68,8 +70,11 @@ class NoveltyBank:
         Both results have one entry per slot, B K; score -1 marks a slot where nothing happened. All shapes
         are known beforehand, so nothing here waits for the device.
         """
-        self._allocate(offered, keys)
-        assert self._source is not None and self._score is not None
+        if self._source is None or self._score is None:
+            batch = offered.score.shape[0]
+            self._store.allocate(keys)
+            self._source = offered.source.new_zeros((batch, self.capacity, 3))
+            self._score = offered.score.new_zeros((batch, self.capacity))
         pool = Candidates(
             torch.cat([self._source[:, : self.count], offered.source], dim=1),
             torch.cat([self._score[:, : self.count], offered.score], dim=1),
@@ -97,13 +102,6 @@ class NoveltyBank:
         self.count = slots
         return _marked(entering, entered), leaving
 
-    def _allocate(self, offered: Candidates, keys: Tensor) -> None:
-        self._store.allocate(keys)
-        if self._score is None:
-            batch = offered.score.shape[0]
-            self._source = offered.source.new_zeros((batch, self.capacity, 3))
-            self._score = offered.score.new_zeros((batch, self.capacity))
-
     def _overwrite(self, free: Tensor, newcomer: Tensor, keys: Tensor, values: Tensor) -> None:
         """Copy newcomers over the free slots of all layers, leaving the others' bits alone."""
         mask = free[None, :, :, None]
@@ -113,14 +111,10 @@ class NoveltyBank:
             torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
 
     def state(self) -> State:
-        if self._source is None or self._score is None:
+        if self._score is None:
             return {}
-        return {
-            **self._store.state("bank"),
-            "bank.source": self._source.clone(),
-            "bank.score": self._score.clone(),
-            "bank.count": torch.tensor(self.count),
-        }
+        entries = copies({"bank.source": self._source, "bank.score": self._score})
+        return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count)}
 
     def load_state(self, state: State) -> None:
         self._store.load_state("bank", state)
@@ -131,7 +125,7 @@ class NoveltyBank:
 
 
 def _words(kept: Tensor, offered: Tensor) -> list[Tensor]:
-    """The bits of tokens L B N H D as words of 8 bytes, if their sizes allow it: fewer, larger words copy faster."""
+    """View the bits of tokens L B N H D as words of 8 bytes, if their sizes allow it: larger words copy faster."""
     flat = [tokens.flatten(3) for tokens in (kept, offered)]
     whole = all(
         x.element_size() * x.shape[-1] % 8 == x.element_size() * x.storage_offset() % 8 == 0 for x in flat
@@ -140,7 +134,7 @@ def _words(kept: Tensor, offered: Tensor) -> list[Tensor]:
 
 
 def _marked(entries: Candidates, happened: Tensor) -> Candidates:
-    """The entries where something happened, -1 elsewhere."""
+    """Return the entries where something happened, -1 elsewhere."""
     return Candidates(
         torch.where(happened[..., None], entries.source, -1), torch.where(happened, entries.score, -1.0)
     )

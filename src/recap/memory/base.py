@@ -1,7 +1,8 @@
 """WindowMemory: the base of a memory around a window. A subclass implements what it keeps and nothing else.
 
-It overrides `begin` and `arrange` to show what it keeps, `keep` to take it from a finished block, and `state` and
-`load_state` to save it. Everything about sink, prior and current block is done here.
+It overrides `begin` to add what it keeps to what the window shows (`window.add`, `window.show`), `keep` to take it
+from a finished block, and `state` and `load_state` to save it. Everything about sink, prior and current block is
+done here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from recap.types import Block, MemoryTrace, Segment, Tokens
 
 
 class WindowMemory(MemoryPolicy):
-    """As it stands: sink, prior and current block, nothing else."""
+    """Shows sink, prior and current block, nothing else."""
 
     def __init__(self, window: Window):
         self.window = window
@@ -53,7 +54,7 @@ class WindowMemory(MemoryPolicy):
         self.slide(block)
 
     def clear_prior(self) -> None:
-        self.window.clear_prior()
+        self.window.keep_prior(0)
 
     def reinforce(self, factor: float) -> None:
         self.window.reinforce(factor)

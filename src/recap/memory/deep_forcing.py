@@ -9,7 +9,7 @@ recent queries ask for most, C = N - S - R frames' worth:
 one number per token, shared by the heads of a layer; each layer chooses for itself. The queries are those of the
 first pass of the current block (still noise) and of the last R - F frames before it (clean). So a block compresses
 in two steps: `begin` decides that it is due and lays out the room, `observe` chooses in each layer as its first
-queries arrive. The choice stands for the whole block.
+queries arrive. The choice is the same for the whole block.
 
 Only sums of queries are needed, so only a sum is kept. Keys are kept unrotated, so nothing is rotated twice.
 """
@@ -24,19 +24,20 @@ import torch
 from torch import Tensor
 
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.contracts import Admission, MemoryConfig, State
+from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
 from recap.errors import refuse, unknown_name
 from recap.memory.base import WindowMemory
-from recap.memory.checks import check_frames, own_window
 from recap.memory.store import Store
-from recap.memory.window import Window
+from recap.memory.window import Window, check_frames, own_window
 from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, Tokens, frame_positions
 
 VARIANTS = ("release", "paper", "sink-only")
+# The names, in a state, of what is known about chosen tokens.
+CHOSEN = ("chosen.place", "chosen.spot", "chosen.count")
 
 
 def participation(asked: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-    """phi, B M: how much the summed queries B H D, rotated, ask for the keys B M H D at positions B M 3."""
+    """Return phi, B M: how much the summed queries B H D, rotated, ask for the keys B M H D at positions B M 3."""
     heads, channels = asked.shape[-2:]
     turned = rotate(keys.to(asked.dtype), rotation(positions, channels, asked.dtype))
     asked = asked * (heads**-1 * channels**-0.5)
@@ -44,7 +45,7 @@ def participation(asked: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def choose(score: Tensor, count: Tensor, capacity: int, reuse_cap: int) -> Tensor:
-    """Indices B capacity, in the cache's order, of the highest scores B M; ties: older first.
+    """Return the indices B capacity, in the cache's order, of the highest scores B M; ties: older first.
 
     A token that was chosen `reuse_cap` times already (0: no cap) is taken only if nothing else is left, so that
     every row and layer keeps equally many tokens.
@@ -56,7 +57,7 @@ def choose(score: Tensor, count: Tensor, capacity: int, reuse_cap: int) -> Tenso
 
 
 class Extent(NamedTuple):
-    """Frames' worth of tokens behind the sink, in the body's order: [ chosen | recent, oldest first ]."""
+    """Counts the frames' worth of tokens behind the sink, in the body's order: [ chosen | recent, oldest first ]."""
 
     chosen: int
     recent: int
@@ -67,6 +68,8 @@ class Extent(NamedTuple):
 
 
 class DeepForcing(WindowMemory):
+    """Keeps a deep sink and, behind it, the body: tokens chosen by recent queries, then recent frames."""
+
     needs_queries = True
 
     def __init__(self, spec: BackboneSpec, config: DeepForcingConfig):
@@ -84,50 +87,49 @@ class DeepForcing(WindowMemory):
         self._about: Tensor | None = None
         # L B H D: sum of the last clean queries, rotated.
         self._asked: Tensor | None = None
-        # The rest is about the current block: its first frame, what to add to a frame to get its phase, the extent
-        # before its compression (None if none is due), the rotation of its own tokens, the positions of the recent
-        # frames, and what each layer sees.
+        # The rest is about the current block: its first frame, what to add to a frame to get its phase, whether it
+        # compresses, the extent before that, the layers that still have to choose, the rotation of its own tokens
+        # and the positions of the recent frames.
         self._first, self._shift = 0, 0
-        self._before: Extent | None = None
-        self._turn: Rotation | None = None
+        self._compresses, self._before = False, self._extent
+        self._undecided: set[int] = set()
+        self._own_rotation: Rotation | None = None
         self._recent_positions: Tensor | None = None
-        self._kept: dict[int, list[Segment]] = {}
 
     def begin(self, block: Block) -> Tensor:
-        window, config = self.window, self._config
-        first = self._first = block.first_frame
+        window, config, first = self.window, self._config, block.first_frame
         if self._refilling:
             # As when the window first filled: the sink, and the new shot right behind it.
             self._sink_frame, self._refilling = max(0, first - window.sink_frames), False
-        full = window.num_sink + self._extent.total + block.num_frames > window.spec.window_frames
-        self._before = self._extent if full else None
-        if full:
+        num_seen = window.num_sink + self._extent.total + block.num_frames
+        self._compresses, self._before = num_seen > window.spec.window_frames, self._extent
+        if self._compresses:
             end = block.end_frame if config.variant == "paper" else first
             self._sink_frame = max(self._sink_frame, end - config.budget_frames)
             self._extent = Extent(self._capacity, config.recent_frames - block.num_frames)
-        start = window.start(block)
-        self._shift = start - first
-        self._turn = self._recent_positions = None
+        start, layers = window.start(block), range(window.spec.layers)
+        self._first, self._shift = first, start - first
+        self._own_rotation = self._recent_positions = None
         if self._extent.recent:
             times = torch.arange(start - self._extent.recent, start, device=self._body.keys.device)
             self._recent_positions = frame_positions(times, window.spec.grid)
-        self._kept = {}
-        if not full or not self._capacity:
-            # Nothing has to be chosen, so no layer has to wait for its queries.
-            for layer in range(window.spec.layers):
-                if full:
+        phases = window.begin(block, sink_phase=self._sink_frame + self._shift)
+        self._undecided = set(layers) if self._compresses and self._capacity else set()
+        if not self._undecided:
+            for layer in layers:
+                if self._compresses:
                     self._compress(layer, None)
-                self._kept[layer] = self._segments(layer)
-        return window.begin(block, sink_phase=self._sink_frame + self._shift)
+                self._show(layer)
+        return phases
 
     def observe(self, layer: int, query: Tensor) -> None:
-        """If a compression is due, this layer's happens now."""
-        if layer in self._kept:
+        """Compress this layer now, if a compression is due."""
+        if layer not in self._undecided:
             return
         assert self._asked is not None and self._about is not None
-        turned = rotate(query.to(self._asked.dtype), self._own_turn(query))
-        asked = turned.sum(dim=1) + self._asked[layer]
-        keys, about = self._candidates(layer)
+        rotated = rotate(query.to(self._asked.dtype), self._rotation(query))
+        asked = rotated.sum(dim=1) + self._asked[layer]
+        keys, about = self._candidates(layer, self._about[layer])
         score = participation(asked, keys, self._positions(about[..., 0], about[..., 1]))
         cap = self._config.reuse_cap if self._config.variant == "release" else 0
         index = choose(score, about[..., 2], self._about.shape[2], cap)
@@ -139,11 +141,14 @@ class DeepForcing(WindowMemory):
             slots = torch.arange(index.shape[1], device=index.device) // self.window.spec.frame_tokens
             about[..., 0] = slots + self._sink_frame + self.window.sink_frames
         self._about[layer] = about
-        self._kept[layer] = self._segments(layer)
+        self._show(layer)
+        self._undecided.remove(layer)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        assert layer in self._kept, "a compression is due: call `observe` with the first pass's queries first"
-        return super().arrange(layer, [*self._kept[layer], *own])
+        assert layer not in self._undecided, (
+            "a compression is due: call `observe` with the first queries first"
+        )
+        return super().arrange(layer, own)
 
     def write(self, layer: int, tokens: Tokens) -> None:
         super().write(layer, tokens)
@@ -156,25 +161,22 @@ class DeepForcing(WindowMemory):
             self._asked = torch.zeros(shape, dtype=exact, device=tokens.queries.device)
         last = (self._config.recent_frames - spec.frames_per_block) * spec.frame_tokens
         if last:
-            turn = self._own_turn(tokens.queries)
-            turn = Rotation(turn.cos[:, -last:], turn.sin[:, -last:])
-            self._asked[layer] = rotate(tokens.queries[:, -last:].to(exact), turn).sum(dim=1)
+            newest = Rotation(*(part[:, -last:] for part in self._rotation(tokens.queries)))
+            self._asked[layer] = rotate(tokens.queries[:, -last:].to(exact), newest).sum(dim=1)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
-        return replace(trace, notes={"compressed": self._before is not None})
+        return replace(trace, notes={"compressed": self._compresses})
 
     def slide(self, block: Block) -> None:
         """Append the block to the body, less what belongs to the sink."""
         size, current = self.window.spec.frame_tokens, self.window.current
-        self._body.allocate(current.keys)
         if self._capacity and self._about is None:
             shape = (*current.keys.shape[:2], self._capacity * size, 3)
             self._about = torch.zeros(shape, dtype=torch.int64, device=current.keys.device)
         owned = self.window.owned(block)
         end = self._extent.total + block.num_frames - owned
         since, to = slice(owned * size, block.num_frames * size), slice(self._extent.total * size, end * size)
-        self._body.keys[:, :, to].copy_(current.keys[:, :, since])
-        self._body.values[:, :, to].copy_(current.values[:, :, since])
+        self._body.put(to, current.keys[:, :, since], current.values[:, :, since])
         self._extent = Extent(self._extent.chosen, end - self._extent.chosen)
         super().slide(block)
 
@@ -187,63 +189,52 @@ class DeepForcing(WindowMemory):
         size = self.window.spec.frame_tokens
         end, fresh = self._extent.total * size, min(self._extent.recent * size, keys.shape[2])
         if fresh:
-            self._body.keys[:, :, end - fresh : end].copy_(keys[:, :, -fresh:])
-            self._body.values[:, :, end - fresh : end].copy_(values[:, :, -fresh:])
+            self._body.put(slice(end - fresh, end), keys[:, :, -fresh:], values[:, :, -fresh:])
 
     def state(self) -> State:
-        state = {**super().state(), **self._body.state("body")}
+        chosen: dict[str, Tensor | None] = {"chosen.asked": self._asked}
         if self._about is not None:
-            place, spot, count = self._about.unbind(-1)
-            state |= {
-                "chosen.place": place.clone(),
-                "chosen.spot": spot.clone(),
-                "chosen.count": count.clone(),
-            }
-        if self._asked is not None:
-            state["chosen.asked"] = self._asked.clone()
+            chosen |= zip(CHOSEN, self._about.unbind(-1), strict=True)
         numbers = [self._extent.chosen, self._extent.total, self._sink_frame, int(self._refilling)]
-        return {**state, "body.frames": torch.tensor(numbers)}
+        body = {**self._body.state("body"), "body.frames": torch.tensor(numbers)}
+        return {**super().state(), **body, **copies(chosen)}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._body.load_state("body", state)
-        self._about = self._asked = None
-        if "chosen.place" in state:
-            self._about = torch.stack(
-                [state[f"chosen.{name}"] for name in ("place", "spot", "count")], dim=-1
-            )
-        if "chosen.asked" in state:
-            self._asked = state["chosen.asked"].clone()
+        self._asked = copy_of(state.get("chosen.asked"))
+        self._about = None
+        if CHOSEN[0] in state:
+            self._about = torch.stack([state[name] for name in CHOSEN], dim=-1)
         chosen, total, self._sink_frame, refilling = state["body.frames"].tolist()
         self._extent, self._refilling = Extent(chosen, total - chosen), bool(refilling)
 
-    def _own_turn(self, like: Tensor) -> Rotation:
-        """Rotation to absolute time: queries of two blocks can be summed whatever the backbone's phases are."""
-        if self._turn is None:
+    def _rotation(self, like: Tensor) -> Rotation:
+        """Return the rotation of the block's tokens to absolute time, where queries of two blocks can be summed."""
+        if self._own_rotation is None:
             spec = self.window.spec
             frames = like.shape[1] // spec.frame_tokens
             times = torch.arange(self._first, self._first + frames, device=like.device)
             exact = torch.promote_types(like.dtype, torch.float32)
-            self._turn = rotation(frame_positions(times, spec.grid), spec.head_dim, exact)
-        return self._turn
+            self._own_rotation = rotation(frame_positions(times, spec.grid), spec.head_dim, exact)
+        return self._own_rotation
 
-    def _candidates(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys B M H D, and frame, index and count B M 3, of all tokens between the sink and the last frames."""
-        assert self._before is not None and self._about is not None
+    def _candidates(self, layer: int, about: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys B M H D, and frame, index and count B M 3, of all tokens between the sink and the last frames.
+
+        `about` is what is known of the layer's chosen tokens, which come first.
+        """
         size, before = self.window.spec.frame_tokens, self._before
         frames = before.total - self._extent.recent
         keys = self._body.keys[layer][:, : frames * size]
-        oldest = self._first - before.recent
-        times = torch.arange(oldest, oldest + frames - before.chosen, device=keys.device).repeat_interleave(
-            size
-        )
-        spots = torch.arange(size, device=keys.device).repeat(frames - before.chosen)
+        oldest, arrived = self._first - before.recent, frames - before.chosen
+        times = torch.arange(oldest, oldest + arrived, device=keys.device).repeat_interleave(size)
+        spots = torch.arange(size, device=keys.device).repeat(arrived)
         fresh = torch.stack([times, spots, torch.zeros_like(times)], dim=-1).expand(keys.shape[0], -1, -1)
-        return keys, torch.cat([self._about[layer][:, : before.chosen * size], fresh], dim=1)
+        return keys, torch.cat([about[:, : before.chosen * size], fresh], dim=1)
 
     def _compress(self, layer: int, index: Tensor | None) -> None:
         """Keep the chosen candidates, B C, if any are wanted, and the last frames behind them."""
-        assert self._before is not None
         size, end = self.window.spec.frame_tokens, self._before.total * self.window.spec.frame_tokens
         for store in (self._body.keys[layer], self._body.values[layer]):
             parts = [store[:, end - self._extent.recent * size : end]]
@@ -252,8 +243,8 @@ class DeepForcing(WindowMemory):
             # A copy first, since source and target overlap.
             store[:, : self._extent.total * size] = torch.cat(parts, dim=1)
 
-    def _segments(self, layer: int) -> list[Segment]:
-        """What this layer sees of the body: chosen tokens, then recent frames."""
+    def _show(self, layer: int) -> None:
+        """Let this layer see the body: chosen tokens, then recent frames."""
         size, parts = self.window.spec.frame_tokens, []
         split, end = self._extent.chosen * size, self._extent.total * size
         if split:
@@ -262,13 +253,12 @@ class DeepForcing(WindowMemory):
             parts.append((Role.BANK, slice(0, split), self._positions(frame + self._shift, spot)))
         if self._recent_positions is not None:
             parts.append((Role.PRIOR, slice(split, end), self._recent_positions))
-        return [
-            Segment(role, self._body.keys[layer][:, tokens], self._body.values[layer][:, tokens], positions)
-            for role, tokens, positions in parts
-        ]
+        for role, tokens, positions in parts:
+            keys, values = self._body.keys[layer][:, tokens], self._body.values[layer][:, tokens]
+            self.window.segments[layer].append(Segment(role, keys, values, positions))
 
     def _positions(self, frame: Tensor, spot: Tensor) -> Tensor:
-        """Positions B M 3 of tokens B M by frame and index in the frame."""
+        """Return positions B M 3 of tokens B M by frame and index in the frame."""
         columns = self.window.spec.grid[1]
         return torch.stack([frame, spot // columns, spot % columns], dim=-1).to(torch.float64)
 

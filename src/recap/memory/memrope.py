@@ -19,18 +19,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, MemoryConfig, State
+from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
 from recap.errors import refuse, unknown_name
 from recap.memory.base import WindowMemory
-from recap.memory.checks import check_frames, own_window
-from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, frame_positions
+from recap.memory.window import Window, check_frames, own_window
+from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, frame_positions
 
 ACCUMULATIONS = ("float32", "bfloat16")
 NUM_MEANS = 2
 
 
 class MemRope(WindowMemory):
+    """Keeps the sink, a slow and a fast running mean of what left, and recent frames."""
+
     def __init__(self, spec: BackboneSpec, config: MemRopeConfig):
         # Until something is folded the prior also fills the two frames of the means: a plain window.
         super().__init__(Window(spec, sink_frames=config.sink_frames))
@@ -39,26 +40,19 @@ class MemRope(WindowMemory):
         # Long and short mean, each L B 1 H D.
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
-        self._summaries: list[list[Segment]] = []
 
     def begin(self, block: Block) -> Tensor:
         window, spec = self.window, self.window.spec
-        self._summaries = [[] for _ in range(spec.layers)]
+        phases = super().begin(block)
         if self._keys is not None and self._values is not None:
             # The prior has the dtype in which tokens are kept.
             like = window.prior.keys
-            for which in range(NUM_MEANS):
-                time = window.sink_frames + which
+            whole_frame = (-1, -1, spec.frame_tokens, -1, -1)
+            for time, means in enumerate(zip(self._keys, self._values, strict=True), window.sink_frames):
                 positions = frame_positions(torch.arange(time, time + 1, device=like.device), spec.grid)
-                keys, values = (means[which].to(like.dtype) for means in (self._keys, self._values))
-                for layer, summaries in enumerate(self._summaries):
-                    shape = (-1, spec.frame_tokens, -1, -1)
-                    parts = keys[layer].expand(shape), values[layer].expand(shape)
-                    summaries.append(Segment(Role.SUMMARY, *parts, positions))
-        return super().begin(block)
-
-    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        return super().arrange(layer, [*self._summaries[layer], *own])
+                keys, values = (mean.to(like.dtype).expand(whole_frame) for mean in means)
+                window.add(Role.SUMMARY, keys, values, positions)
+        return phases
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         folded, dropped = self._fold(block)
@@ -72,20 +66,15 @@ class MemRope(WindowMemory):
         self.window.keep_prior(self._room)
 
     def state(self) -> State:
-        state = super().state()
-        if self._keys is not None and self._values is not None:
-            state |= {"means.keys": self._keys.clone(), "means.values": self._values.clone()}
-        return state
+        return {**super().state(), **copies({"means.keys": self._keys, "means.values": self._values})}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._keys = self._values = None
-        if "means.keys" in state:
-            self._keys, self._values = state["means.keys"].clone(), state["means.values"].clone()
+        self._keys, self._values = (copy_of(state.get(f"means.{name}")) for name in ("keys", "values"))
 
     @property
     def _room(self) -> int:
-        """Frames the prior may have: once there are means, they take the room of two."""
+        """Return how many frames the prior may have: once there are means, they take the room of two."""
         return self.window.prior_frames if self._keys is None else self._recent
 
     def _fold(self, block: Block) -> tuple[int, int]:
@@ -113,16 +102,15 @@ class MemRope(WindowMemory):
             averages.append(self._average(parts, count))
         if self._keys is None or self._values is None:
             self._keys, self._values = (torch.stack([mean] * NUM_MEANS) for mean in averages)
-        else:
+            return leaving - dropped, dropped
+        for which, rate in enumerate((self._config.long_rate, self._config.short_rate)):
             for means, average in zip((self._keys, self._values), averages, strict=True):
-                rates = (self._config.long_rate, self._config.short_rate)
-                for mean, rate in zip(means, rates, strict=True):
-                    # Two roundings and a third: in half precision as the release's three operations have them.
-                    mean.mul_(1 - rate).add_(average * rate)
+                # Two roundings and a third: in half precision as the release's three operations have them.
+                means[which].mul_(1 - rate).add_(average * rate)
         return leaving - dropped, dropped
 
     def _average(self, parts: list[Tensor], count: int) -> Tensor:
-        """Mean over all tokens, L B 1 H D, in the dtype of the means."""
+        """Return the mean over all tokens, L B 1 H D, in the dtype of the means."""
         exact = torch.promote_types(parts[0].dtype, torch.float32)
         sums = [part.sum(dim=2, keepdim=True, dtype=exact) for part in parts]
         average = torch.stack(sums).sum(dim=0) / count

@@ -17,15 +17,16 @@ from recap.contracts import Admission, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
-from recap.memory.carried import make_window
-from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, Segment
+from recap.memory.window import Window, make_window
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
 
 
 class RecapMemory(WindowMemory):
+    """Keeps a reinforced sink, a bank that an admission rule fills, and the last frames."""
+
     def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
         super().__init__(window)
         if admission.takes_leaving and window.spec.carries_history:
@@ -33,26 +34,17 @@ class RecapMemory(WindowMemory):
             raise refuse("admission", type(admission).__name__, limit, "choose flow or random")
         self.bank = bank
         self._admission = admission
-        # The bank as one segment per layer, from `begin` to `commit`.
-        self._segments: list[Segment] = []
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
 
     def begin(self, block: Block) -> Tensor:
-        self._segments = []
+        phases = super().begin(block)
         if self.bank.count:
-            source = self.bank.held.source.to(torch.float64)
+            source = self.bank.entries.source.to(torch.float64)
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
-            bias = self.bank.token_bias
-            self._segments = [
-                Segment(Role.BANK, keys, values, positions, token_bias=bias)
-                for keys, values in zip(self.bank.keys, self.bank.values, strict=True)
-            ]
-        return super().begin(block)
-
-    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        bank = [self._segments[layer]] if self._segments else []
-        return [*bank, *super().arrange(layer, own)]
+            bank, bias = self.bank, self.bank.token_bias
+            self.window.add(Role.BANK, bank.keys, bank.values, positions, token_bias=bias, in_front=True)
+        return phases
 
     @property
     def wants_tokens(self) -> bool:
@@ -80,15 +72,15 @@ class RecapMemory(WindowMemory):
         return replace(trace, edge_share=self._edge_share())
 
     def _edge_share(self) -> Tensor | None:
-        """Share of border columns among the bank's new tokens; a swaying camera fills a bank with them."""
+        """Return the share of border columns among the bank's new tokens; a swaying camera fills a bank with them."""
         if self.bank.count == 0:
             return None
-        new, column = self.bank.held.score > 0, self.bank.held.source[..., 2]
+        new, column = self.bank.entries.score > 0, self.bank.entries.source[..., 2]
         edge = (column == 0) | (column == self.window.spec.grid[1] - 1)
         return (new & edge).sum(dim=1) / new.sum(dim=1).clamp(min=1)
 
     def _offer(self, block: Block, proposed: Candidates) -> tuple[Candidates, Tensor, Tensor]:
-        """What the bank may take after this block, with its keys and values, L B N H D."""
+        """Return what the bank may take after this block, with its keys and values, L B N H D."""
         if self._admission.takes_leaving:
             source, keys, values = self.window.leaving(block)
             return self._admission.score_leaving(source), keys, values

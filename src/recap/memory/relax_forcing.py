@@ -23,17 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from recap.contracts import Admission, MemoryConfig, State
+from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
 from recap.errors import refuse
 from recap.memory.base import WindowMemory
-from recap.memory.checks import check_frames, own_window
 from recap.memory.store import Store
-from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, frame_positions
+from recap.memory.window import Window, check_frames, own_window
+from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, frame_positions
 
 
 def candidate_frames(first: int, end: int, count: int, device: torch.device | None = None) -> Tensor:
-    """`count` frames evenly spaced over the newer half of first..end-1, as the released code chooses them.
+    """Return `count` frames evenly spaced over the newer half of first..end-1, as the released code chooses them.
 
     One point more than candidates, truncated, and the newest dropped. `count` shrinks to the half's length; a
     frame may still be listed twice, which changes no choice. The float32 points are those of the release: an
@@ -46,7 +45,7 @@ def candidate_frames(first: int, end: int, count: int, device: torch.device | No
 
 
 def affinity(candidates: Tensor, sink: Tensor, tail: Tensor | None, tail_weight: float) -> Tensor:
-    """How much B K candidates, B K D, are like the sink and unlike the tail, both B D."""
+    """Score, B K, how much candidates B K D are like the sink and unlike the tail, both B D."""
     score = cosine_similarity(candidates, sink[:, None], dim=-1)
     if tail is not None:
         score = score - tail_weight * cosine_similarity(candidates, tail[:, None], dim=-1)
@@ -54,6 +53,8 @@ def affinity(candidates: Tensor, sink: Tensor, tail: Tensor | None, tail_weight:
 
 
 class RelaxForcing(WindowMemory):
+    """Keeps the sink, the last frames, and a ring of earlier frames of which each block sees one."""
+
     def __init__(self, spec: BackboneSpec, config: RelaxForcingConfig):
         super().__init__(Window(spec, sink_frames=config.sink_frames, prior_frames=config.tail_frames))
         self._config = config
@@ -64,52 +65,45 @@ class RelaxForcing(WindowMemory):
         self._ring_frames = -(-self._middle // 2) + config.tail_frames + spec.frames_per_block
         ring_tokens = self._ring_frames * spec.frame_tokens
         self._ring = Store(spec.layers, ring_tokens, on_host=config.reservoir_on_host)
-        self._history = Store(spec.layers, spec.frame_tokens)
         # Frames of the video so far.
         self._num_seen = 0
         # Mean keys of the first layer: B ring D frame by frame, and B D summed over the sink.
         self._means: Tensor | None = None
         self._sink_sum: Tensor | None = None
-        self._chosen: list[Segment] = []
 
     def begin(self, block: Block) -> Tensor:
         window, spec = self.window, self.window.spec
         start, full = window.start(block), spec.window_frames - spec.frames_per_block
-        self._chosen = []
+        phases = window.begin(block, sink_phase=max(0, start - full))
         end = block.first_frame - window.num_prior
         first = max(window.sink_frames, end - self._middle)
         # A block that is read again may lie further back than the ring, which has moved on since.
         if max(first, self._num_seen - self._ring_frames) < end:
-            self._fetch(self._choose(first, end, block))
-            time = start - window.prior_frames - 1
-            times = torch.arange(time, time + 1, device=self._history.keys.device)
-            positions = frame_positions(times, spec.grid)
-            self._chosen = [
-                Segment(Role.BANK, keys, values, positions)
-                for keys, values in zip(self._history.keys, self._history.values, strict=True)
-            ]
-        return window.begin(block, sink_phase=max(0, start - full))
-
-    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        chosen = [self._chosen[layer]] if self._chosen else []
-        return [*chosen, *super().arrange(layer, own)]
+            device, time = window.sink.keys.device, start - window.prior_frames - 1
+            # With the reservoir on the host its index must be copied too: the one wait for the device, per block.
+            slots = self._choose(first, end, block).to(self._ring.keys.device)
+            rows = torch.arange(len(slots), device=slots.device)
+            keys, values = (
+                ring.unflatten(2, (self._ring_frames, -1))[:, rows, slots].to(device)
+                for ring in (self._ring.keys, self._ring.values)
+            )
+            positions = frame_positions(torch.arange(time, time + 1, device=device), spec.grid)
+            window.add(Role.BANK, keys, values, positions, in_front=True)
+        return phases
 
     def state(self) -> State:
-        state = {**super().state(), **self._ring.state("ring")}
-        if self._means is not None and self._sink_sum is not None:
-            state |= {"ring.means": self._means.clone(), "ring.sink": self._sink_sum.clone()}
-        return {**state, "ring.frames": torch.tensor(self._num_seen)}
+        means = copies({"ring.means": self._means, "ring.sink": self._sink_sum})
+        seen = {"ring.frames": torch.tensor(self._num_seen)}
+        return {**super().state(), **self._ring.state("ring"), **means, **seen}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._ring.load_state("ring", state)
-        self._means = self._sink_sum = None
-        if "ring.means" in state:
-            self._means, self._sink_sum = state["ring.means"].clone(), state["ring.sink"].clone()
+        self._means, self._sink_sum = (copy_of(state.get(f"ring.{name}")) for name in ("means", "sink"))
         self._num_seen = int(state["ring.frames"])
 
     def _choose(self, first: int, end: int, block: Block) -> Tensor:
-        """Which slot of the ring each row reads, B: one of the frames first..end-1."""
+        """Choose the slot of the ring that each row reads, B: one of the frames first..end-1."""
         assert self._means is not None and self._sink_sum is not None
         device = self._means.device
         frames = candidate_frames(first, end, self._config.num_candidates, device)
@@ -121,19 +115,9 @@ class RelaxForcing(WindowMemory):
         score = affinity(self._means[:, slots], self._sink_sum, tail, self._config.tail_weight)
         return slots[score.argmax(dim=1)]
 
-    def _fetch(self, slots: Tensor) -> None:
-        """Copy each row's frame out of the ring, in all layers."""
-        self._history.allocate(self.window.sink.keys)
-        # With the reservoir on the host its index must be copied too: the one wait for the device, per block.
-        index = slots.to(self._ring.keys.device)
-        rows = torch.arange(len(index), device=index.device)
-        for to, ring in ((self._history.keys, self._ring.keys), (self._history.values, self._ring.values)):
-            to.copy_(ring.unflatten(2, (self._ring_frames, -1))[:, rows, index])
-
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         """Put the finished block into the ring, frame by frame."""
         current, size = self.window.current, self.window.spec.frame_tokens
-        self._ring.allocate(current.keys)
         exact = torch.promote_types(current.keys.dtype, torch.float32)
         tokens = current.keys[0][:, : block.num_frames * size].unflatten(1, (block.num_frames, size))
         means = tokens.mean(dim=(2, 3), dtype=exact)
@@ -146,8 +130,7 @@ class RelaxForcing(WindowMemory):
         for frame in range(block.num_frames):
             slot = (block.first_frame + frame) % self._ring_frames
             to, since = slice(slot * size, (slot + 1) * size), slice(frame * size, (frame + 1) * size)
-            self._ring.keys[:, :, to].copy_(current.keys[:, :, since])
-            self._ring.values[:, :, to].copy_(current.values[:, :, since])
+            self._ring.put(to, current.keys[:, :, since], current.values[:, :, since])
             self._means[:, slot] = means[:, frame]
         self._num_seen = block.end_frame
         return trace

@@ -22,20 +22,18 @@ from torch import Tensor
 from recap.contracts import Admission, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.base import WindowMemory
-from recap.memory.checks import check_frames, own_window
-from recap.memory.store import Store
-from recap.memory.window import Window
-from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, frame_positions
+from recap.memory.window import Window, check_frames, own_window
+from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role
 
 
 def replayed_frame(frame: int, period: int) -> int:
-    """Which of the first `period` frames is shown in place of a frame."""
+    """Return which of the first `period` frames is shown in place of a frame."""
     turn, rest = divmod(frame, period)
     return period - 1 - rest if turn % 2 else rest
 
 
 def replayed_runs(first: int, end: int, period: int) -> list[tuple[int, range]]:
-    """Frames first..end-1 as runs of stored frames: the run's first stored frame, and the times of its frames.
+    """Split frames first..end-1 into runs of stored frames: each run's first stored frame, and its frames' times.
 
     Stored frames always rise along a run; where the replay goes backward, their times fall.
     """
@@ -48,7 +46,13 @@ def replayed_runs(first: int, end: int, period: int) -> list[tuple[int, range]]:
     return runs
 
 
+def _shifted(times: range, shift: int) -> range:
+    return range(times.start + shift, times.stop + shift, times.step)
+
+
 class RollingSink(WindowMemory):
+    """Keeps the opening, shown to and fro, and the last real frames."""
+
     def __init__(self, spec: BackboneSpec, config: RollingSinkConfig):
         self._period = spec.window_frames - spec.frames_per_block
         self._real_frames = self._period - config.replayed_frames
@@ -59,32 +63,25 @@ class RollingSink(WindowMemory):
         self._noise_asked = -1
         # Frames before the block that are read as they were generated.
         self._num_real = 0
-        self._segments: list[list[Segment]] = []
 
     def noise_block(self, block: Block) -> int:
-        """The release starts all blocks from the noise of the first."""
+        """Return the first block, with whose noise the release starts all blocks, or the block itself."""
         self._noise_asked = block.index
         return 0 if self._tiled_noise else block.index
 
     def begin(self, block: Block) -> Tensor:
         first, window = block.first_frame, self.window
-        shift = window.start(block) - first
-        self._segments = [[] for _ in range(window.spec.layers)]
+        phases, shift = window.begin_empty(block), window.start(block) - first
         replayed = replayed_runs(max(0, first - self._period), first - self._real_frames, self._period)
         for stored, times in replayed:
-            self._show(Role.SINK, window.sink, stored, times, shift)
+            window.show(Role.SINK, window.sink, stored, _shifted(times, shift))
         real = max(0, first - self._num_real)
         # Real frames before this one are in the sink's store.
         opening = min(first, self._period)
-        if real < opening:
-            self._show(Role.PRIOR, window.sink, real, range(real, opening), shift)
+        window.show(Role.PRIOR, window.sink, real, _shifted(range(real, opening), shift))
         late = range(max(real, opening), first)
-        if late:
-            self._show(Role.PRIOR, window.prior, window.prior_frames - len(late), late, shift)
-        return window.phases(block)
-
-    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
-        return [*self._segments[layer], *own]
+        window.show(Role.PRIOR, window.prior, window.prior_frames - len(late), _shifted(late, shift))
+        return phases
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         tiled = self._tiled_noise and self._noise_asked == block.index
@@ -93,7 +90,6 @@ class RollingSink(WindowMemory):
     def slide(self, block: Block) -> None:
         super().slide(block)
         self._num_real = min(self._num_real + block.num_frames, self._real_frames)
-        self._segments = []
 
     def clear_prior(self) -> None:
         """Forget the real frames; what is replayed is the opening, which stays."""
@@ -106,15 +102,6 @@ class RollingSink(WindowMemory):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._num_real = int(state["real.frames"])
-
-    def _show(self, role: Role, store: Store, stored: int, times: range, shift: int) -> None:
-        """Add the frames from `stored` on, read at these times, to what the block sees."""
-        spec = self.window.spec
-        tokens = slice(stored * spec.frame_tokens, (stored + len(times)) * spec.frame_tokens)
-        moments = torch.arange(times.start, times.stop, times.step, device=store.keys.device)
-        positions = frame_positions(moments + shift, spec.grid)
-        for keys, values, seen in zip(store.keys, store.values, self._segments, strict=True):
-            seen.append(Segment(role, keys[:, tokens], values[:, tokens], positions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from recap.contracts import Admission, MemoryConfig
 from recap.memory.base import WindowMemory
-from recap.memory.carried import make_window
+from recap.memory.window import make_window
 from recap.types import BackboneSpec, Card
 
 

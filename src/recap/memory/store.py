@@ -1,7 +1,7 @@
 """Fixed storage for the keys and values of all layers.
 
-One tensor for all layers, so that a bank indexes them in one operation and a state is a few named
-tensors. Allocated at the first write, when batch size, dtype and device are known, and never again.
+One tensor serves all layers, so that a bank indexes them in one operation and a state is a few named tensors. It is
+allocated at the first write, when batch size, dtype and device are known, and never again.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recap.contracts import State
+from recap.contracts import State, copies
 
 
 class Store:
+    """Keeps the keys and values of `num_tokens` tokens in every layer; `on_host`: in the CPU's memory."""
+
     def __init__(self, num_layers: int, num_tokens: int, *, on_host: bool = False):
         self.num_layers = num_layers
         self.num_tokens = num_tokens
-        # Stored in the CPU's memory, whatever device writes and reads.
         self.on_host = on_host
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
     @property
     def keys(self) -> Tensor:
-        """L B N H D."""
+        """Return the keys, L B N H D."""
         assert self._keys is not None, "read before the first write"
         return self._keys
 
     @property
     def values(self) -> Tensor:
-        """L B N H D."""
+        """Return the values, L B N H D."""
         assert self._values is not None, "read before the first write"
         return self._values
 
@@ -45,11 +46,14 @@ class Store:
                 torch.zeros(shape, dtype=like.dtype, device=device, pin_memory=pinned) for _ in range(2)
             )
 
+    def put(self, tokens: slice, keys: Tensor, values: Tensor) -> None:
+        """Overwrite these tokens in all layers with keys and values L B N H D."""
+        self.allocate(keys)
+        self.keys[:, :, tokens].copy_(keys)
+        self.values[:, :, tokens].copy_(values)
+
     def state(self, name: str) -> State:
-        if self._keys is None or self._values is None:
-            return {}
-        # A copy: a state must not change when the run continues.
-        return {f"{name}.keys": self._keys.clone(), f"{name}.values": self._values.clone()}
+        return copies({f"{name}.keys": self._keys, f"{name}.values": self._values})
 
     def load_state(self, name: str, state: State) -> None:
         if f"{name}.keys" not in state:

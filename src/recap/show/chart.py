@@ -1,18 +1,26 @@
-"""Results as SVG drawings that need nothing around them: intervals by row, and curves over time."""
+"""This module draws results as SVG that needs nothing around it: intervals, curves, and what a bank remembers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from recap.show import svg
-from recap.show.palette import colours_of
+from recap.show.palette import MEMORY_COLOURS, colours_of
 
-_WIDTH, _LEFT, _RIGHT = 760.0, 190.0, 730.0
-_ROW_PX, _TOP = 30.0, 44.0
+_WIDTH, _LEFT, _RIGHT = 760.0, 60.0, 730.0
+_TOP, _BOTTOM = 44.0, 300.0
+# Intervals leave room for the labels of their lines.
+_LABELS_PX, _LINE_PX = 190.0, 30.0
+_MOST_BANDS, _SHADES = 30, 12
 
 
 class Bar(NamedTuple):
+    """Says where a value lies: its mean and interval, and the paper's number."""
+
     label: str
     mean: float
     low: float
@@ -21,25 +29,38 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
+    """Holds the points of a curve; `spans` are their intervals, nan where there is none."""
+
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
-    spans: Sequence[tuple[float, float]] = ()  # the interval of every point, nan where there is none
+    spans: Sequence[tuple[float, float]] = ()
+
+
+class BankHistory(NamedTuple):
+    """Says what was in a bank after every block. All is in seconds of the video."""
+
+    # When the blocks end.
+    ends: Sequence[float]
+    # When the content of slots first appeared -> slots.
+    slots: Sequence[Mapping[float, int]]
+    # When the prior was cleared.
+    cuts: Sequence[float] = ()
 
 
 def interval_chart(title: str, bars: Sequence[Bar]) -> str:
-    """A dot with its interval per row; a hollow diamond where the paper's number is."""
+    """Draw a dot with its interval per label, and a hollow diamond where the paper's number is."""
     values = [v for bar in bars for v in (bar.low, bar.high, bar.mean, bar.paper) if v is not None and v == v]
     low, high = _range(values)
-    bottom = _TOP + _ROW_PX * len(bars)
-    at = svg.scale(low, high, _LEFT, _RIGHT)
+    bottom = _TOP + _LINE_PX * len(bars)
+    at = svg.scale(low, high, _LABELS_PX, _RIGHT)
     parts = [svg.title(title)]
     for tick in svg.round_ticks(low, high):
         parts.append(svg.line(at(tick), _TOP - 8, at(tick), bottom, stroke=svg.RULE))
         parts.append(svg.note(at(tick), bottom + 18, f"{tick:g}", "middle"))
     for index, (bar, colour) in enumerate(zip(bars, colours_of([b.label for b in bars]), strict=True)):
-        y = _TOP + _ROW_PX * (index + 0.5)
-        parts.append(svg.text(_LEFT - 12, y + 4, bar.label, "end", fill=svg.INK))
+        y = _TOP + _LINE_PX * (index + 0.5)
+        parts.append(svg.text(_LABELS_PX - 12, y + 4, bar.label, "end", fill=svg.INK))
         if bar.mean == bar.mean:
             # Few prompts give no interval.
             if bar.low == bar.low:
@@ -55,52 +76,81 @@ def interval_chart(title: str, bars: Sequence[Bar]) -> str:
 
 
 def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
-    """A curve per row, with whiskers where intervals are known; gaps where there is no value."""
+    """Draw a curve per line, with whiskers where intervals are known and gaps where there is no value."""
     xs = [x for line in lines for x in line.x]
     ends = [end for line in lines for span in line.spans for end in span if end == end]
     low, high = _range([y for line in lines for y in line.y if y is not None] + ends)
     first, last = min(xs, default=0.0), max(xs, default=1.0)
-    left, bottom = 60.0, 300.0
-    across, up = svg.scale(first, last, left, _RIGHT), svg.scale(low, high, bottom, _TOP)
+    across, up = svg.scale(first, last, _LEFT, _RIGHT), svg.scale(low, high, _BOTTOM, _TOP)
     parts = [svg.title(title)]
     for tick in svg.round_ticks(low, high):
-        parts.append(svg.line(left, up(tick), _RIGHT, up(tick), stroke=svg.RULE))
-        parts.append(svg.note(left - 8, up(tick) + 4, f"{tick:g}", "end"))
+        parts.append(svg.line(_LEFT, up(tick), _RIGHT, up(tick), stroke=svg.RULE))
+        parts.append(svg.note(_LEFT - 8, up(tick) + 4, f"{tick:g}", "end"))
     for tick in svg.round_ticks(first, last):
-        parts.append(svg.note(across(tick), bottom + 18, f"{tick:g}", "middle"))
-    parts.append(svg.note(_RIGHT, bottom + 34, x_label, "end"))
-    for index, (line, colour) in enumerate(
-        zip(lines, colours_of([each.label for each in lines]), strict=True)
-    ):
-        for run in _runs(line):
-            points = [(across(x), up(y)) for x, y in run]
-            single = len(points) == 1
-            parts.append(
-                svg.dot(*points[0], 3.5, colour)
-                if single
-                else svg.polyline(points, stroke=colour, stroke_width=2.2)
-            )
-        # Those of several curves stand next to each other.
+        parts.append(svg.note(across(tick), _BOTTOM + 18, f"{tick:g}", "middle"))
+    parts.append(svg.note(_RIGHT, _BOTTOM + 34, x_label, "end"))
+    for index, (line, colour) in enumerate(zip(lines, colours_of([n.label for n in lines]), strict=True)):
+        known = groupby(zip(line.x, line.y, strict=True), key=lambda point: point[1] is not None)
+        for points in (
+            [(across(x), up(y)) for x, y in run if y is not None] for there, run in known if there
+        ):
+            curve = svg.polyline(points, stroke=colour, stroke_width=2.2)
+            parts.append(curve if len(points) > 1 else svg.dot(*points[0], 3.5, colour))
+        # The whiskers of several curves stand next to each other.
         aside = 3 * (index - (len(lines) - 1) / 2)
         for x, (under, over) in zip(line.x, line.spans, strict=False):
             if under == under:
                 at = across(x) + aside
                 parts.append(svg.line(at, up(over), at, up(under), stroke=colour, stroke_width=1.4))
-        parts.append(svg.text(left + 150 * index, bottom + 52, f"● {line.label}", fill=colour))
-    return svg.drawing(_WIDTH, bottom + 60, parts)
-
-
-def _runs(line: Line) -> list[list[tuple[float, float]]]:
-    runs: list[list[tuple[float, float]]] = [[]]
-    for x, y in zip(line.x, line.y, strict=True):
-        if y is None:
-            runs.append([])
-        else:
-            runs[-1].append((x, y))
-    return [run for run in runs if run]
+        parts.append(svg.text(_LEFT + 150 * index, _BOTTOM + 52, f"● {line.label}", fill=colour))
+    return svg.drawing(_WIDTH, _BOTTOM + 60, parts)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis, with room beyond the lowest and the highest value."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = (high - low) * 0.08 or 0.05 * max(abs(high), 1.0)
     return low - room, high + room
+
+
+def draw_bank(title: str, history: BankHistory) -> str:
+    """Draw from which second of the video a bank's slots come, over the video's time; darker is more slots.
+
+    A bank that keeps has level bands that run to the right edge; one that only follows is a diagonal.
+    """
+    span = max([*history.ends, 1e-6])
+    band_s = next((s for s in (0.5, 1, 2, 5, 10, 30) if span / s <= _MOST_BANDS), span / _MOST_BANDS)
+    x, y = svg.scale(0, span, _LEFT, _RIGHT), svg.scale(0, span, _BOTTOM, _TOP)
+    parts = [svg.title(title), svg.note(_RIGHT, 24, "slots by the second they first appeared", "end")]
+    for start, end, source, shade in _bands(history, band_s):
+        top, bottom = y(min((source + 1) * band_s, span)), y(min(source * band_s, span))
+        colour, opacity = MEMORY_COLOURS["recap"], shade / _SHADES
+        parts.append(svg.bar(x(start), top, x(end), bottom, fill=colour, fill_opacity=opacity))
+    for cut in history.cuts:
+        parts.append(svg.line(x(cut), _TOP, x(cut), _BOTTOM, stroke=svg.QUIET, stroke_dasharray="4 4"))
+    parts.append(svg.line(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, stroke=svg.RULE))
+    parts.append(svg.line(_LEFT, _BOTTOM, _RIGHT, _TOP, stroke=svg.RULE))
+    for tick in svg.round_ticks(0, span, 10):
+        parts.append(svg.note(x(tick), _BOTTOM + 18, f"{tick:g}", "middle"))
+        parts.append(svg.note(_LEFT - 8, y(tick) + 4, f"{tick:g}", "end"))
+    parts.append(svg.note(_RIGHT, _BOTTOM + 34, "seconds of the video", "end"))
+    return svg.drawing(_WIDTH, 340, parts)
+
+
+def _bands(history: BankHistory, band_s: float) -> Iterator[tuple[float, float, int, int]]:
+    """Yield (start, end, span of sources, shade) of slots that stay about as many; shades run from 1 to 12."""
+    counts: list[Counter[int]] = []
+    for slots in history.slots:
+        counts.append(Counter())
+        for second, number in slots.items():
+            counts[-1][int(second // band_s)] += number
+    most = max((n for each in counts for n in each.values()), default=1)
+    # What a block brought is there from its end on, until the next block's end.
+    spans = list(zip(history.ends, [*history.ends[1:], history.ends[-1]], counts, strict=True))
+    for source in sorted({source for each in counts for source in each}):
+        # By the root: the opening fills the whole bank for a moment, and all else would be too pale next to it.
+        shades = [(a, b, math.ceil(math.sqrt(each[source] / most) * _SHADES)) for a, b, each in spans]
+        for shade, equal in groupby(shades, key=lambda cell: cell[2]):
+            (start, end, _), *others = equal
+            if shade:
+                yield start, others[-1][1] if others else end, source, shade

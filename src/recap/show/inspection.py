@@ -1,4 +1,4 @@
-"""What would the bank remember of any clip? The novelty and the bank of generation, run on a video file.
+"""This module shows what the bank would remember of any clip: generation's novelty and bank, run on a video file.
 
 Pictures are read, scored, marked and written block by block; only the scores of the tokens stay, so the
 length of a clip costs next to no memory. The bank is the very one of generation, with the pixels of a token
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,29 +18,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from recap import __version__
+from recap.admission.base import retain_top
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig, Noticed
-from recap.admission.retention import retain_top
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.io.files import staged_folder, write_whole
 from recap.io.framing import Lens, cut_tokens, fit
-from recap.io.report import Notice, Progress, no_progress
+from recap.io.report import Reporter
 from recap.io.video import Clip, ClipWriter, open_clip
 from recap.memory.bank import NoveltyBank
-from recap.show.overlay import tint
-from recap.show.page import Story, build_page
-from recap.show.png import write_png
-from recap.show.preview import embed
-from recap.show.sheet import Patches, contact_sheet
-from recap.show.timeline import Timeline
+from recap.run import versions
+from recap.show.clips import embed, tint
+from recap.show.page import Method, Plot, VideoPage, build_video_page, describe_bank, edge_share
+from recap.show.sheet import Patches, contact_sheet, write_png
 from recap.types import Candidates
 
 RECORD = "inspect.json"
@@ -50,31 +46,7 @@ RESULTS = ("overlay.mp4", "scores.npz", "bank.png", "index.html", RECORD)
 TOKEN_PIXELS = 16
 PICTURES_PER_FRAME = 4
 FRAMES_PER_BLOCK = 3
-
-
-@dataclass(frozen=True, slots=True)
-class InspectionSummary:
-    """What an inspection found; `notices` are lines for the user."""
-
-    out: Path
-    clip: str
-    fps: float
-    size: tuple[int, int]  # rows, columns of the pictures as scored
-    grid: tuple[int, int]  # rows, columns of tokens
-    num_pictures: int
-    num_scored_pictures: int
-    num_frames: int
-    fired_tokens: int
-    bank_capacity: int
-    bank_new: int  # slots that hold something new, that is with a score above 0
-    bank_edge_share: float  # of these, in the first or last column
-    bank_cutoff: float  # the lowest score in a full bank, which a newcomer must beat; 0 while there is room
-    elapsed_s: float
-    notices: tuple[str, ...]
-
-    @property
-    def page(self) -> Path:
-        return self.out / "index.html"
+_MOST_BARS, _BAR_S = 130, 0.25
 
 
 def inspect_clip(
@@ -86,12 +58,12 @@ def inspect_clip(
     capacity_frames: float = 1.0,
     size: tuple[int, int] | None = None,
     device: torch.device | str = "cpu",
-    progress: Progress = no_progress,
-    notice: Notice = print,
-) -> InspectionSummary:
+    reporter: Reporter = Reporter(),
+) -> Path:
     """Write `out/`: overlay.mp4, scores.npz, bank.png, index.html and inspect.json; whole or not at all.
 
-    size (rows, columns) rescales every picture first. `device` is where the flow and the scores are computed.
+    Returns the page; inspect.json has the figures. `size` (rows, columns) rescales every picture first. `device` is
+    where the flow and the scores are computed.
     """
     started = time.monotonic()
     clip = open_clip(path)
@@ -100,28 +72,24 @@ def inspect_clip(
         limit = "must be above 0 and at most 1000 frames"
         raise refuse("capacity_frames", capacity_frames, limit, "1 is the paper's")
     novelty = FlowNovelty(config, flow, lens.grid, TOKEN_PIXELS, PICTURES_PER_FRAME)
-    capacity = max(1, round(capacity_frames * lens.grid[0] * lens.grid[1]))
-    scan = _Scan(clip, lens, novelty, NoveltyBank(capacity, num_layers=1), torch.device(device))
+    bank = NoveltyBank(max(1, round(capacity_frames * math.prod(lens.grid))), num_layers=1)
+    scan = _Scan(clip, lens, novelty, bank, torch.device(device))
+    settings = {"flow": type(flow).__name__, "capacity_frames": capacity_frames}
     with staged_folder(Path(out), RESULTS) as folder:
         with ClipWriter(folder / "overlay.mp4", lens.size, clip.fps) as overlay:
             for pictures in _blocks(clip, lens):
                 overlay.write(scan.take(pictures))
                 rate = scan.num_pictures / (time.monotonic() - started)
-                progress(scan.num_pictures, clip.num_pictures, rate)
-        summary = scan.summary(Path(out), lens.notices, started)
-        settings = {
-            **dataclasses.asdict(config),
-            "flow": type(flow).__name__,
-            "capacity_frames": capacity_frames,
-        }
-        _write_results(folder, scan, summary, settings)
-    for line in summary.notices:
-        notice(line)
-    return summary
+                reporter.progress(scan.num_pictures, clip.num_pictures, rate)
+        elapsed_s = round(time.monotonic() - started, 2)
+        _write_results(folder, scan, elapsed_s, {**dataclasses.asdict(config), **settings})
+    for line in scan.notices():
+        reporter.notice(line)
+    return Path(out) / "index.html"
 
 
 def _blocks(clip: Clip, lens: Lens) -> Iterator[Tensor]:
-    """Pictures T 3 Y X, uint8, of one block after the other; the last one may be short."""
+    """Yield the pictures T 3 Y X, uint8, of one block after the other; the last one may be short."""
     pictures = clip.pictures()
     length = 1 + (FRAMES_PER_BLOCK - 1) * PICTURES_PER_FRAME
     while block := [lens(picture) for picture in islice(pictures, length)]:
@@ -129,37 +97,9 @@ def _blocks(clip: Clip, lens: Lens) -> Iterator[Tensor]:
         length = FRAMES_PER_BLOCK * PICTURES_PER_FRAME
 
 
-class _Frames:
-    """Arrays rows columns, one per frame, in one buffer that doubles.
-
-    A list of small arrays would grow the process far beyond their size: each pins a part of the heap that the
-    large tensors of its block leave behind.
-    """
-
-    def __init__(self, kind: type[np.generic]) -> None:
-        self._buffer: NDArray[Any] = np.empty((0, 0, 0), kind)
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def array(self) -> NDArray[Any]:
-        return self._buffer[: self._count]
-
-    def extend(self, frames: NDArray[Any]) -> None:
-        end = self._count + len(frames)
-        if end > len(self._buffer):
-            grown = np.empty((max(64, 2 * end), *frames.shape[1:]), self._buffer.dtype)
-            grown[: self._count] = self.array if self._count else 0
-            self._buffer = grown
-        self._buffer[self._count : end] = frames
-        self._count = end
-
-
 @dataclass
 class _Scan:
-    """All that is known so far of a clip under way."""
+    """Keeps all that is known so far of a clip under way."""
 
     clip: Clip
     lens: Lens
@@ -168,13 +108,18 @@ class _Scan:
     device: torch.device
     num_pictures: int = 0
     num_scored: int = 0
-    raw: _Frames = field(default_factory=lambda: _Frames(np.float32))  # rows columns of every frame
-    score: _Frames = field(default_factory=lambda: _Frames(np.float32))
-    appeared: _Frames = field(default_factory=lambda: _Frames(np.int32))  # the picture of a token's maximum
-    filling: list[tuple[float, float, float]] = field(default_factory=list)  # the timeline's view of the bank
+    num_frames: int = 0
+    # Rows columns of every frame, one after the other. A list of small arrays would grow the process far beyond their
+    # size: each pins a part of the heap that the large tensors of its block leave behind.
+    raw: bytearray = field(default_factory=bytearray)
+    score: bytearray = field(default_factory=bytearray)
+    # The picture of a token's maximum.
+    appeared: bytearray = field(default_factory=bytearray)
+    # After every block: the second, how many slots hold something new, and the score to beat.
+    filling: list[tuple[float, int, float]] = field(default_factory=lambda: [(0.0, 0, 0.0)])
 
     def take(self, pictures: Tensor) -> Tensor:
-        """Score the next block and offer its tokens to the bank; returns its pictures, what fired marked."""
+        """Score the next block and offer its tokens to the bank; return its pictures, what fired marked."""
         opening = self.num_pictures == 0
         whole = (len(pictures) - opening) // PICTURES_PER_FRAME * PICTURES_PER_FRAME + opening
         if opening and whole < 1 + PICTURES_PER_FRAME:
@@ -191,100 +136,112 @@ class _Scan:
 
     def _remember(self, noticed: Noticed, pictures: Tensor, opening: bool) -> None:
         raw, score = noticed.raw[0].cpu(), noticed.score[0].cpu()
-        place = _peak(noticed.fired[0].cpu(), self.lens.grid, opening)  # in the block
-        first_frame = len(self.raw)
-        self.raw.extend(raw.numpy())
-        self.score.extend(score.numpy())
-        self.appeared.extend((place + self.num_scored).numpy())
+        # In the block.
+        peak = _peak(noticed.fired[0].cpu(), self.lens.grid, opening)
+        self.raw += raw.numpy().tobytes()
+        self.score += score.numpy().tobytes()
+        self.appeared += (peak + self.num_scored).int().numpy().tobytes()
         # The sink owns the first frame, so its tokens are not offered.
         offered = slice(1, None) if opening else slice(None)
         rows, columns = self.lens.grid
-        frames = torch.arange(first_frame, first_frame + len(raw))[offered]
+        frames = torch.arange(self.num_frames, self.num_frames + len(raw))[offered]
         source = torch.cartesian_prod(frames, torch.arange(rows), torch.arange(columns))[None]
-        patches = cut_tokens(pictures, place)[offered].reshape(1, 1, source.shape[1], 1, -1)
+        patches = cut_tokens(pictures, peak)[offered].reshape(1, 1, source.shape[1], 1, -1)
         self.bank.admit(Candidates(source, score[offered].reshape(1, -1)), patches, patches, retain_top)
+        self.num_frames += len(raw)
         self.num_scored += len(pictures)
-        new = int((self.bank.held.score > 0).sum())
-        self.filling.append((self.num_scored / self.clip.fps, new / self.bank.capacity, self.cutoff))
+        held = self.bank.entries.score
+        cutoff = float(held.min()) if self.bank.count == self.bank.capacity else 0.0
+        self.filling.append((self.num_scored / self.clip.fps, int((held > 0).sum()), cutoff))
 
-    @property
-    def cutoff(self) -> float:
-        return float(self.bank.held.score.min()) if self.bank.count == self.bank.capacity else 0.0
+    def frames(self, kept: bytearray, kind: type[np.generic] = np.float32) -> NDArray[Any]:
+        """Return what was kept of every frame as an array F rows columns."""
+        return np.frombuffer(kept, kind).reshape(-1, *self.lens.grid)
 
-    def summary(self, out: Path, notices: tuple[str, ...], started: float) -> InspectionSummary:
+    def notices(self) -> list[str]:
+        """Return lines for the user: what was cropped, and what was left unscored."""
         left = self.num_pictures - self.num_scored
-        if left:
-            ending = "the last picture does" if left == 1 else f"the last {left} pictures do"
-            notices += (f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored",)
-        return InspectionSummary(
-            out=out,
-            clip=os.fsencode(_title(self.clip.path)).decode(errors="replace"),
-            fps=self.clip.fps,
-            size=self.lens.size,
-            grid=self.lens.grid,
-            num_pictures=self.num_pictures,
-            num_scored_pictures=self.num_scored,
-            num_frames=len(self.raw),
-            fired_tokens=int((self.raw.array > 0).sum()),
-            bank_capacity=self.bank.capacity,
-            bank_new=int((self.bank.held.score > 0).sum()),
-            bank_edge_share=self._edge_share(),
-            bank_cutoff=self.cutoff,
-            elapsed_s=round(time.monotonic() - started, 2),
-            notices=notices,
-        )
+        ending = "the last picture does" if left == 1 else f"the last {left} pictures do"
+        line = f"{ending} not fill a frame of {PICTURES_PER_FRAME} and went unscored"
+        return [*self.lens.notices, *([line] if left else [])]
 
-    def _edge_share(self) -> float:
-        new, column = self.bank.held.score > 0, self.bank.held.source[..., 2]
-        edge = new & ((column == 0) | (column == self.lens.grid[1] - 1))
-        return float(edge.sum() / new.sum().clamp(min=1))
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of inspect.json.
 
-    def patches(self) -> Patches:
-        """What the bank holds and was new, by the second in which it scored highest."""
-        held, appeared = self.bank.held, torch.from_numpy(self.appeared.array)
-        source, score = held.source[0], held.score[0]
-        when = appeared[source[:, 0], source[:, 1], source[:, 2]]
-        order = (when.long() * self.lens.grid[0] + source[:, 1]) * self.lens.grid[1] + source[:, 2]
-        kept = order.argsort()
-        kept = kept[score[kept] > 0]
-        pixels = self.bank.keys[0, 0, kept, 0].unflatten(-1, (TOKEN_PIXELS, TOKEN_PIXELS, 3))
-        frames, rows, columns = source[kept].T.numpy()
-        seconds = when[kept].double().numpy() / self.clip.fps
-        return Patches(pixels.numpy(), seconds, frames, rows, columns, score[kept].numpy())
-
-    def timeline(self) -> Timeline:
-        fired = (self.raw.array > 0).sum(axis=(1, 2)).tolist()
-        first = [max(0, _last_picture(frame) - PICTURES_PER_FRAME + 1) for frame in range(len(fired))]
-        times = [picture / self.clip.fps for picture in first]
-        return Timeline(self.num_pictures / self.clip.fps, list(zip(times, fired, strict=True)), self.filling)
-
-    def tokens(self) -> dict[str, NDArray[Any]]:
-        """One entry per token of every frame, frame by frame and row-major, in arrays of equal length."""
-        score, raw, appeared = (each.array for each in (self.score, self.raw, self.appeared))
-        frame, row, column = np.indices(score.shape, dtype=np.int32)
+        `bank_new` counts slots with a score above 0, `bank_edge_share` is the share of them in the first or last
+        column, and `bank_cutoff` the lowest score in a full bank, which a newcomer must beat; 0 while there is room.
+        """
+        _, new, cutoff = self.filling[-1]
         return {
-            "score": score.ravel(),
-            "raw": raw.ravel(),
-            "picture": _last_picture(frame).ravel(),
-            "appeared": appeared.ravel(),
-            "row": row.ravel(),
-            "column": column.ravel(),
-            "block": (frame // FRAMES_PER_BLOCK).ravel(),
+            "clip": os.fsencode(clip_title(self.clip.path)).decode(errors="replace"),
+            "fps": self.clip.fps,
+            "size": self.lens.size,
+            "grid": self.lens.grid,
+            "num_pictures": self.num_pictures,
+            "num_scored_pictures": self.num_scored,
+            "num_frames": self.num_frames,
+            "fired_tokens": int((self.frames(self.raw) > 0).sum()),
+            "bank_capacity": self.bank.capacity,
+            "bank_new": new,
+            "bank_edge_share": edge_share(self.patches(), self.lens.grid),
+            "bank_cutoff": cutoff,
+            "notices": self.notices(),
         }
 
+    def patches(self) -> Patches:
+        """Return what the bank holds and was new, by the second in which it scored highest."""
+        source, score = self.bank.entries.source[0].numpy(), self.bank.entries.score[0].numpy()
+        frames, rows, columns = source.T
+        pictures = self.frames(self.appeared, np.int32)[frames, rows, columns]
+        order = np.lexsort((columns, rows, pictures))
+        kept = order[score[order] > 0]
+        pixels = self.bank.keys[0, 0, kept, 0].unflatten(-1, (TOKEN_PIXELS, TOKEN_PIXELS, 3)).numpy()
+        seconds = pictures[kept] / self.clip.fps
+        return Patches(pixels, seconds, frames[kept], rows[kept], columns[kept], score[kept])
 
-def _title(clip: Path) -> str:
+    def plots(self) -> list[Plot]:
+        """Return the curves of the page: what was new, how the bank filled, and the score a newcomer must beat."""
+        duration = self.num_pictures / self.clip.fps
+        fired = (self.frames(self.raw) > 0).sum(axis=(1, 2))
+        first = np.maximum(0, PICTURES_PER_FRAME * np.arange(self.num_frames) - PICTURES_PER_FRAME + 1)
+        bars = min(_MOST_BARS, math.ceil(duration / _BAR_S))
+        counts, edges = np.histogram(first / self.clip.fps, bars, (0, duration), weights=fired)
+        seconds, new, cutoff = zip(*self.filling, strict=True)
+        step = f"Tokens in which something new appeared, in steps of {duration / bars:.2g} s."
+        slots = f"How many of the bank's {self.bank.capacity:,} slots hold something new."
+        lowest = "The lowest score in a full bank; 0 while there is room."
+        rates, starts = (counts * bars / duration).tolist(), edges[:-1].tolist()
+        return [
+            Plot("New tokens per second", step, starts, [rates], digits=1, steps=True),
+            Plot("The bank fills", slots, seconds, [new], top=self.bank.capacity, digits=0, steps=True),
+            Plot("Score to beat", lowest, seconds, [cutoff], digits=2, steps=True),
+        ]
+
+    def tokens(self) -> dict[str, NDArray[Any]]:
+        """Return one entry per token of every frame, frame by frame and row-major, in arrays of equal length."""
+        score, raw = self.frames(self.score), self.frames(self.raw)
+        places: NDArray[Any] = np.indices(score.shape, dtype=np.int32)
+        frame, row, column = places
+        arrays: dict[str, NDArray[Any]] = {
+            "score": score,
+            "raw": raw,
+            "picture": frame * PICTURES_PER_FRAME,
+            "appeared": self.frames(self.appeared, np.int32),
+            "row": row,
+            "column": column,
+            "block": frame // FRAMES_PER_BLOCK,
+        }
+        return {name: array.ravel() for name, array in arrays.items()}
+
+
+def clip_title(clip: Path) -> str:
     """Name a clip by its file; the video of a run, which is called the same in every run, also by its folder."""
     folder = clip.resolve().parent
     return f"{folder.name}/{clip.name}" if (folder / "run.json").is_file() else clip.name
 
 
-def _last_picture(frame: Any) -> Any:
-    return frame * PICTURES_PER_FRAME
-
-
 def _peak(fired: Tensor, grid: tuple[int, int], opening: bool) -> Tensor:
-    """The picture of the block, F rows columns, in which each token fired hardest; fired is T y x."""
+    """Return the picture of the block, F rows columns, in which each token fired hardest; fired is T y x."""
     patches = functional.adaptive_max_pool2d(fired[None], grid)[0]
     tail = patches[1:] if opening else patches
     frames = tail.reshape(-1, PICTURES_PER_FRAME, *grid).argmax(dim=1)
@@ -292,53 +249,42 @@ def _peak(fired: Tensor, grid: tuple[int, int], opening: bool) -> Tensor:
     return torch.cat([torch.zeros_like(patches[:1], dtype=torch.long), frames]) if opening else frames
 
 
-def _write_results(
-    folder: Path, scan: _Scan, summary: InspectionSummary, settings: dict[str, object]
-) -> None:
-    versions = {"recap": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    versions |= {"av": av.__version__, "python": platform.python_version()}
+def _write_results(folder: Path, scan: _Scan, elapsed_s: float, settings: dict[str, object]) -> None:
     with (folder / "scores.npz").open("wb") as file:
-        np.savez_compressed(
-            file, allow_pickle=False, settings=np.array(json.dumps(settings)), **scan.tokens()
-        )
-    patches = scan.patches()
-    write_png(folder / "bank.png", contact_sheet(patches))
+        arrays = {"settings": np.array(json.dumps(settings)), **scan.tokens()}
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    bank, grid, summary = scan.patches(), scan.lens.grid, scan.summary() | {"elapsed_s": elapsed_s}
+    write_png(folder / "bank.png", contact_sheet(bank))
     video, remark = embed(folder / "overlay.mp4")
-    story = Story(
-        title=summary.clip,
-        subtitle=f"What a bank of {summary.bank_capacity} slots would remember of it",
-        video=video,
-        remarks=(*summary.notices, remark),
+    about, green = describe_bank(bank, grid), "Green: tokens in which something new appeared."
+    page = VideoPage(
+        title=summary["clip"],
+        subtitle=f"What a bank of {scan.bank.capacity} slots would remember of it",
+        duration_s=scan.num_pictures / scan.clip.fps,
+        grid=grid,
+        methods=[Method("recap", green, video, bank=bank, bank_about=about)],
+        cards=[("Timeline", "", scan.plots())],
+        settings={**settings, **versions()},
+        remarks=[line[0].upper() + line[1:] for line in (*scan.notices(), remark) if line],
         numbers=_numbers(summary),
-        settings={**settings, **versions},
-        timeline=scan.timeline(),
-        grid=summary.grid,
-        patches=patches,
     )
-    write_whole(folder / "index.html", build_page(story).encode())
-    about = dataclasses.asdict(summary) | {"out": str(summary.out)}
-    record = {"summary": about, "settings": settings, "versions": versions}
+    write_whole(folder / "index.html", build_video_page(page).encode())
+    record = {"summary": summary, "settings": settings, "versions": versions()}
     write_whole(folder / RECORD, json.dumps(record, indent=2).encode())
 
 
-def _numbers(summary: InspectionSummary) -> list[tuple[str, str]]:
-    seconds = summary.num_pictures / summary.fps
-    tokens = summary.num_frames * summary.grid[0] * summary.grid[1]
+def _numbers(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of the page: values, and what they are."""
+    pictures, fps, fired, cutoff = (
+        summary[name] for name in ("num_pictures", "fps", "fired_tokens", "bank_cutoff")
+    )
+    (height, width), (rows, columns) = summary["size"], summary["grid"]
+    share = f"{fired / (summary['num_frames'] * rows * columns):.1%}"
     return [
-        (f"{seconds:.1f} s", f"{summary.num_pictures} pictures at {summary.fps:g} per second"),
-        (
-            f"{summary.size[1]}x{summary.size[0]}",
-            f"pixels, {summary.grid[1]}x{summary.grid[0]} tokens a frame",
-        ),
-        (
-            f"{summary.fired_tokens:,}",
-            f"tokens showed something new, {summary.fired_tokens / tokens:.1%} of all",
-        ),
-        (f"{summary.bank_new:,} of {summary.bank_capacity:,}", "slots of the bank hold something new"),
-        (
-            f"{summary.bank_edge_share:.0%}",
-            f"of these lie in the first or last column, which is {2 / summary.grid[1]:.0%} of the picture",
-        ),
-        (f"{summary.bank_cutoff:.2f}" if summary.bank_cutoff else "any", "score that a newcomer must beat"),
-        (f"{summary.elapsed_s:.1f} s", "to inspect"),
+        (f"{pictures / fps:.1f} s", f"{pictures} pictures at {fps:g} per second"),
+        (f"{width}x{height}", f"pixels, {columns}x{rows} tokens a frame"),
+        (f"{fired:,}", f"tokens showed something new, {share} of all"),
+        (f"{summary['bank_new']:,} of {summary['bank_capacity']:,}", "slots of the bank hold something new"),
+        (f"{cutoff:.2f}" if cutoff else "any", "score that a newcomer must beat"),
+        (f"{summary['elapsed_s']:.1f} s", "to inspect"),
     ]

@@ -1,13 +1,13 @@
-"""One call from a prompt to a finished run, and the run as an object: video, pictures, trace and page."""
+"""This module goes from a prompt to a finished run in one call, and makes the run an object."""
 
 from __future__ import annotations
 
-import html
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +16,36 @@ from numpy.typing import NDArray
 
 from recap import run
 from recap.config import RunConfig
-from recap.errors import refuse
-from recap.io.report import Notice, Progress, Reporter
+from recap.io.report import Reporter
 from recap.io.video import open_clip
 from recap.plan import Shot
-from recap.run import new_folder, read_record
-from recap.show.preview import embed
-from recap.show.run_page import PAGE, read_videos, write_run_page
+from recap.show.clips import embed
+from recap.show.run_page import PAGE, read_summary, write_run_page
 from recap.trace import BlockTrace, read_trace
 
 
 class Run:
-    """A finished run, read from its folder: `Run("runs/...")` opens an earlier one."""
+    """Reads a finished run from its folder: `Run("runs/...")` opens an earlier one.
 
-    def __init__(self, folder: Path | str) -> None:
+    Files are data: a config that names code to import is refused without `trust_code`.
+    """
+
+    def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
         self.folder = Path(folder)
-        self._record = read_record(self.folder)
-        if not (self.folder / "summary.json").is_file():
-            limit = "the run is not finished"
-            raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
-        self._videos = read_videos(self.folder)
+        self._trust_code = trust_code
+        self.config = RunConfig.from_dict(run.read_record(self.folder, trust_code=trust_code)["config"])
+        self.videos: tuple[Path, ...] = tuple(
+            self.folder / name for name in read_summary(self.folder)["videos"]
+        )
+        """The video files, one per row of the batch."""
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
     @property
-    def videos(self) -> tuple[Path, ...]:
-        """The video files, one per row of the batch."""
-        return tuple(self.folder / name for name in self._videos)
-
-    @property
     def video(self) -> Path:
         """The video file, of the first row."""
         return self.videos[0]
-
-    @cached_property
-    def config(self) -> RunConfig:
-        """All settings that the run was generated with."""
-        return RunConfig.from_dict(self._record["config"])
 
     @cached_property
     def pictures(self) -> NDArray[np.uint8]:
@@ -75,7 +67,7 @@ class Run:
         """Return the page of the run, written if it is not there yet, and open it in a browser."""
         page = self.folder / PAGE
         if not page.is_file():
-            write_run_page(self.folder)
+            write_run_page(self.folder, trust_code=self._trust_code)
         if browser:
             webbrowser.open(page.resolve().as_uri())
         return page
@@ -83,7 +75,16 @@ class Run:
     def _repr_html_(self) -> str:
         """Show the video in a notebook."""
         source, _ = embed(self.video, link=str(self.video))
-        return f'<video src="{html.escape(source)}" controls autoplay loop muted style="width:416px"></video>'
+        return f'<video src="{escape(source)}" controls autoplay loop muted style="width:416px"></video>'
+
+
+def print_progress(done: int, total: int | None, rate: float) -> None:
+    """Keep one line on standard error up to date."""
+    line = f"\rgenerating: {done} of {total} blocks, {rate:.1f} pictures/s"
+    print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+PRINTING = Reporter(progress=print_progress)
 
 
 def generate(
@@ -94,8 +95,7 @@ def generate(
     backbone: str | Mapping[str, Any] = "embedded",
     seed: int = 0,
     folder: Path | str | None = None,
-    progress: Progress | None = None,
-    notice: Notice = print,
+    reporter: Reporter = PRINTING,
     **settings: Any,
 ) -> Run:
     """Generate a video of a prompt, or of a list of shots, and return the run.
@@ -103,47 +103,47 @@ def generate(
     `memory` and `backbone` are names (see `recap list`) or tables such as {"name": "recap", "reinforcement": 2}.
     `settings` are the other fields of `RunConfig`: flow, admission, device, dtype, opening, ...
     `folder` is new or empty; by default it lies in `runs` and is named after the time, the prompt and the memory.
-    `progress` is called with (blocks finished, blocks in all, pictures per second); by default a line is printed.
+    The reporter gets notices and (blocks finished, blocks in all, pictures per second); by default both are printed.
     """
     shots = [Shot(prompt, seconds)] if isinstance(prompt, str) else prompt
-    values = {
+    chosen = {
         "shots": [asdict(shot) for shot in shots],
         "memory": memory,
         "backbone": backbone,
         "seeds": [seed],
     }
-    config = RunConfig.from_dict({**values, **settings})
-    return generate_run(config, folder, progress or print_progress, notice)
+    return generate_run(RunConfig.from_dict({**chosen, **settings}), folder, reporter)
 
 
-def generate_run(config: RunConfig, folder: Path | str | None, progress: Progress, notice: Notice) -> Run:
+def generate_run(config: RunConfig, folder: Path | str | None, reporter: Reporter) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
-    chosen = new_folder(config) if folder is None else Path(folder)
-    return _finished(run.generate(config, chosen, reporter=Reporter(notice, progress)).folder, notice)
+    chosen = run.new_folder(config) if folder is None else Path(folder)
+    run.generate(config, chosen, reporter=reporter)
+    # Its config is the caller's own.
+    return _finished(chosen, reporter, trust_code=True)
 
 
-def resume(folder: Path | str, *, progress: Progress | None = None, notice: Notice = print) -> Run:
-    """Continue a stopped run from its last whole block, and write its page."""
-    record = run.resume(Path(folder), reporter=Reporter(notice, progress or print_progress))
-    return _finished(record.folder, notice)
+def resume(
+    folder: Path | str,
+    *,
+    reporter: Reporter = PRINTING,
+    from_block: int | None = None,
+    trust_code: bool = False,
+) -> Run:
+    """Continue a stopped run from its last whole block, or from a block of your choice, and write its page.
+
+    A config that names code to import is refused without `trust_code`.
+    """
+    run.resume(Path(folder), reporter=reporter, from_block=from_block, trust_code=trust_code)
+    return _finished(Path(folder), reporter, trust_code)
 
 
-def _finished(folder: Path, notice: Notice) -> Run:
+def _finished(folder: Path, reporter: Reporter, trust_code: bool) -> Run:
     """Write the page of a run that has just ended, and say where its length is not the one asked for."""
-    if not (folder / PAGE).is_file():
-        write_run_page(folder)
-    made = Run(folder)
+    made = Run(folder, trust_code=trust_code)
+    made.show(browser=False)
     asked = sum(shot.seconds for shot in made.config.shots)
     if not made.config.opening and abs(made.seconds - asked) >= 0.1:
-        notice(
-            f"length: {made.seconds:.2f} s where {asked:g} s were asked for: a video is made of whole blocks"
-        )
+        limit = f"{made.seconds:.2f} s where {asked:g} s were asked for"
+        reporter.notice(f"length: {limit}: a video is made of whole blocks")
     return made
-
-
-def print_progress(done: int, total: int | None, rate: float) -> None:
-    """Keep one line on standard error up to date."""
-    end = "\n" if done == total else ""
-    print(
-        f"\rgenerating: {done} of {total} blocks, {rate:.1f} pictures/s", end=end, file=sys.stderr, flush=True
-    )

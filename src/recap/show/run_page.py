@@ -1,69 +1,263 @@
-"""The page of one run: its video, what its bank kept and when, shares of attention, settings."""
+"""This module makes the page of runs of one script: what they show, kept and attended to, next to each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from safetensors import safe_open
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from recap.config import RunConfig, read_json
+from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.io.files import write_whole
-from recap.plan import make_plan
+from recap.io.video import Picture, open_clip
 from recap.registry import JUDGES
-from recap.run import OPENING, read_record, read_spec
-from recap.show.comparison import runs_page
-from recap.show.measures import ColourJudge
-from recap.trace import read_lines
+from recap.run import read_record, read_spec, versions
+from recap.show.clips import EMBED_LIMIT, embed
+from recap.show.page import Method, Plot, Scene, VideoPage, build_video_page, describe_bank
+from recap.show.sheet import Patches
+from recap.trace import (
+    BlockTrace,
+    Position,
+    bank_before,
+    has_bank,
+    pictures_of_frames,
+    read_lines,
+    read_trace,
+)
+from recap.types import BackboneSpec
 
+VIDEO = r"video(-\d+)?\.mp4"
 PAGE = "index.html"
+SAMPLES_PER_SECOND = 2
+_COLOUR_LEVELS = 8
 
 
-def write_run_page(folder: Path) -> Path:
-    """Write `index.html` into the folder of a finished run; of a batch it shows the first row."""
-    about = read_record(folder)
-    if not (folder / "summary.json").is_file():
-        limit = "the run is not finished"
-        raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
-    config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
-    plan = make_plan([config.shots] * len(config.seeds), spec, _opening_frames(folder))
-    video = folder / read_videos(folder)[0]
-    _check_blocks(folder, len(plan.blocks))
-    rows = f"; row 0 of {len(config.seeds)}" if len(config.seeds) > 1 else ""
-    seconds = spec.num_pictures(plan.blocks[-1].end_frame) / spec.pictures_per_second
-    subtitle = (
-        f"{seconds:.1f} s by {spec.name} with the memory {config.memory.name}, seed {config.seeds[0]}{rows}"
-    )
-    judge = JUDGES.get(config.backbone.name, ColourJudge)()
-    name = config.memory.name.rpartition(":")[2]
-    page = runs_page(folder, {name: config}, {name: video}, plan, spec, judge, lambda: None, subtitle)
-    write_whole(folder / PAGE, page.encode())
+class _Look(NamedTuple):
+    """Holds what one pass over a run's video shows; curves and contrast have a value per sample."""
+
+    method: Method
+    trace: list[BlockTrace]
+    curves: list[Curve]
+    contrast: list[float]
+
+    @property
+    def notices(self) -> bool:
+        """Whether the memory detects what is new."""
+        return any(line.fired for line in self.trace)
+
+
+def write_run_page(folder: Path, *, trust_code: bool = False) -> Path:
+    """Write the page of a finished run into its folder; of a batch it shows the first row.
+
+    A config that names code to import is refused without `trust_code`.
+    """
+    config = RunConfig.from_dict(read_record(folder, trust_code=trust_code)["config"])
+    write_runs_page(folder / PAGE, {config.memory.name.rpartition(":")[2]: folder}, trust_code=trust_code)
     return folder / PAGE
 
 
-def read_videos(folder: Path) -> list[str]:
-    """Read the names of a finished run's videos from its summary."""
-    summary = folder / "summary.json"
-    found = read_json(summary)
-    videos = found.get("videos") if isinstance(found, Mapping) else None
-    if not isinstance(videos, list) or not videos or not all(isinstance(name, str) for name in videos):
-        raise refuse("file", str(summary), "names no videos", "put it back, or generate the run again")
-    return videos
+def write_runs_page(
+    page: Path,
+    runs: Mapping[str, Path],
+    row: int = 0,
+    judge: Judge | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+    *,
+    trust_code: bool = False,
+) -> None:
+    """Write the page of finished runs of one script, by name; it shows one row of their batches.
+
+    `advance` is called with 1 for every picture that was looked at.
+    """
+    about, *_ = [read_record(run, trust_code=trust_code) for run in runs.values()]
+    config, spec = RunConfig.from_dict(about["config"]), read_spec(about)
+    judge = judge or judge_of(config)
+    looks, remarks = [], []
+    for name, run in runs.items():
+        clip = run / read_summary(run)["videos"][row]
+        video, remark = embed(clip, EMBED_LIMIT // len(runs), clip.relative_to(page.parent).as_posix())
+        remarks += [f"{name}: {remark}"] if remark else []
+        looks.append(_look(Method(name, "", video), clip, row, spec, judge, advance))
+    trace, fps = looks[0].trace, spec.pictures_per_second
+    duration = (trace[-1].first_pictures[0] + trace[-1].num_pictures) / fps
+    scenes = _scenes(trace, fps)
+    only = f"{duration:.1f} s by {spec.name} with the memory {config.memory.name}, seed {config.seeds[row]}"
+    same = f"the same script and seed {config.seeds[row]}, generated by {spec.name}; only the memory differs"
+    words = only if len(runs) == 1 else f"{', '.join(runs)}: {same}"
+    blocks = [line.first_pictures[0] / fps for line in trace]
+    judged, measured = _plots(looks, blocks)
+    settings = {key: value for key, value in config.to_dict().items() if key not in ("shots", "memory")}
+    content = VideoPage(
+        title=scenes[0].prompt or "(no prompt)",
+        subtitle=words + (f"; row {row} of {len(config.seeds)}" if len(config.seeds) > 1 else ""),
+        duration_s=duration,
+        grid=spec.grid,
+        methods=[look.method for look in looks],
+        cards=[(judge.name, judge.about, judged), ("", "", measured)],
+        settings={**settings, **versions()},
+        remarks=remarks,
+        scenes=scenes,
+        block_starts_s=blocks,
+    )
+    write_whole(page, build_video_page(content).encode())
 
 
-def _check_blocks(folder: Path, num_blocks: int) -> None:
-    """Refuse files of a finished run that were cut short since."""
-    for name, key in (("trace.jsonl", "block"), ("timing.jsonl", "seconds")):
-        found = sum(key in line for line in read_lines(folder / name))
-        if found != num_blocks:
-            limit = f"it describes {found} of {num_blocks} blocks"
-            raise refuse("file", str(folder / name), limit, "put it back, or generate the run again")
+def judge_of(config: RunConfig) -> Judge:
+    """Return the judge that knows what the backbone generates, or the one of colours."""
+    return JUDGES.get(config.backbone.name, ColourJudge)()
 
 
-def _opening_frames(folder: Path) -> int:
-    """Count the latent frames of the pictures that the run continues."""
-    if not (folder / OPENING).is_file():
-        return 0
-    with safe_open(folder / OPENING, "pt") as file:
-        return int(file.get_slice("latents").get_shape()[1])
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read the summary of a finished run: the names of its `videos` and its number of `blocks`."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        limit = "the run is not finished"
+        raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
+    found = read_json(path)
+    videos = found.get("videos") if isinstance(found, dict) else None
+    # Names as runs give them: a stranger's summary shows no file from elsewhere.
+    named = isinstance(videos, list) and videos and all(re.fullmatch(VIDEO, str(name)) for name in videos)
+    if not named or not isinstance(found.get("blocks"), int):
+        raise refuse("file", str(path), "names no videos or blocks", "put it back, or generate the run again")
+    return dict(found)
+
+
+def _plots(looks: Sequence[_Look], blocks: Sequence[float]) -> tuple[list[Plot], list[Plot]]:
+    """Return what was judged, a plot per subject, and what was measured."""
+    samples = [index / SAMPLES_PER_SECOND for index in range(len(looks[0].contrast))]
+    judged = [
+        Plot(curve.subject, "", samples, [look.curves[index].values for look in looks], top=1.0)
+        for index, curve in enumerate(looks[0].curves)
+    ]
+    washes = "Standard deviation of luma. A picture that washes out or burns in leaves its opening level."
+    measured = [Plot("Contrast", washes, samples, [look.contrast for look in looks])]
+    fired = [
+        [sum(line.fired[0]) if line.fired else 0 for line in look.trace] if look.notices else None
+        for look in looks
+    ]
+    if any(look.notices for look in looks):
+        counted = "Tokens that fired, per block, in memories that notice."
+        measured.append(Plot("Something new", counted, blocks, fired, digits=0, steps=True))
+    return judged, measured
+
+
+def _scenes(trace: Sequence[BlockTrace], fps: float) -> list[Scene]:
+    scenes: list[Scene] = []
+    for line in trace:
+        if not scenes or line.prompts[0] != scenes[-1].prompt or line.clears_prior:
+            scenes.append(Scene(line.first_pictures[0] / fps, line.prompts[0], line.clears_prior))
+    return scenes
+
+
+def _read_blocks(run: Path, row: int) -> tuple[list[BlockTrace], list[float]]:
+    """Read a row's trace and the seconds of every block; refuse files that were cut short since the run ended."""
+    whole = read_summary(run)["blocks"]
+    trace = [line.row(row) for line in read_trace(run / "trace.jsonl")]
+    seconds = [float(line["seconds"]) for line in read_lines(run / "timing.jsonl") if "seconds" in line]
+    for name, found in (("trace.jsonl", len(trace)), ("timing.jsonl", len(seconds))):
+        if found != whole:
+            limit = f"it describes {found} of {whole} blocks"
+            raise refuse("file", str(run / name), limit, "put it back, or generate the run again")
+    return trace, seconds
+
+
+def _look(
+    method: Method, path: Path, row: int, spec: BackboneSpec, judge: Judge, advance: Callable[[int], None]
+) -> _Look:
+    """Look once at all pictures of a run: judge them, and cut out what the bank holds."""
+    run, clip, side = path.parent, open_clip(path), spec.token_pixels
+    # What its record may name was checked before.
+    settings = RunConfig.from_dict(read_record(run, trust_code=True)["config"]).memory.settings
+    trace, seconds = _read_blocks(run, row)
+    new = {position: score for position, score in bank_before(trace, len(trace)).items() if score > 0}
+    last = {frame: pictures[-1] for frame, pictures in pictures_of_frames(trace).items()}
+    scenes = _scenes(trace, clip.fps)
+    contrasts: list[float] = []
+    cut: dict[Position, Picture] = {}
+    on_subject: list[bool] = []
+
+    def samples() -> Iterator[Sample]:
+        for index, picture in enumerate(clip.pictures()):
+            advance(1)
+            shown = [position for position in new if last[position[0]] == index]
+            subjects = judge.subjects(torch.from_numpy(picture)) if shown else None
+            for position in shown:
+                _, token_row, column = position
+                if subjects is not None:
+                    on_subject.append(bool(subjects[token_row, column]))
+                top, left = token_row * side, column * side
+                cut[position] = picture[top : top + side, left : left + side].copy()
+            if index == round(len(contrasts) * clip.fps / SAMPLES_PER_SECOND):
+                contrasts.append(contrast(picture))
+                second = index / clip.fps
+                prompt = next(scene.prompt for scene in reversed(scenes) if scene.start_s <= second)
+                yield Sample(second, prompt, torch.from_numpy(picture))
+
+    curves = judge.curves(samples())
+    subject_share = sum(on_subject) / len(on_subject) if on_subject else None
+    # In order of first appearance.
+    frames, rows, columns = np.array(sorted(new), np.int64).reshape(-1, 3).T
+    pixels = np.array([cut[position] for position in sorted(new)], np.uint8).reshape(-1, side, side, 3)
+    seen_s = np.array([last[int(frame)] for frame in frames]) / clip.fps
+    scores = np.array([new[position] for position in sorted(new)], np.float32)
+    bank = Patches(pixels, seen_s, frames, rows, columns, scores)
+    about = dataclasses.asdict(settings).items()
+    method = dataclasses.replace(
+        method,
+        about=", ".join(f"{key} {v:g}" if isinstance(v, float) else f"{key} {v}" for key, v in about),
+        shares=[{role: share[0] for role, share in line.shares.items() if share} for line in trace],
+        tokens={role.value: count for role, count in trace[-1].tokens.items()},
+        block_s=statistics.median(seconds),
+        bank=bank if has_bank(trace) else None,
+        bank_about=describe_bank(bank, spec.grid, subject_share),
+    )
+    return _Look(method, trace, curves, contrasts)
+
+
+def histogram_cosine(opening: Picture, picture: Picture) -> float:
+    """Return the cosine of the two pictures' colour histograms, 8 x 8 x 8; it is blind to where a colour lies."""
+    one, other = _histogram(opening), _histogram(picture)
+    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
+
+
+def _histogram(picture: Picture) -> NDArray[np.float64]:
+    level: NDArray[Any] = picture.astype(np.int64) * _COLOUR_LEVELS // 256
+    cell = (level[..., 0] * _COLOUR_LEVELS + level[..., 1]) * _COLOUR_LEVELS + level[..., 2]
+    return np.bincount(cell.ravel(), minlength=_COLOUR_LEVELS**3).astype(np.float64)
+
+
+def contrast(picture: Picture) -> float:
+    """Return the standard deviation of luma (BT.601), which runs from 0 to 1."""
+    return float((picture.astype(np.float64) @ np.array([0.299, 0.587, 0.114]) / 255).std())
+
+
+class ColourJudge:
+    """Draws one curve: how much every picture is like the first in its colours."""
+
+    name = "Colours like the opening picture"
+    about = (
+        "Cosine of the colour histograms (8x8x8, whole picture) with picture 0. It sees drifting colours, "
+        "not who is in the picture."
+    )
+
+    def curves(self, samples: Iterable[Sample]) -> list[Curve]:
+        """Compare every sample with the first."""
+        values: list[float | None] = []
+        opening: Picture | None = None
+        for sample in samples:
+            picture: Picture = sample.picture.numpy()
+            opening = picture if opening is None else opening
+            values.append(histogram_cosine(opening, picture))
+        return [Curve("the whole picture", values)]
+
+    def subjects(self, picture: Tensor) -> None:
+        """Return nothing: colours do not tell what is a subject."""

@@ -1,4 +1,4 @@
-"""The one writer of SVG drawings: elements, scales and round ticks."""
+"""This module is the one writer of SVG drawings: elements, scales and round ticks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ Point = tuple[float, float]
 
 
 def element(tag: str, content: str | None = None, /, **attributes: str | float) -> str:
-    """One element; `stroke_width=2` becomes stroke-width="2", and `class_` the attribute class."""
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"' for name, value in attributes.items()
-    )
+    """Return one element; `stroke_width=2` becomes stroke-width="2"."""
+    written = "".join(f' {name.replace("_", "-")}="{_value(value)}"' for name, value in attributes.items())
     return f"<{tag}{written}/>" if content is None else f"<{tag}{written}>{content}</{tag}>"
 
 
 def drawing(width: float, height: float, parts: Iterable[str]) -> str:
-    """A drawing on white paper that needs nothing around it."""
+    """Return a drawing on white paper that needs nothing around it."""
     paper = element("rect", width="100%", height="100%", rx=10, fill=PAPER)
     return element(
         "svg",
@@ -37,44 +35,49 @@ def drawing(width: float, height: float, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", **attributes: str | float) -> str:
+    """Return text at a place, escaped."""
     return element("text", html.escape(content), x=x, y=y, text_anchor=anchor, **attributes)
 
 
 def note(x: float, y: float, content: str, anchor: str = "start") -> str:
-    """Text that does not ask for attention."""
+    """Return text that does not ask for attention."""
     return text(x, y, content, anchor, fill=QUIET)
 
 
 def title(content: str) -> str:
+    """Return the title of a drawing."""
     return text(16, 24, content, fill=INK, font_size=15)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: str | float) -> str:
+    """Return a line between two points."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
 
 
 def polyline(points: Iterable[Point], tag: str = "polyline", **attributes: str | float) -> str:
-    """A line through points, or with the tag polygon one that closes."""
+    """Return a line through points, or with the tag polygon one that closes."""
     places = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
     return element(tag, points=places, **({"fill": "none"} | attributes))
 
 
 def dot(x: float, y: float, radius: float, colour: str) -> str:
+    """Return a filled circle."""
     return element("circle", cx=x, cy=y, r=radius, fill=colour)
 
 
 def bar(left: float, top: float, right: float, bottom: float, **attributes: str | float) -> str:
+    """Return a rectangle between two corners."""
     return element("rect", x=left, y=top, width=right - left, height=bottom - top, **attributes)
 
 
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """A function from values low..high to pixels start..end."""
+    """Return a function from values low..high to pixels start..end."""
     span = max(high - low, 1e-9)
     return lambda value: start + (value - low) / span * (end - start)
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two values, about `most` of them at the most."""
+    """Return multiples of 1, 2 or 5 times a power of ten between two values, about `most` of them at the most."""
     span = max(high - low, 1e-9)
     size = 10.0 ** math.floor(math.log10(span / most))
     step = next(size * lead for lead in (1, 2, 5, 10) if span / (size * lead) <= most + 1e-9)
@@ -83,7 +86,7 @@ def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _value(value: str | float) -> str:
-    """Numbers with at most two decimals: a hundredth of a pixel cannot be seen."""
+    """Write numbers with at most two decimals: a hundredth of a pixel cannot be seen."""
     if isinstance(value, str):
         return html.escape(value)
     return f"{value:.2f}".rstrip("0").rstrip(".")

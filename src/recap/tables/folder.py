@@ -1,4 +1,4 @@
-"""The folder of a table: whose it is, and its files.
+"""This module keeps the folder of a table: whose it is, its files, and what a reader must know of its numbers.
 
 It holds record.json (what was asked), results.jsonl (a line per run), table.csv, table.md, table.json, figure.svg,
 sheet.png (the first runs side by side) and index.html. All but the first are written only when every run is there, so
@@ -8,43 +8,38 @@ a partial result never takes the place of a complete one.
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recap.config import read_json
 from recap.errors import refuse
+from recap.eval.judged import EMBEDDED
+from recap.eval.metrics import find_measures
+from recap.fast.threads import QUOTA, fair_threads
 from recap.io.files import write_whole
-from recap.show.results_page import Results, build_results_page
-from recap.tables.jobs import canonical
-from recap.tables.looks import Look
-from recap.tables.page import Video, figures_of, section_of
-from recap.tables.recipes import Planned, Recipe
-from recap.tables.table import Line, as_csv, as_markdown, build_cells, cell_dict
+from recap.run import versions
+from recap.show.page import Section, build_results_page
+from recap.tables.recipes import Ask, Recipe
+from recap.tables.runner import canonical
+from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
 RECORD, SHEET, TABLE = "record.json", "sheet.png", "table.json"
 GROWING = ("prompts", "seeds")
 """A larger number resumes the folder of a smaller one."""
 LEFT_OUT = "left_out"
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """All runs of a table, scored."""
-
-    recipe: Recipe
-    lines: Sequence[Line]
-    keys: Sequence[str]  # of the jobs that the lines are of
-    about: Mapping[str, Any]
-    first: Planned  # the run that pages show, of the first row
-    looks: Mapping[str, Look]  # the same run of all rows
-    left_out: Sequence[str]
-    video: Video
+VERSIONS = ("recap", "torch")
+"""A table has one of each: numbers of two versions of the code do not belong into one table."""
 
 
 def begun_with(folder: Path) -> dict[str, Any]:
-    """The record of a table's folder, empty where it was not begun."""
+    """Return the record of a table's folder, empty where it was not begun."""
     if not (folder / RECORD).is_file():
         return {}
     found = read_json(folder / RECORD)
@@ -54,7 +49,7 @@ def begun_with(folder: Path) -> dict[str, Any]:
 
 
 def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str]) -> None:
-    """See that a folder is new, or of the same question and of no larger result, by numbers or by rows."""
+    """Refuse a folder that is not new, or is of another question or a larger result, by numbers or by rows."""
     found = begun_with(folder)
     if not found:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -70,7 +65,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
         if found[name] > wanted[name]:
             limit = f"{folder} holds a larger result, of {found[name]} {name}"
             raise refuse(f"--{name}", wanted[name], limit, "choose another --out, or ask for as many")
-    if lost := _rows_of(folder / TABLE) - set(rows):
+    if lost := set(found.get("rows", ())) - set(rows):
         limit = f"it holds a larger result, with the rows {', '.join(sorted(lost))}"
         raise refuse("--out", str(folder), limit, "choose another --out")
 
@@ -82,46 +77,95 @@ def begin_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         write_whole(folder / RECORD, json.dumps(dict(wanted), indent=2).encode())
 
 
-def _rows_of(table: Path) -> set[str]:
-    """The rows that a finished table shows."""
-    found = read_json(table)
-    try:
-        return {cell["row"] for cell in found["cells"]}
-    except (KeyError, TypeError) as error:
-        raise refuse("file", str(table), "is not a table of recap", "choose another --out") from error
-
-
-def write_table(folder: Path, done: Finished) -> None:
-    """Everything that the folder of a finished table holds."""
-    recipe, about = done.recipe, done.about
-    cells = build_cells(recipe, done.lines, about["backbone"])
-    record = {**read_json(folder / RECORD), LEFT_OUT: list(done.left_out), **{n: about[n] for n in GROWING}}
-    figures = figures_of(recipe, cells, done.lines)
-    section = section_of(recipe, cells, figures, done.first, done.looks, done.left_out, done.video)
-    page = Results(recipe.title, f"recap reproduce {recipe.name}", [section], about)
+def write_table(
+    folder: Path,
+    recipe: Recipe,
+    runs: Sequence[ScoredRun],
+    cells: Sequence[Cell],
+    section: Section,
+    about: Mapping[str, Any],
+    left_out: Sequence[str],
+) -> None:
+    """Write everything that the folder of a finished table holds."""
+    record = {**read_json(folder / RECORD), **{name: about[name] for name in GROWING}}
+    record |= {LEFT_OUT: left_out, "rows": list(dict.fromkeys(cell.row for cell in cells))}
+    # Without the bytes, which are in a file, and the video, which only the table's own page shows.
+    shown = asdict(replace(section, sheet=b"", video="")) | {"sheet": SHEET if section.sheet else ""}
+    values = [dict(zip(COLUMNS, cell.values(), strict=True)) for cell in cells]
+    table = {"table": recipe.name, "about": about, LEFT_OUT: left_out, "cells": values, "section": shown}
+    page = build_results_page(recipe.title, f"recap reproduce {recipe.name}", [section], about)
     texts = {
-        "results.jsonl": "".join(
-            canonical({**asdict(line), "key": key}) + "\n"
-            for line, key in zip(done.lines, done.keys, strict=True)
-        ),
+        "results.jsonl": "".join(canonical(run._asdict()) + "\n" for run in runs),
         "table.csv": as_csv(cells),
-        "table.md": as_markdown(recipe, cells, about, done.left_out),
-        "figure.svg": figures[0] if figures else "",
-        "index.html": build_results_page(page),
+        "table.md": as_markdown(recipe, cells, about, left_out),
+        "figure.svg": section.figures[0] if section.figures else "",
+        "index.html": page,
         RECORD: json.dumps(record, indent=2),
         # Last: whoever finds it finds all the others.
-        TABLE: json.dumps(
-            {"table": recipe.name, "title": recipe.title, "ours": recipe.ours, "note": recipe.note,
-             "about": dict(about), "left_out": list(done.left_out), "cells": [cell_dict(cell) for cell in cells],
-             "figures": list(section.figures), "sheet_said": section.sheet_said},
-            indent=1,
-        ),
-    }  # fmt: skip
+        TABLE: json.dumps(table, indent=1),
+    }
     # A smaller table must not stand next to what belongs to a larger one.
-    (folder / TABLE).unlink(missing_ok=True)
+    for name in (TABLE, SHEET):
+        (folder / name).unlink(missing_ok=True)
     if section.sheet:
         write_whole(folder / SHEET, section.sheet)
-    else:
-        (folder / SHEET).unlink(missing_ok=True)
     for name, text in texts.items():
         write_whole(folder / name, text.encode())
+
+
+def about_table(recipe: Recipe, ask: Ask, runs: int, makers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Return the settings of a table, and what made its runs."""
+    scale = 1.0 if ask.seconds is None else ask.seconds / recipe.seconds
+    lengths = sorted({scale * (row.seconds or recipe.seconds) for row in recipe.rows})
+    words = "the embedded world's words" if ask.backbone == EMBEDDED else "sentences"
+    uses_flow = any(measure.uses_flow for measure in find_measures(recipe.measures))
+    made = {
+        n: " and ".join(sorted({str(m.get(n, "")) for m in makers}))
+        for n in ("hardware", *VERSIONS, "commit")
+    }
+    return {
+        "suite": f"{recipe.script} prompts of our own, in {words}",
+        "backbone": ask.backbone,
+        "prompts": ask.prompts,
+        "seeds": ask.seeds or recipe.seeds,
+        "runs": runs,
+        "length": " and ".join(f"{seconds:g} s" for seconds in lengths),
+        "flow of the bank": ask.flow,
+        **({"flow of the judge": ask.judge_flow} if uses_flow else {}),
+        "frame embedder": ask.embedder,
+        "judged": "pictures as generated, not encoded",
+        "dtype": ask.dtype,
+        **made,
+    }
+
+
+def made_here(device: str, commit: str = "") -> dict[str, str]:
+    """Return what makes the results of this process."""
+    cuda = device.startswith("cuda") and torch.cuda.is_available()
+    hardware = torch.cuda.get_device_name(device) if cuda else _processor()
+    own = {name: versions()[name] for name in VERSIONS}
+    return {**own, "hardware": hardware, "commit": commit or _commit()}
+
+
+def cores() -> int:
+    """Return how many processors this process may use: fewer than there are, in many containers."""
+    return fair_threads(os.cpu_count() or 1, {}, QUOTA)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} cores of {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """Return the commit of the checkout this file lies in, "" for an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""From the data of a job to its scores: runs are generated as rows of one rollout and judged as plain pictures.
+"""This module turns jobs into scores: runs are generated as rows of one rollout and judged as plain pictures.
 
 Pictures are judged as they were generated, never encoded, so a result does not depend on who generated it or on how
 many runs were generated together (but for roundings; and a time is only taken of a run that was alone).
@@ -6,9 +6,11 @@ many runs were generated together (but for roundings; and a time is only taken o
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from recap.errors import refuse
 from recap.eval.embedders import Looked
 from recap.eval.judged import JudgedRun
 from recap.eval.metrics import find_measure
+from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
@@ -31,42 +34,40 @@ from recap.io import video
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
-from recap.tables.jobs import Result, canonical
-from recap.tables.looks import look_at, pack_look
-from recap.trace import BlockTrace
+from recap.show.chart import BankHistory
+from recap.tables.runner import Job, Result, canonical
+from recap.tables.runs import LOOK
+from recap.trace import BlockTrace, has_bank, pictures_of_frames
 from recap.types import GeneratedBlock
 
-LOOK = "look"
-"""The entry of a result that pages show; all other entries are measures."""
-CLIP = "video.mp4"
+MOMENTS = 5
+CLIP, VECTORS = "video.mp4", ".vectors.npy"
 
 
 class Generated(NamedTuple):
-    """A run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice."""
+    """Holds a run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice.
 
-    pictures: Path  # .npy, N Y X 3
+    `pictures` is a file of N Y X 3. Where pictures were embedded as they were generated, by `backend`, a file of N D
+    lies next to it (`VECTORS`). `seconds` are those of every block, empty for a row of several.
+    """
+
+    pictures: Path
     fps: float
     trace: list[BlockTrace]
-    seconds: list[float]  # of every block; empty for a row of several
-    vectors: Path | None = None  # .npy, N D, where pictures were embedded as they were generated
-    backend: str = ""  # who embedded them
-
-    def delete(self) -> None:
-        for file in (self.pictures, self.vectors):
-            if file is not None:
-                file.unlink(missing_ok=True)
+    seconds: list[float]
+    backend: str = ""
 
 
-def generate_and_score(payload: Mapping[str, Any], folder: str) -> Result:
-    """The work of one process: a run by itself."""
-    backbone = _backbone(replace(config_of(payload), eager=needs_readable_path(payload["wants"])))
+def generate_and_score(job: Job, folder: Path) -> Result:
+    """Generate a run by itself and judge it: the work of one process."""
+    backbone = _backbone(replace(config_of(job), eager=needs_readable_path(job.wants)))
     with tempfile.TemporaryDirectory() as scratch:
-        (made,) = generate_batch([payload], backbone, Path(scratch))
-        return score_generated({**payload, "options": {**payload["options"], "generated": made}}, folder)
+        (made,) = generate_batch([job], backbone, Path(scratch))
+        return score_generated(replace(job, options={**job.options, "generated": made}), folder)
 
 
+# The backbone of the last run of this process, by its settings.
 _loaded: dict[str, Backbone] = {}
-"""The backbone of the last run of this process, by its settings."""
 
 
 def _backbone(config: RunConfig) -> Backbone:
@@ -78,32 +79,29 @@ def _backbone(config: RunConfig) -> Backbone:
     return _loaded[settings]
 
 
-def config_of(payload: Mapping[str, Any]) -> RunConfig:
-    """The config of the run of a job."""
-    return RunConfig.from_dict(payload["data"]["config"])
+def config_of(job: Job) -> RunConfig:
+    """Return the config of the run of a job."""
+    return RunConfig.from_dict(job.data["config"])
 
 
 def needs_readable_path(wants: Iterable[str]) -> bool:
-    """Whether a measure needs what the fast path of a GPU does not report."""
+    """Tell whether a measure needs what the fast path of a GPU does not report."""
     return any(find_measure(name).reads_shares for name in wants if name != LOOK)
 
 
 def generate_batch(
-    payloads: Sequence[Mapping[str, Any]],
-    backbone: Backbone,
-    folder: Path,
-    embedder: Embedder | None = None,
+    jobs: Sequence[Job], backbone: Backbone, folder: Path, embedder: Embedder | None = None
 ) -> list[Generated]:
     """Generate runs that differ in prompts and seed alone; pictures, and their embeddings, go to files."""
-    configs, spec = [config_of(payload) for payload in payloads], backbone.spec
+    configs, spec = [config_of(job) for job in jobs], backbone.spec
     config = configs[0]
     plan = make_plan([each.shots for each in configs], spec)
     shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
-    files = [folder / f"{payload['key']}.npy" for payload in payloads]
+    files = [folder / f"{job.key}.npy" for job in jobs]
     kept = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
-    traces: list[list[BlockTrace]] = [[] for _ in payloads]
+    traces: list[list[BlockTrace]] = [[] for _ in jobs]
     vectors: list[NDArray[np.float32]] = []
-    offered = any(payload["options"].get("trace_offered") for payload in payloads)
+    offered = any(job.options.get("trace_offered") for job in jobs)
     blocks = rollout(
         backbone,
         build_memory(config, spec, lambda _: None),
@@ -124,65 +122,103 @@ def generate_batch(
             vectors.append(seen.reshape(*pictures.shape[:2], -1))
         done += pictures.shape[1]
         began = time.perf_counter()
-    if len(payloads) > 1:
+    if len(jobs) > 1:
         seconds = []
-    runs = [
-        Generated(file, spec.pictures_per_second, trace, seconds)
-        for file, trace in zip(files, traces, strict=True)
-    ]
-    return runs if embedder is None else _with_vectors(runs, np.concatenate(vectors, axis=1), embedder)
+    if embedder is not None:
+        for file, own in zip(files, np.concatenate(vectors, axis=1), strict=True):
+            np.save(file.with_suffix(VECTORS), own)
+    fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
+    return [Generated(file, fps, trace, seconds, backend) for file, trace in zip(files, traces, strict=True)]
 
 
-def _with_vectors(
-    runs: Sequence[Generated], vectors: NDArray[np.float32], embedder: Embedder
-) -> list[Generated]:
-    kept = []
-    for run, own in zip(runs, vectors, strict=True):
-        file = run.pictures.with_suffix(".vectors.npy")
-        np.save(file, own)
-        kept.append(run._replace(vectors=file, backend=embedder.backend))
-    return kept
-
-
-def score_generated(payload: Mapping[str, Any], folder: str) -> Result:
+def score_generated(job: Job, folder: Path) -> Result:
     """Judge a generated run: the scores of every measure by their names, and a look for a page."""
-    data, made = payload["data"], payload["options"]["generated"]
-    if payload["options"].get("judged_on_cpu"):
+    data, made = job.data, job.options["generated"]
+    if job.options.get("judged_on_cpu"):
         # A judge that only names a GPU would take a share of its memory.
         data = {**data, "config": {**data["config"], "device": "cpu"}}
     pictures: Pictures = np.load(made.pictures, mmap_mode="r")
     clip = InMemoryClip(pictures, made.fps)
     embedder = None
-    if made.vectors is not None:
-        embedder = Looked(made.backend, pictures, np.load(made.vectors))
+    if made.backend:
+        embedder = Looked(made.backend, pictures, np.load(made.pictures.with_suffix(VECTORS)))
     run = JudgedRun(data, clip, made.trace, made.seconds, embedder)
     result: Result = {
         name: {score.name: score.as_dict() for score in find_measure(name).score(run)}
-        for name in payload["wants"]
+        for name in sorted(job.wants)
         if name != LOOK
     }
-    if LOOK in payload["wants"]:
+    if LOOK in job.wants:
         shots_s = [shot["seconds"] for shot in data["config"]["shots"]]
-        result[LOOK] = pack_look(look_at(clip, len(pictures), made.trace, shots_s))
+        result[LOOK] = pack_look(look_at(clip, made.trace, shots_s))
         if video.can_encode():
-            _write_clip(Path(folder) / CLIP, clip)
+            path = folder / CLIP
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with video.ClipWriter(path, pictures.shape[1:3], clip.fps) as writer:
+                for picture in clip.pictures():
+                    writer.write(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
     # JSON has no nan: a share of no pictures is None.
     plain: Result = json.loads(json.dumps(result), parse_constant=lambda _: None)
     return plain
 
 
-def _write_clip(path: Path, clip: InMemoryClip) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with video.ClipWriter(path, clip.shown.shape[1:3], clip.fps) as writer:
-        for picture in clip.pictures():
-            writer.write(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
-
-
 def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:
-    """B T Y X 3, rounded as a clip's writer rounds them."""
+    """Return B T Y X 3, rounded as a clip's writer rounds them."""
     if not bool(torch.isfinite(made.latents).all()):
         remedy = "try --dtype float32 or other memory settings"
         raise refuse("latents", f"block {made.block.index}", "holds NaN or infinity", remedy)
     levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
     pictures: NDArray[np.uint8] = levels.permute(0, 1, 3, 4, 2).contiguous().cpu().numpy()
     return pictures
+
+
+class Look(NamedTuple):
+    """Holds a picture per moment, and the bank, which is None for a memory without one."""
+
+    pictures: Pictures
+    moments: Sequence[float]
+    bank: BankHistory | None
+
+
+def look_at(clip: InMemoryClip, trace: Sequence[BlockTrace], shots_s: Sequence[float]) -> Look:
+    """Return pictures late in every shot, or at evenly spread moments of a single shot, and the bank in seconds."""
+    num_pictures = len(clip.shown)
+    duration_s = num_pictures / clip.fps
+    if len(shots_s) == 1:
+        moments = [duration_s * (i + 0.5) / MOMENTS for i in range(MOMENTS)]
+    else:
+        ends = np.cumsum(shots_s) * duration_s / sum(shots_s)
+        moments = [float(start + 0.7 * (end - start)) for start, end in zip([0.0, *ends], ends, strict=False)]
+    pictures: Pictures = np.stack([clip.shown[round(second * clip.fps)] for second in moments])
+    return Look(pictures, moments, _history_of(trace, duration_s, clip.fps) if has_bank(trace) else None)
+
+
+def _history_of(trace: Sequence[BlockTrace], duration_s: float, fps: float) -> BankHistory:
+    second_of = {frame: pictures[0] / fps for frame, pictures in pictures_of_frames(trace).items()}
+    starts = [second_of[line.first_frame] for line in trace]
+    sources = [{second_of[frame]: n for frame, n in slots.items()} for slots in sources_by_block(trace)]
+    cuts = [start for start, line in zip(starts, trace, strict=True) if line.clears_prior]
+    return BankHistory([*starts[1:], duration_s], sources, cuts)
+
+
+def pack_look(look: Look) -> dict[str, Any]:
+    """Return a look as JSON takes it; pictures as their differences from line to line, a sixth of the bytes."""
+    steps = np.diff(look.pictures, axis=1, prepend=np.uint8(0))
+    bank = look.bank
+    return {
+        "moments": list(look.moments),
+        "shape": list(look.pictures.shape),
+        "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode(),
+        "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.slots], list(bank.cuts)],
+    }
+
+
+def unpack_look(packed: Mapping[str, Any]) -> Look:
+    """Return the look that was packed."""
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(packed["pictures"])), np.uint8)
+    pictures = np.cumsum(steps.reshape(packed["shape"]), axis=1, dtype=np.uint8)
+    bank = None
+    if packed["bank"] is not None:
+        ends, sources, cuts = packed["bank"]
+        bank = BankHistory(ends, [dict(map(tuple, each)) for each in sources], cuts)
+    return Look(pictures, packed["moments"], bank)

@@ -1,54 +1,53 @@
-"""What the page of a table shows: figures of its numbers, its tables, and the videos of its first prompt."""
+"""This module makes pages: of a table its figures, numbers and first videos, and of all finished tables a report."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
+from recap.config import read_json
+from recap.errors import refuse
 from recap.eval.metrics import find_measures
-from recap.show.bank_chart import draw_bank
-from recap.show.chart import Bar, interval_chart, line_chart
+from recap.io.files import write_whole
+from recap.io.report import Notice
+from recap.show.chart import Bar, draw_bank, interval_chart, line_chart
 from recap.show.chart import Line as Curve
-from recap.show.moments import pictures_sheet
-from recap.show.png import png_bytes
-from recap.show.preview import embed
-from recap.show.results_page import Measured, Section
-from recap.show.side_by_side import write_side_by_side
-from recap.tables.looks import Look
-from recap.tables.recipes import Planned, Recipe
-from recap.tables.table import Cell, Line, markdown_row, remarks, short_name
+from recap.show.clips import embed, write_side_by_side
+from recap.show.page import Measured, Section, build_results_page
+from recap.show.sheet import pictures_sheet, png_bytes
+from recap.tables.generating import Look
+from recap.tables.recipes import TABLES, Recipe
+from recap.tables.runs import Planned
+from recap.tables.table import Cell, ScoredRun, measured_of, remarks
 
 MOST_FIGURES = 4
+THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
+MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
-def figures_of(recipe: Recipe, cells: Sequence[Cell], lines: Sequence[Line]) -> list[str]:
-    """Curves where there are any, then an interval chart per measure; the first is the table's figure."""
-    curves = _curves(recipe, lines)
-    sweeps = [*_lengths(cells), *_sweeps(recipe, cells)]
-    bars = [
-        interval_chart(measure, [_bar(cell) for cell in cells if cell.measure == measure])
-        for measure in dict.fromkeys(cell.measure for cell in cells)
-    ]
-    return [*curves, *sweeps, *bars][:MOST_FIGURES]
+def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
+    """Return curves where there are any, then an interval chart per measure; the first is the table's figure."""
+    bars = []
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        own = [cell for cell in cells if cell.measure == measure]
+        shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
+        bars.append(interval_chart(measure, shown))
+    return [*_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
 
 
-def _bar(cell: Cell) -> Bar:
-    return Bar(cell.row, *cell.value[:3], cell.paper if cell.same_judge else None)
-
-
-def _curves(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
-    """Likeness to the opening over time, the mean of all runs of a row."""
+def _curves(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[str]:
+    """Show likeness to the opening over time, the mean of all runs of a row."""
     charts = []
-    for name in dict.fromkeys(n for line in lines for n in line.scores if n.endswith("_end")):
+    for name in dict.fromkeys(n for run in runs for n in run.scores if n.endswith("_end")):
         shown = []
         for row in recipe.rows:
-            own = [
-                line.scores[name]["details"] for line in lines if line.row == row.name and name in line.scores
-            ]
+            own = [run.scores[name]["details"] for run in runs if run.row == row.name and name in run.scores]
             if own:
                 seconds = max((details["seconds"] for details in own), key=len)
                 shown.append(Curve(row.name, seconds, _mean_curve([details["curve"] for details in own])))
@@ -58,99 +57,148 @@ def _curves(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
 
 
 def _mean_curve(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
-    longest = max(len(curve) for curve in curves)
-    columns = [[c[i] for c in curves if i < len(c) and c[i] is not None] for i in range(longest)]
-    return [float(np.mean(np.array(column, float))) if column else None for column in columns]
-
-
-def _lengths(cells: Sequence[Cell]) -> list[str]:
-    """What is measured of the first 5, 10, 20 s and so on, as a curve a row."""
-    points: dict[str, dict[str, dict[float, Cell]]] = {}
-    for cell in cells:
-        if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
-            points.setdefault(timed[1], {}).setdefault(cell.row, {})[float(timed[2])] = cell
-    return [
-        line_chart(
-            f"{name} over length",
-            [_curve(row, list(at), list(at.values())) for row, at in rows.items()],
-            "seconds",
-        )
-        for name, rows in points.items()
-    ]
-
-
-def _curve(label: str, x: Sequence[float], cells: Sequence[Cell]) -> Curve:
-    values = [cell.value for cell in cells]
-    return Curve(label, x, [_known(value.mean) for value in values], [(v.low, v.high) for v in values])
-
-
-def _known(mean: float) -> float | None:
-    return mean if mean == mean else None
+    known = [[y for y in column if y is not None] for column in zip_longest(*curves)]
+    return [float(np.mean(column)) if column else None for column in known]
 
 
 def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
-    """Every measure over the setting that the rows vary."""
+    """Show what is measured of the first 5, 10, 20 s and so on, and measures over the setting that the rows vary."""
     values = {row.name: row.value for row in recipe.rows if row.value is not None}
-    charts = []
-    for measure in dict.fromkeys(cell.measure for cell in cells):
-        own = [cell for cell in cells if cell.measure == measure and cell.row in values]
-        x = [float(values[cell.row] or 0) for cell in own]
-        charts.append(line_chart(measure, [_curve(measure, x, own)], recipe.name))
-    return charts
+    # By title and name of the axis: the cells of every curve.
+    charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
+    for cell in cells:
+        if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
+            curves = charts.setdefault((f"{timed[1]} over length", "seconds"), {})
+            curves.setdefault(cell.row, {})[float(timed[2])] = cell
+        if cell.row in values:
+            curves = charts.setdefault((cell.measure, recipe.name), {})
+            curves.setdefault(cell.measure, {})[values[cell.row]] = cell
+    return [
+        line_chart(title, [_curve(label, points) for label, points in curves.items()], axis)
+        for (title, axis), curves in charts.items()
+    ]
 
 
-class Video(NamedTuple):
-    """A player's source, and a remark for who looks at it; both empty where no video was kept."""
-
-    source: str = ""
-    remark: str = ""
+def _curve(label: str, points: Mapping[float, Cell]) -> Curve:
+    values = [cell.value for cell in points.values()]
+    means = [None if np.isnan(value.mean) else value.mean for value in values]
+    return Curve(label, list(points), means, [(value.low, value.high) for value in values])
 
 
 def section_of(
     recipe: Recipe,
     cells: Sequence[Cell],
-    figures: Sequence[str],
+    runs: Sequence[ScoredRun],
+    left_out: Sequence[str],
     first: Planned,
     looks: Mapping[str, Look],
-    left_out: Sequence[str],
-    video: Video,
+    video: tuple[str, str],
 ) -> Section:
-    """The section of a page; `looks` show the runs of the first prompt and seed, by row."""
+    """Return the section of a page.
+
+    `looks` show the runs of the first prompt and seed, by row; `video` is a player's source and a remark on it.
+    """
+    figures, sheet = figures_of(recipe, cells, runs), b""
+    if any(measure.shows_bank for measure in find_measures(recipe.measures)):
+        figures += [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank]
+    if looks:
+        labels = [f"{second:.1f} s" for second in next(iter(looks.values())).moments]
+        pictures = {name: list(look.pictures) for name, look in looks.items()}
+        sheet = png_bytes(pictures_sheet(pictures, labels))
     prompts = " → ".join(shot.prompt.rstrip(".") for shot in first.script.shots)
-    labels = [f"{second:.1f} S" for look in looks.values() for second in look.moments]
-    shown = {name: list(look.pictures) for name, look in looks.items()}
     return Section(
         title=recipe.title,
-        said=remarks(recipe.note, left_out),
+        remarks=remarks(recipe.note, left_out),
         measured=measured_of(recipe.ours, cells),
-        figures=[*figures, *_timelines(recipe, looks)],
-        video=video.source,
-        video_said=f"The same runs in motion. {video.remark}",
-        sheet=png_bytes(pictures_sheet(shown, labels[: len(labels) // len(looks)])) if looks else b"",
-        sheet_said=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
+        figures=figures,
+        video=video[0],
+        video_about=f"The same runs in motion. {video[1]}",
+        sheet=sheet,
+        sheet_about=f"The first prompt, seed {first.seed}: {prompts}. At a few moments:",
     )
 
 
-def _timelines(recipe: Recipe, looks: Mapping[str, Look]) -> list[str]:
-    """What the banks of the shown runs kept, in tables that are about banks."""
-    if not any(measure.shows_bank for measure in find_measures(recipe.measures)):
-        return []
-    return [draw_bank(f"bank of {name}", look.bank) for name, look in looks.items() if look.bank is not None]
+def film_side_by_side(folder: Path, clips: Mapping[str, Path], notice: Notice) -> tuple[str, str]:
+    """Write one video of the first runs, by row; return a player's source and a remark.
 
-
-def measured_of(ours: str, cells: Sequence[Cell]) -> list[Measured]:
-    """A table per measure, with the row `ours` to stand out."""
-    name = short_name(ours)
-    head = ["", "here", "n", f"{name} − row", f"{name} higher", "p", "paper"]
-    found = []
-    for measure in dict.fromkeys(cell.measure for cell in cells):
-        own = [cell for cell in cells if cell.measure == measure]
-        found.append(Measured(measure, own[0].backend, head, [markdown_row(cell) for cell in own], ours))
-    return found
-
-
-def side_by_side(folder: Path, clips: Mapping[str, Path]) -> Video:
-    """One video of clips of equal length, by their rows, written into the folder of a table."""
+    Where they were generated without PyAV, or are lost, both are empty and the page does without.
+    """
     target = folder / "side-by-side.mp4"
-    write_side_by_side(target, clips, lambda: None)
-    return Video(*embed(target))
+    if not clips or not all(clip.is_file() for clip in clips.values()):
+        return "", ""
+    try:
+        write_side_by_side(target, clips)
+        return embed(target)
+    except ValueError as error:
+        notice(f"the page shows no video: {error}")
+        return "", ""
+
+
+def write_report(folder: Path, markdown: Path | None = None) -> Path:
+    """Read every `<table>/table.json`; write `report.html` next to them, and Markdown below what it begins with."""
+    finished = sorted(folder.glob("*/table.json")) if folder.is_dir() else []
+    if not finished:
+        limit = "holds no finished table"
+        raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
+    order = list(TABLES)
+    tables = [(path.parent, *_read(path)) for path in finished]
+    tables.sort(key=lambda table: order.index(table[1]) if table[1] in order else len(order))
+    abouts = {name: about for _, name, about, _ in tables}
+    above = _above(markdown, abouts) if markdown is not None else ""
+    # What all tables have in common is shown once, where the page says how it was made.
+    first, *others = abouts.values()
+    shared = {name: value for name, value in first.items() if all(o.get(name) == value for o in others)}
+    sections = []
+    for place, _, about, section in tables:
+        own = ", ".join(f"{name} {value}" for name, value in about.items() if name not in shared)
+        where = f"{own}. Its own page: {place.name}/index.html."
+        sections.append(replace(section, remarks=[*section.remarks, where]))
+    page = folder / "report.html"
+    subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
+    write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
+    if markdown is not None:
+        texts = [(place / "table.md").read_text(encoding="utf-8").strip() for place, *_ in tables]
+        # One heading for the file; those of the tables step down.
+        body = "\n\n".join(text.replace("# ", "## ", 1) if text.startswith("# ") else text for text in texts)
+        write_whole(markdown, f"{above}{MARK}\n\n{body}\n".encode())
+    return page
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any], Section]:
+    """Return the name of a finished table, what is to be known of it, and its section of a page."""
+    table = read_json(path)
+    try:
+        values = table["section"]
+        measured = [Measured(**each) for each in values["measured"]]
+        # The last part of the name alone: a stranger's table shows no file from elsewhere.
+        sheet = (path.parent / Path(values["sheet"]).name).read_bytes() if values["sheet"] else b""
+        section = Section(**{**values, "measured": measured, "sheet": sheet})
+        # Whether every part can be shown is found out by showing it.
+        build_results_page(section.title, table["table"], [section], table["about"]).encode()
+        if (path.parent / "table.md").is_file():
+            return table["table"], table["about"], section
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OSError):
+        pass
+    remedy = "recap reproduce TABLE, asked as before, writes its folder again"
+    raise refuse("results", str(path), "is no whole table as this version writes it", remedy)
+
+
+def _above(markdown: Path, abouts: dict[str, dict[str, Any]]) -> str:
+    """Return what somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
+    if not markdown.exists():
+        return "# Results\n\n"
+    try:
+        text, mark, below = markdown.read_bytes().decode().partition(MARK)
+    except (IsADirectoryError, UnicodeDecodeError):
+        mark = ""
+    if not mark:
+        limit = "there is something which no `recap report` has written"
+        remedy = f"choose another name, or put this line into it: {MARK}"
+        raise refuse("--markdown", str(markdown), limit, remedy)
+    for name, *there in re.findall(THERE, below, re.MULTILINE):
+        here = [abouts.get(name, {}).get(number, 0) for number in ("prompts", "seeds")]
+        if name not in abouts or any(a < int(b or 0) for a, b in zip(here, there, strict=True)):
+            limit = f"it holds a larger result of {name} than {here[0]} prompts and {here[1]} seeds"
+            remedy = "bring it into the folder, or choose another name"
+            raise refuse("--markdown", str(markdown), limit, remedy)
+    return text

@@ -1,28 +1,26 @@
-"""What a table needs is looked for before anything is generated: hundreds of runs must not find out one by one."""
+"""This module looks for what a table needs before anything is generated: hundreds of runs must not find out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.backbone import UntrainedConfig
+from recap.backbones.wan.spec import UNTRAINED
 from recap.config import RunConfig
-from recap.contracts import Admission, Flow
+from recap.contracts import Flow
 from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
-from recap.eval.judged import EMBEDDED
+from recap.eval.judged import EMBEDDED, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
-from recap.eval.motion_judge import build_motion_judge
 from recap.eval.qwen import find_qwen
 from recap.flow import FLOWS, build_flow, resolve_flow
-from recap.io.report import SILENT, Notice, each_once
-from recap.tables.recipes import Ask, Planned, Recipe, plan_runs
-from recap.types import BackboneSpec
+from recap.io.report import Notice, each_once
+from recap.tables.recipes import Ask, Recipe
+from recap.tables.runs import plan_runs
 
 DETECTORS = ("qwen2.5-vl",)
 
@@ -41,22 +39,17 @@ def settle(ask: Ask, recipes: Sequence[Recipe], begun: Mapping[str, Any], notice
         ask = replace(ask, device="cuda" if torch.cuda.is_available() else "cpu")
     if ask.embedder == "auto":
         ask = replace(ask, embedder=_best_embedder(once))
-    if ask.flow == "auto" and any(
-        looks_at_flow(each.config) for recipe in recipes for each in _firsts(recipe, ask)
-    ):
+    one_each = replace(ask, prompts=1, seeds=1)
+    configs = (run.config for recipe in recipes for run in plan_runs(recipe, one_each))
+    if ask.flow == "auto" and any(map(looks_at_flow, configs)):
         ask = replace(ask, flow=resolve_flow(ask.flow, once))
-    if ask.judge_flow == "auto" and _judges_motion(recipes):
+    if ask.judge_flow == "auto" and any(measure.uses_flow for measure in _measures(recipes)):
         ask = replace(ask, judge_flow=resolve_flow(ask.judge_flow, once))
     return ask
 
 
-def _firsts(recipe: Recipe, ask: Ask) -> Iterable[Planned]:
-    """One run of every row."""
-    return plan_runs(recipe, replace(ask, prompts=1, seeds=1))
-
-
-def _judges_motion(recipes: Iterable[Recipe]) -> bool:
-    return any(measure.uses_flow for recipe in recipes for measure in find_measures(recipe.measures))
+def _measures(recipes: Sequence[Recipe]) -> list[Measure]:
+    return [measure for recipe in recipes for measure in find_measures(recipe.measures)]
 
 
 def _best_embedder(notice: Notice) -> str:
@@ -66,71 +59,52 @@ def _best_embedder(notice: Notice) -> str:
             return name
         except ValueError:
             continue
-    notice("whole frames are judged by their colours alone, as neither DINOv2 nor MobileNetV2 is installed; "
-           "`python -m recap.eval.embedders` fetches the latter, 9 MB")  # fmt: skip
+    notice(
+        "whole frames are judged by their colours alone, as neither DINOv2 nor MobileNetV2 is installed; "
+        "`python -m recap.eval.embedders` fetches the latter, 9 MB"
+    )
     return "hsv"
 
 
 def check_judges(ask: Ask, recipes: Sequence[Recipe], notice: Notice) -> None:
-    """See that everybody who judges can be built here."""
+    """Refuse what cannot judge here, and say who does not judge."""
     build_embedder(ask.embedder)
     name, _, folder = ask.detector.partition("=")
     if ask.detector and name not in DETECTORS:
         raise unknown_name("--detector", name, DETECTORS)
     if ask.detector:
         find_qwen(folder)
-    if _judges_motion(recipes):
+    measures = _measures(recipes)
+    if any(measure.uses_flow for measure in measures):
         build_motion_judge(ask.judge_flow, notice=notice)
-    of_subject = any(each.of_subject for recipe in recipes for each in find_measures(recipe.measures))
-    if not ask.detector and ask.backbone_name != EMBEDDED and of_subject:
-        notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
-    if ask.detector and ask.backbone_name == EMBEDDED:
+    if ask.detector and ask.backbone == EMBEDDED:
         notice("--detector is not used: the embedded world has its own probe")
+    elif not ask.detector and ask.backbone != EMBEDDED and any(measure.of_subject for measure in measures):
+        notice("subjects are not judged by themselves, as there is no --detector: whole frames are")
 
 
 def find_missing_weights(configs: Mapping[str, RunConfig], notice: Notice) -> dict[str, str]:
-    """Rows whose own parts lack weights, and why; what all rows need and is not here is refused."""
+    """Return the rows whose own parts lack weights, and why; refuse if what all rows need is not here."""
     first = next(iter(configs.values()))
     check_files = getattr(first.backbone.settings, "check_files", None)
     if check_files is not None:
         check_files()
-    if any(looks_at_flow(config) for config in configs.values()):
+    if any(map(looks_at_flow, configs.values())):
         build_flow(first.flow, device="cpu", notice=notice)
     lacking = {}
     for name, config in configs.items():
-        if admits(config):
+        if config.memory.settings.keeps_bank:
             try:
-                config.admission.settings.build(_any_spec(), _no_flow)
+                # Any spec will do, as the question is whether weights are there.
+                config.admission.settings.build(UNTRAINED.backbone_spec(), _no_flow)
             except ValueError as error:
                 lacking[name] = str(error)
     return lacking
 
 
 def looks_at_flow(config: RunConfig) -> bool:
-    return admits(config) and config.admission.settings.needs_flow
-
-
-def admits(config: RunConfig) -> bool:
-    """Whether the memory asks for its admission rule when it is built."""
-
-    class Asked(Exception):
-        pass
-
-    def admission() -> Admission:
-        raise Asked
-
-    try:
-        config.memory.settings.build(_any_spec(), admission)
-    except Asked:
-        return True
-    return False
-
-
-@cache
-def _any_spec() -> BackboneSpec:
-    """What is asked is whether weights are there, and for that any spec will do."""
-    untrained = UntrainedConfig().build(device="cpu", dtype=torch.float32, prompts=[], notice=SILENT.notice)
-    return untrained.spec
+    """Tell whether a run estimates flow for its bank."""
+    return bool(config.memory.settings.keeps_bank and config.admission.settings.needs_flow)
 
 
 def _no_flow(pictures: Tensor) -> Flow:

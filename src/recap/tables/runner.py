@@ -1,157 +1,258 @@
-"""The one way in which jobs are done: an executor does them, this loop retries and writes down.
+"""This module does jobs and keeps their results: an executor does them, one loop retries and writes down.
 
-Only the process that runs this loop touches the store, so workers may die at any moment, and so may the loop: the
-same call afterwards does what is missing.
+The key of a job is a digest of its data, so the same job is the same in every table, with any number of workers and
+in any order; its result must depend on its data alone. Results are the lines of one file that is only ever added to,
+by one process at a time. Whoever is killed while writing leaves half a line at the end, which the next writer cuts
+off. Several lines may have the same key: their entries add up, and the last one counts.
+
+Only the process that runs the loop touches that file, so workers may die at any moment, and so may the loop: the same
+call afterwards does what is missing.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import math
-import statistics
+import os
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from recap.errors import refuse
-from recap.tables.jobs import Job, Result
-from recap.tables.store import Store
+from recap.io.files import write_whole
+from recap.io.report import Notice
 
+FILE = "runs.jsonl"
+Result = dict[str, Any]
 POLL_S = 0.2
 REPORT_S = 1.0
+# How the error of a job reads that found no room on its disk, or may not write there.
+DISK_FAULTS = tuple(f"[Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 CAUTION = 1.25
 """A batch may take so much longer than those before it."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """Holds the plain data that a function turns into a result.
+
+    `wants` are the entries of the result that are asked for (a result may be added to, entry by entry), `options`
+    what else the function has to know, `size` is the length of the work in any unit. The name is for messages.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    wants: frozenset[str] = frozenset()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    size: float = 1.0
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(canonical(dict(self.data)).encode()).hexdigest()[:24]
+
+
+def canonical(value: Any) -> str:
+    """Return JSON with one way to write a thing, so that equal data are equal bytes."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        limit = f"must be plain JSON data without nan ({error})"
+        remedy = "use numbers, texts, lists and tables; None for nan"
+        raise refuse("job", str(value)[:80], limit, remedy) from error
+
+
+class ResultStore:
+    """Keeps the results of a folder. To add to them, hold the folder's lock (`recap.io.files.alone_in`)."""
+
+    def __init__(self, folder: Path, made_by: Mapping[str, str] | None = None):
+        self.folder, self.file = folder, folder / FILE
+        self._made_by = dict(made_by or {})
+        self.results: dict[str, Result] = {}
+        # By key: what made each part of the result (versions, hardware, commit).
+        self.makers: dict[str, list[dict[str, str]]] = {}
+        data = self.file.read_bytes() if self.file.is_file() else b""
+        self._whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[: self._whole].splitlines(), 1):
+            self._read(line, number)
+
+    def _read(self, line: bytes, number: int) -> None:
+        try:
+            found = json.loads(line)
+            key, result, made_by = found["key"], found["result"], found["made_by"]
+            if not (isinstance(key, str) and isinstance(result, dict) and isinstance(made_by, dict)):
+                raise TypeError
+        except (ValueError, KeyError, TypeError) as error:
+            limit = f"line {number} is damaged or is not a result"
+            remedy = "copy it again, or move it away to start again"
+            raise refuse("file", str(self.file), limit, remedy) from error
+        self.results.setdefault(key, {}).update(result)
+        self.makers.setdefault(key, []).append(made_by)
+
+    def has(self, job: Job) -> bool:
+        return job.key in self.results and not self.lacks(job)
+
+    def lacks(self, job: Job) -> frozenset[str]:
+        """Return the entries that are asked for and not there yet."""
+        return job.wants - self.results.get(job.key, {}).keys()
+
+    def add(self, key: str, result: Result) -> None:
+        """Write a result down; it survives the end of this process from here on."""
+        line = canonical({"key": key, "result": result, "made_by": self._made_by}).encode() + b"\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.file.open("ab") as out:
+            if out.tell() > self._whole:
+                os.truncate(self.file, self._whole)
+            out.write(line)
+            out.flush()
+        self._whole += len(line)
+        self._read(line, 0)
+
+    def makers_of(self, keys: Iterable[str]) -> list[dict[str, str]]:
+        """Return what made the results of these keys, each maker once."""
+        found = {canonical(maker): maker for key in keys for maker in self.makers.get(key, [])}
+        return [found[text] for text in sorted(found)]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a job is given up, and how long to wait before it is tried again."""
+    """Say when a job is given up: after so many exceptions, or workers that died over it.
 
-    most_failures: int = 3  # exceptions
-    most_crashes: int = 6  # workers that died over it
-    backoff_s: float = 2.0  # before the first retry; doubled for each further one
+    `backoff_s` passes before the first retry, twice as long before each further one.
+    """
+
+    most_failures: int = 3
+    most_crashes: int = 6
+    backoff_s: float = 2.0
 
     def delay(self, tries: int) -> float:
         return float(self.backoff_s * 2 ** max(0, tries - 1))
 
 
 class Done(NamedTuple):
-    """How a job ended."""
+    """Says how a job ended; `crashed` if the worker died, `final` if trying again is of no use."""
 
     job: Job
     result: Result | None
     error: str = ""
-    crashed: bool = False  # the worker died
-    final: bool = False  # trying again is of no use
+    crashed: bool = False
+    final: bool = False
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Does jobs, a batch at a time."""
 
     def batches(self, jobs: Sequence[Job]) -> list[list[Job]]:
         """Sort jobs into what is submitted together."""
+        return [[job] for job in jobs]
 
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether another batch may be submitted now."""
+        """Tell whether another batch may be submitted now."""
 
-    def submit(self, batch: Sequence[Job]) -> None: ...
+    @abstractmethod
+    def submit(self, batch: Sequence[Job]) -> None:
+        """Begin a batch."""
 
+    @abstractmethod
     def wait(self, seconds: float) -> list[Done]:
-        """The jobs that have ended; waits for one, but no longer than this."""
+        """Return the jobs that have ended; wait for one, but no longer than this."""
 
+    @abstractmethod
     def close(self) -> None:
         """End everything that was started."""
 
 
 @dataclass(slots=True)
 class Progress:
+    """Counts jobs: those done, under way, tried again, and not begun for want of time.
+
+    `left_s` is None before anything has ended; `errors` say why jobs were given up, by their names.
+    """
+
     total: int
     done: int = 0
     under_way: int = 0
     retries: int = 0
-    late: int = 0  # not begun for want of time
-    left_s: float | None = None  # None before anything has ended
-    errors: dict[str, str] = field(default_factory=dict)  # of jobs that were given up, by name
+    late: int = 0
+    left_s: float | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int:
+        return self.done + self.late + len(self.errors)
 
     def line(self) -> str:
+        """Return the counts in words."""
+        counts = {"under way": self.under_way, "retries": self.retries, "given up": len(self.errors)}
+        counts["left for want of time"] = self.late
         parts = [f"{self.done} of {self.total} done"]
-        parts += [f"{self.under_way} under way"] if self.under_way else []
-        parts += [f"{self.retries} retries"] if self.retries else []
-        parts += [f"{len(self.errors)} given up"] if self.errors else []
-        parts += [f"{self.late} left for want of time"] if self.late else []
-        if self.left_s is not None and self.done + self.late + len(self.errors) < self.total:
-            parts.append(f"about {as_time(self.left_s)} left")
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if self.left_s is not None and self.ended < self.total:
+            parts.append(f"about {timedelta(seconds=round(self.left_s))} left")
         return ", ".join(parts)
-
-
-Report = Callable[[Progress], None]
-
-
-def silent(progress: Progress) -> None:
-    """Reports nothing."""
-
-
-def each_change(show: Callable[[str], None]) -> Report:
-    """A report that shows a line whenever a job has ended."""
-    shown: list[tuple[int, int, int]] = []
-
-    def report(progress: Progress) -> None:
-        ended = progress.done, progress.late, len(progress.errors)
-        if shown[-1:] != [ended]:
-            shown.append(ended)
-            show(progress.line())
-
-    return report
 
 
 def run_jobs(
     jobs: Sequence[Job],
-    store: Store,
+    store: ResultStore,
     executor: Executor,
     *,
     rules: Rules | None = None,
     minutes: float = math.inf,
-    report: Report = silent,
+    notice: Notice = lambda line: None,
     on_result: Callable[[Job], None] = lambda job: None,
 ) -> Progress:
-    """Do every job that the store lacks; returns how that ended. `on_result` is called when a result is stored."""
+    """Do every job that the store lacks; return how that ended.
+
+    `notice` gets a line of progress whenever a job has ended, and progress.txt next to the results holds the last.
+    `on_result` is called when a result is stored.
+    """
     if (different := len({job.key for job in jobs})) != len(jobs):
         raise refuse("jobs", len(jobs), f"only {different} of them differ", "name each job once")
+    missing = [job for job in jobs if not store.has(job)]
+    progress = Progress(len(jobs), len(jobs) - len(missing))
+    end = time.monotonic() + 60 * minutes
     try:
-        end = time.monotonic() + 60 * minutes
-        return _Loop(store, executor, rules or Rules(), end, report, on_result).run(jobs)
+        _Loop(store, executor, rules or Rules(), end, notice, on_result, progress).run(missing)
     finally:
         executor.close()
-
-
-class _Batch(NamedTuple):
-    began: float
-    size: float
-    left: set[str]  # keys
+    return progress
 
 
 @dataclass
 class _Loop:
-    store: Store
+    """Makes one call of `run_jobs`, with times of the monotonic clock.
+
+    Of jobs under way, it keeps when their batch began and its size; of those that ended, seconds per unit of that
+    size (`rates`). `tries` are counted by key, and by whether the worker died.
+    """
+
+    store: ResultStore
     executor: Executor
     rules: Rules
-    end: float  # on the monotonic clock
-    report: Report
+    end: float
+    notice: Notice
     on_result: Callable[[Job], None]
+    progress: Progress
     waiting: list[list[Job]] = field(default_factory=list)
     delayed: list[tuple[float, Job]] = field(default_factory=list)
-    under_way: dict[str, _Batch] = field(default_factory=dict)
+    under_way: dict[str, tuple[float, float]] = field(default_factory=dict)
     tries: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """By key, and whether the worker died."""
     rates: list[float] = field(default_factory=list)
-    """Seconds per unit of size, of every batch."""
+    size_ended: float = 0.0
+    noticed: int = -1
 
-    def run(self, jobs: Sequence[Job]) -> Progress:
-        missing = [job for job in jobs if not self.store.has(job)]
-        self._progress = Progress(len(jobs), len(jobs) - len(missing))
-        self.waiting = self.executor.batches(missing)
-        reported = 0.0
+    def run(self, jobs: Sequence[Job]) -> None:
+        self.waiting, self.size = self.executor.batches(jobs), _size(jobs)
+        self.began, reported = time.monotonic(), 0.0
         while self.waiting or self.delayed or self.under_way:
             self._submit_one()
             ready = self.waiting and self.executor.has_room()
@@ -159,9 +260,8 @@ class _Loop:
                 self._take(done)
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
-                self._tell()
-        self._tell()
-        return self._progress
+                self._report()
+        self._report()
 
     def _submit_one(self) -> None:
         now = time.monotonic()
@@ -169,53 +269,54 @@ class _Loop:
         self.delayed = [(due, job) for due, job in self.delayed if due > now]
         while self.waiting and self.executor.has_room():
             batch = self.waiting.pop(0)
-            if not self._has_time_for(batch):
+            if now + max(self.rates[-6:], default=0.0) * _size(batch) * CAUTION > self.end:
                 # Shorter ones may still fit.
-                self._progress.late += len(batch)
+                self.progress.late += len(batch)
+                self.size -= _size(batch)
                 continue
-            begun = _Batch(now, _size(batch), {job.key for job in batch})
-            self.under_way |= dict.fromkeys(begun.left, begun)
+            self.under_way |= {job.key: (now, _size(batch)) for job in batch}
             self.executor.submit(batch)
             return
 
-    def _has_time_for(self, batch: Sequence[Job]) -> bool:
-        needed = max(self.rates[-6:], default=0.0) * _size(batch) * CAUTION
-        return time.monotonic() + needed <= self.end
-
     def _take(self, done: Done) -> None:
         key = done.job.key
-        batch = self.under_way.pop(key)
-        batch.left.discard(key)
-        if not batch.left:
-            self.rates.append((time.monotonic() - batch.began) / batch.size)
+        began, size = self.under_way.pop(key)
+        self.rates.append((time.monotonic() - began) / size)
+        self.size_ended += done.job.size
         if done.result is not None:
             self.store.add(key, done.result)
-            self._progress.done += 1
+            self.progress.done += 1
             self.on_result(done.job)
             return
+        if any(mark in done.error for mark in DISK_FAULTS):
+            # Every other job would fail as well, after hours of work.
+            remedy = "make room there, then give the same command again: finished jobs are kept"
+            raise refuse("disk", str(self.store.folder), f"a job could not write ({done.error})", remedy)
         self.tries[key, done.crashed] += 1
         most = self.rules.most_crashes if done.crashed else self.rules.most_failures
         if done.final or self.tries[key, done.crashed] >= most:
-            self._progress.errors[done.job.name] = done.error
+            self.progress.errors[done.job.name] = done.error
             return
-        self._progress.retries += 1
+        self.progress.retries += 1
+        self.size += done.job.size
         delay = self.rules.delay(self.tries[key, True] + self.tries[key, False])
         self.delayed.append((time.monotonic() + delay, done.job))
 
-    def _tell(self) -> None:
-        self._progress.under_way = len(self.under_way)
-        if self.rates:
-            begun = {id(batch): batch.size for batch in self.under_way.values()}
-            to_do = (
-                sum(begun.values()) + sum(map(_size, self.waiting)) + sum(job.size for _, job in self.delayed)
-            )
-            # Batches that are under way at the same time share the rate.
-            self._progress.left_s = statistics.median(self.rates[-50:]) * to_do / max(1, len(begun))
-        self.report(self._progress)
+    def _report(self) -> None:
+        progress = self.progress
+        progress.under_way = len(self.under_way)
+        if self.size_ended:
+            elapsed = time.monotonic() - self.began
+            progress.left_s = elapsed * (self.size - self.size_ended) / self.size_ended
+        errors = "".join(f"{name}: {error}\n" for name, error in progress.errors.items())
+        write_whole(self.store.folder / "progress.txt", f"{progress.line()}\n{errors}".encode())
+        if progress.ended != self.noticed:
+            self.noticed = progress.ended
+            self.notice(progress.line())
 
 
-def collect(jobs: Sequence[Job], store: Store, progress: Progress) -> list[Result]:
-    """The results in the order of the jobs; refuses if one is missing."""
+def collect(jobs: Sequence[Job], store: ResultStore, progress: Progress) -> list[Result]:
+    """Return the results in the order of the jobs; refuse if one is missing."""
     missing = [job for job in jobs if not store.has(job)]
     if missing:
         why = progress.errors.get(missing[0].name, "not done yet")
@@ -227,12 +328,3 @@ def collect(jobs: Sequence[Job], store: Store, progress: Progress) -> list[Resul
 
 def _size(batch: Sequence[Job]) -> float:
     return sum(job.size for job in batch)
-
-
-def as_time(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

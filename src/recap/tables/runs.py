@@ -1,67 +1,104 @@
-"""The runs that tables ask for, each once: the same memory, prompts, seed and length serve several tables."""
+"""This module lists the runs that tables ask for, and makes one job of all that are the same.
+
+The same memory, prompts, seed and length serve several tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from recap.tables.generating import LOOK
-from recap.tables.jobs import Job
-from recap.tables.recipes import Ask, Planned, Recipe, plan_runs
-from recap.tables.store import Store
+from recap.config import RunConfig
+from recap.eval.metrics import find_measures
+from recap.tables.recipes import Ask, Recipe, Row
+from recap.tables.runner import Job, ResultStore
+from recap.tables.scripts import Script, scripts
+
+LOOK = "look"
+"""The entry of a result that pages show; all other entries are measures."""
 
 
-class AskedRun(NamedTuple):
-    """A run as a table asks for it, and the key of its job."""
+class Planned(NamedTuple):
+    """Describes one run of a recipe; its config names the CPU, as the device of a job need not be here."""
 
-    planned: Planned
-    key: str
+    row: Row
+    script: Script
+    seed: int
+    config: RunConfig
+    job: Job
 
     @property
-    def row(self) -> str:
-        return self.planned.row.name
+    def is_shown(self) -> bool:
+        """Tell whether the table's page shows this run: the first prompt and seed of every table row."""
+        return LOOK in self.job.wants
+
+
+def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
+    """Yield every run of a recipe, prompt by prompt, seed by seed, table row by table row; unknown rows are left out.
+
+    Seed k of a prompt is the same for all rows, and a block's noise depends on seed and block alone: arms are paired.
+    """
+    for number in range(ask.prompts):
+        for seed in range(ask.seeds or recipe.seeds):
+            for row in recipe.rows:
+                if not row.available:
+                    continue
+                seconds = row.seconds or recipe.seconds
+                if ask.seconds is not None:
+                    seconds *= ask.seconds / recipe.seconds
+                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts)[number]
+                own_seed = 1000 * number + seed
+                config = _config(recipe, row, script, ask, own_seed)
+                wants = {*recipe.measures, LOOK} if number == seed == 0 else recipe.measures
+                name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
+                yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
+
+
+def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
+    return RunConfig.from_dict(
+        {
+            "shots": [{"prompt": s.prompt, "seconds": s.seconds, "cut": s.cut} for s in script.shots],
+            "backbone": ask.backbone,
+            "memory": dict(row.memory),
+            "admission": {"name": row.admission, **row.settings},
+            "flow": ask.flow,
+            "seeds": [seed],
+            "dtype": ask.dtype,
+            "trace_offered": any(each.reads_offered for each in find_measures(recipe.measures)),
+        }
+    )
+
+
+def _job(name: str, run_config: RunConfig, script: Script, ask: Ask, wants: Iterable[str]) -> Job:
+    config = run_config.to_dict() | {"device": ask.device}
+    # These change no picture: how much is traced, by which path, and how often a state is kept.
+    options = {"trace_offered": config.pop("trace_offered")}
+    del config["eager"], config["checkpoint_every"]
+    data = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
+    data |= {"embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow}
+    return Job(name, data, frozenset(wants), options, size=sum(shot.seconds for shot in script.shots))
 
 
 class TableRuns:
-    """The jobs of some tables by key, and the runs of every table by its name, without the rows left out."""
+    """Holds the runs of every table by its name, without the rows left out, and the jobs of all by key."""
 
     def __init__(self, recipes: Sequence[Recipe], ask: Ask, left_out: Mapping[str, Collection[str]]):
+        self.tables = {
+            recipe.name: [run for run in plan_runs(recipe, ask) if run.row.name not in left_out[recipe.name]]
+            for recipe in recipes
+        }
         self.jobs: dict[str, Job] = {}
-        self.tables: dict[str, list[AskedRun]] = {}
-        for recipe in recipes:
-            planned = [each for each in plan_runs(recipe, ask) if each.row.name not in left_out[recipe.name]]
-            self.tables[recipe.name] = [
-                AskedRun(each, self._add(each, recipe, ask, shown=same_prompt(each, planned[0])))
-                for each in planned
-            ]
-
-    def _add(self, planned: Planned, recipe: Recipe, ask: Ask, *, shown: bool) -> str:
-        config = planned.config.to_dict() | {"device": ask.device}
-        # These change no picture: how much is traced, by which path, and how often a state is kept.
-        offered = config.pop("trace_offered")
-        del config["eager"], config["checkpoint_every"]
-        data = {
-            "config": config, "subject": planned.script.subject, "late_subject": planned.script.late_subject,
-            "embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow,
-        }  # fmt: skip
-        name = f"{planned.row.name} of {recipe.name}, {planned.script.name}, seed {planned.seed}"
-        wants = frozenset([*recipe.measures, *([LOOK] if shown else [])])
-        job = Job(name, data, wants, size=sum(shot.seconds for shot in planned.config.shots))
-        known = self.jobs.get(job.key, job)
-        options = {"trace_offered": offered or known.options.get("trace_offered", False)}
-        self.jobs[job.key] = replace(known, wants=known.wants | wants, options=options)
-        return job.key
+        for job in (run.job for runs in self.tables.values() for run in runs):
+            known = self.jobs.get(job.key, job)
+            offered = known.options["trace_offered"] or job.options["trace_offered"]
+            merged = replace(known, wants=known.wants | job.wants, options={"trace_offered": offered})
+            self.jobs[job.key] = merged
 
     def keys(self, table: str) -> list[str]:
-        return [run.key for run in self.tables[table]]
+        return [run.job.key for run in self.tables[table]]
 
-    def missing(self, store: Store, keys: Collection[str] | None = None) -> list[Job]:
-        """The jobs to do, for those entries alone that are not there; a page can do without a look."""
+    def missing(self, store: ResultStore, keys: Collection[str] | None = None) -> list[Job]:
+        """Return the jobs to do, for those entries alone that are not there; a page can do without a look."""
         lacks = {key: store.lacks(self.jobs[key]) for key in (self.jobs if keys is None else keys)}
         return [replace(self.jobs[key], wants=wants) for key, wants in lacks.items() if wants - {LOOK}]
-
-
-def same_prompt(one: Planned, other: Planned) -> bool:
-    """Whether two runs have the same prompts and seed."""
-    return (one.script.name, one.seed) == (other.script.name, other.seed)

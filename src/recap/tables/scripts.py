@@ -1,15 +1,14 @@
-"""Prompt sets, written by us since the paper's are not published: 20 for identity, 20 scripts for reappearance.
+"""This module reads our prompt sets: 20 prompts for identity, and 20 scripts each for reappearance and entering.
 
-Twenty more scripts, of which the paper has no like, let a second subject enter, leave and return without a cut.
-
-Public models get sentences, the embedded world its own words. A set's first n are as good a choice as any n: subjects
-and scenes alternate.
+They were written by us, since the paper's are not published; the scripts of `entering`, in which a second subject
+enters, leaves and returns without a cut, have no counterpart in the paper. Public models get sentences, the embedded
+world its own words. A set's first n are as good a choice as any n: subjects and scenes alternate.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -21,82 +20,55 @@ from recap.eval.metrics.reappearance import SEGMENTS
 from recap.plan import Shot
 
 ENTERING_S = 60.0
-"""For which the times in the scripts of `entering` are written."""
+"""The length for which the times in the scripts of `entering` are written."""
 
 
 class Script(NamedTuple):
-    """Something to generate: shots, and whom to look for in them."""
+    """Says what to generate: shots, and whom to look for in them."""
 
     name: str
-    subject: str  # the phrase a detector is asked for; of the embedded world, the actor's word
+    # The phrase that a detector is asked for; in the embedded world, the actor's word.
+    subject: str
     shots: tuple[Shot, ...]
-    late_subject: str = ""  # who enters later, leaves and returns; "" where nobody does
+    # Who enters later, leaves and returns; "" where nobody does.
+    late_subject: str = ""
 
 
 def identity_scripts(backbone: str, seconds: float) -> list[Script]:
-    """One shot each, its subject in sight throughout."""
-    if backbone == EMBEDDED:
-        return [
-            Script(p.actors[0], p.actors[0], (Shot(prompt_text(p), seconds),)) for p in _worlds("identity")
-        ]
-    return [
-        Script(entry["subject"], entry["subject"], (Shot(entry["prompt"], seconds),))
-        for entry in _read("identity")
-    ]
+    """Return scripts of one shot, its subject in sight throughout."""
+    entries = _read("identity", backbone)
+    return [Script(e["subject"], e["subject"], (Shot(e["prompt"], seconds),)) for e in entries]
 
 
 def reappearance_scripts(backbone: str, seconds: float) -> list[Script]:
-    """Empty, subject, empty, subject, with cuts between; another length than 24 s scales all four."""
+    """Return scripts of empty, subject, empty, subject, with cuts between; other lengths than 24 s scale all four."""
     scale = seconds / sum(SEGMENTS.values())
-    if backbone == EMBEDDED:
-        entries = [
-            (p.actors[0], prompt_text(Prompt((), p.scene, p.time)), prompt_text(p))
-            for p in _worlds("reappearance")
-        ]
-    else:
-        entries = [(entry["subject"], entry["empty"], entry["present"]) for entry in _read("reappearance")]
-    return [
-        Script(
-            subject,
-            subject,
-            tuple(
-                Shot(present if segment in "BD" else empty, length * scale)
-                for segment, length in SEGMENTS.items()
-            ),
-        )
-        for subject, empty, present in entries
-    ]
+    made = []
+    for entry in _read("reappearance", backbone):
+        prompts = {segment: entry["prompt" if segment in "BD" else "empty"] for segment in SEGMENTS}
+        shots = tuple(Shot(prompts[segment], length * scale) for segment, length in SEGMENTS.items())
+        made.append(Script(entry["subject"], entry["subject"], shots))
+    return made
 
 
 def entering_scripts(backbone: str, seconds: float) -> list[Script]:
-    """One subject throughout; a second enters, leaves, and returns to stay. No cuts; another length scales all.
+    """Return scripts of one subject throughout and a second that enters, leaves, and returns to stay, without cuts.
 
-    Five timings, each of four scripts: only runs of one timing can be rows of a batch.
+    A length other than 60 s scales all times. There are five timings, each of four scripts: only runs of one timing
+    can be rows of a batch.
     """
-    if backbone == EMBEDDED:
-        return [_entering(entry, *_world_of_two(entry), seconds) for entry in _read("embedded_entering")]
-    return [
-        _entering(entry, entry["subject"], entry["alone"], entry["both"], seconds)
-        for entry in _read("entering")
-    ]
-
-
-def _entering(entry: Mapping[str, Any], subject: str, alone: str, both: str, seconds: float) -> Script:
-    lengths = [entry["enters_s"], entry["stays_s"], entry["gone_s"]]
-    lengths.append(ENTERING_S - sum(lengths))
-    shots = tuple(
-        Shot(prompt, length * seconds / ENTERING_S, cut=False)
-        for prompt, length in zip((alone, both, alone, both), lengths, strict=True)
-    )
-    return Script(f"{subject}, then {entry['late']}", subject, shots, entry["late"])
-
-
-def _world_of_two(entry: Mapping[str, str]) -> tuple[str, str, str]:
-    """The subject, the prompt that names it alone, and the one that names both."""
-    subject, scene, time = entry["actor"], entry["scene"], entry["time"]
-    casts = ((subject,), (subject, entry["late"]))
-    alone, both = (prompt_text(Prompt(cast, scene, time)) for cast in casts)
-    return subject, alone, both
+    made = []
+    for entry in _read("entering", backbone):
+        lengths = [entry["enters_s"], entry["stays_s"], entry["gone_s"]]
+        lengths.append(ENTERING_S - sum(lengths))
+        prompts = (entry["prompt"], entry["both"]) * 2
+        shots = tuple(
+            Shot(prompt, length * seconds / ENTERING_S, cut=False)
+            for prompt, length in zip(prompts, lengths, strict=True)
+        )
+        name = f"{entry['subject']}, then {entry['late']}"
+        made.append(Script(name, entry["subject"], shots, entry["late"]))
+    return made
 
 
 SETS: dict[str, Callable[[str, float], list[Script]]] = {
@@ -107,23 +79,29 @@ SETS: dict[str, Callable[[str, float], list[Script]]] = {
 
 
 def scripts(which: str, backbone: str, seconds: float, num: int) -> list[Script]:
-    """The first `num` scripts of a set."""
+    """Return the first `num` scripts of a set."""
     if which not in SETS:
         raise unknown_name("prompt set", which, SETS)
     known = SETS[which](backbone, seconds)
     if not 1 <= num <= len(known):
-        raise refuse(
-            "--prompts", num, f"the set has {len(known)}", f"take 1 to {len(known)}, and more --seeds"
-        )
+        remedy = f"take 1 to {len(known)}, and more --seeds"
+        raise refuse("--prompts", num, f"the set has {len(known)}", remedy)
     return known[:num]
 
 
 @cache
-def _read(name: str) -> list[dict[str, Any]]:
-    file = resources.files("recap.tables").joinpath("prompts", f"{name}.json")
-    entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return entries
+def _read(name: str, backbone: str) -> list[dict[str, Any]]:
+    """Return the entries of a set: the subject, a prompt that names it, one without it, one of both subjects."""
+    file = f"embedded_{name}.json" if backbone == EMBEDDED else f"{name}.json"
+    folder = resources.files("recap.tables").joinpath("prompts")
+    entries: list[dict[str, Any]] = json.loads(folder.joinpath(file).read_text(encoding="utf-8"))
+    return [_in_own_words(entry) for entry in entries] if backbone == EMBEDDED else entries
 
 
-def _worlds(name: str) -> list[Prompt]:
-    return [Prompt((entry["actor"],), entry["scene"], entry["time"]) for entry in _read(f"embedded_{name}")]
+def _in_own_words(entry: dict[str, Any]) -> dict[str, Any]:
+    """Add the prompts of an entry in the words of the embedded world."""
+    casts: dict[str, tuple[str, ...]] = {"empty": (), "prompt": (entry["actor"],)}
+    if "late" in entry:
+        casts["both"] = entry["actor"], entry["late"]
+    prompts = {n: prompt_text(Prompt(cast, entry["scene"], entry["time"])) for n, cast in casts.items()}
+    return {**entry, "subject": entry["actor"], **prompts}

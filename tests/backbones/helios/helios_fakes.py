@@ -18,7 +18,7 @@ from recap.admission.base import ScoredAdmission
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import BASE, DISTILLED, MID
 
-GAMMA = 0.333  # at 1/3 diffusers' own draw fails on a CPU
+GAMMA = 0.333  # at 1/3 diffusers' own noise fails on a CPU
 TINY = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8, "height": 64, "width": 128}
 ROWS = {
     "distilled": replace(DISTILLED, **TINY),
@@ -152,7 +152,7 @@ class TinyHelios:
 
 
 class PipelineNoise:
-    """The draws of diffusers' loop, in its order, as `Noise` hands them out."""
+    """The noise of diffusers' loop, in its order, as `Noise` hands them out."""
 
     def __init__(self, kind, seed=3):
         self.row, self.generator = ROWS[kind], torch.Generator().manual_seed(seed)
@@ -166,7 +166,7 @@ class PipelineNoise:
         row, spec = self.row, self.row.backbone_spec()
         shape = (1, row.latent_channels, FRAMES, *spec.latent_size)
         if self.call == 0:
-            drawn = torch.randn(shape, generator=self.generator)
+            noise = torch.randn(shape, generator=self.generator)
         else:
             scale = 2 ** (len(row.steps) - 1 - self.call)
             rows, columns = (side // scale for side in spec.latent_size)
@@ -174,16 +174,16 @@ class PipelineNoise:
                 row.latent_channels * FRAMES * rows * columns // 4, 4, generator=self.generator
             )
             cells = cells.view(1, row.latent_channels, FRAMES, rows // 2, columns // 2, 2, 2)
-            drawn = torch.zeros(shape)
-            drawn[..., :rows, :columns] = cells.permute(0, 1, 2, 3, 5, 4, 6).reshape(
+            noise = torch.zeros(shape)
+            noise[..., :rows, :columns] = cells.permute(0, 1, 2, 3, 5, 4, 6).reshape(
                 1, row.latent_channels, FRAMES, rows, columns
             )
         self.call += 1
-        return drawn.transpose(1, 2)
+        return noise.transpose(1, 2)
 
 
 class SeededAdmission(ScoredAdmission):
-    """Scores drawn from the block: an admission without pictures."""
+    """Scores seeded by the block: an admission without pictures."""
 
     def __init__(self, spec):
         super().__init__(spec.grid)

@@ -1,4 +1,4 @@
-"""Every admission of the registry on chunks that are decoded alone: drawn and resumed, or refused in words."""
+"""Every admission of the registry on chunks that are decoded alone: generated and resumed, or refused in words."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def helios():
 
 
 def memory(rule, spec, dino):
-    given = {"model": dino} if rule == "diversity" else {}
-    config = ADMISSIONS[rule](**SETTINGS.get(rule, {}), **given)
+    settings = {"model": dino} if rule == "diversity" else {}
+    config = ADMISSIONS[rule](**SETTINGS.get(rule, {}), **settings)
     return RecapConfig().build(spec, lambda: config.build(spec, ClassicalFlow()))
 
 
@@ -44,13 +44,13 @@ def plan_of(spec):
 def test_four_chunks_with_a_cut_fill_the_bank_and_can_be_stopped(rule, dino, helios):
     spec, plan = helios.spec, plan_of(helios.spec)
     policy = memory(rule, spec, dino)
-    begun, drawn, states = rollout(helios, policy, plan, seeds=[1]), [], []
+    begun, blocks, states = rollout(helios, policy, plan, seeds=[1]), [], []
     for made in begun:
-        drawn.append(made)
+        blocks.append(made)
         states.append(policy.state())
-    lines = [json.loads(json.dumps(BlockTrace.of(made, offered=True).to_json())) for made in drawn]
+    lines = [json.loads(json.dumps(BlockTrace.of(made, offered=True).to_json())) for made in blocks]
     lines = [BlockTrace.from_json(line) for line in lines]
-    assert len(lines) == CHUNKS and all(made.latents.isfinite().all() for made in drawn)
+    assert len(lines) == CHUNKS and all(made.latents.isfinite().all() for made in blocks)
     assert [line.clears_prior for line in lines] == [False, False, True, False]
     for index, line in enumerate(lines):
         first = index * FRAMES + (index == 0)  # the opening frame is the sink's
@@ -58,17 +58,17 @@ def test_four_chunks_with_a_cut_fill_the_bank_and_can_be_stopped(rule, dino, hel
         assert len(line.fired[0]) == FRAMES
         assert line.tokens.get("bank", 0) == (spec.frame_tokens if index else 0)
     story = bank_story(lines)
-    assert story.complete and story.capacity == spec.frame_tokens
+    assert story.complete and len(story.bank) == spec.frame_tokens
     if not rule.startswith("diversity"):  # which keeps what is different, whatever its score
         assert story.overlap == [1.0] * CHUNKS
     assert min(story.ages) > 0 and max(story.ages) < 1
 
     second = memory(rule, spec, dino)
     second.load_state(states[2])
-    seen = [made.latents for made in drawn[:3]]
+    seen = [made.latents for made in blocks[:3]]
     tail = rollout(helios, second, plan, seeds=[1], resume=Resume(3, None, seen, seen[0][:, :1]))
     (last,) = tail
-    assert torch.equal(last.latents, drawn[3].latents) and BlockTrace.of(last) == BlockTrace.of(drawn[3])
+    assert torch.equal(last.latents, blocks[3].latents) and BlockTrace.of(last) == BlockTrace.of(blocks[3])
 
 
 @pytest.mark.parametrize("rule", REFUSED)

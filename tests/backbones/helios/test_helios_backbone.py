@@ -36,24 +36,24 @@ from recap.trace import BlockTrace
 from recap.types import Block, Past, Role
 
 
-def draw(backbone, kind, config, chunks=CHUNKS, noise=None):
+def generate_chunks(backbone, kind, config, chunks=CHUNKS, noise=None):
     """The rollout's loop with the noise of diffusers' pipeline; latents, and per block the context and the trace."""
     spec = backbone.spec
     policy = config.build(spec, lambda: SeededAdmission(spec))
     noise, decoder = noise or PipelineNoise(kind), backbone.decoder()
-    given, opening, drawn, told = backbone.condition((PROMPT,)), None, [], []
+    conditioning, opening, chunks_so_far, records = backbone.condition((PROMPT,)), None, [], []
     for index in range(chunks):
         block = Block(index, index * FRAMES, FRAMES, (PROMPT,))
-        past = Past(opening, torch.cat(drawn, dim=1) if drawn else None)
+        past = Past(opening, torch.cat(chunks_so_far, dim=1) if chunks_so_far else None)
         context = BlockContext(policy, policy.begin(block), past=past)
-        latents = backbone.denoise(noise.block(), given, context)
+        latents = backbone.denoise(noise.block(), conditioning, context)
         shares = context.shares(), context.stage_shares()
         pixels = decoder.decode(latents)
-        backbone.settle(latents, given, context.clean_pass())
-        told.append((*shares, policy.commit(block, pixels), pixels))
-        drawn.append(latents)
+        backbone.settle(latents, conditioning, context.clean_pass())
+        records.append((*shares, policy.commit(block, pixels), pixels))
+        chunks_so_far.append(latents)
         opening = latents[:, :1] if opening is None else opening
-    return torch.cat(drawn, dim=1), told, policy
+    return torch.cat(chunks_so_far, dim=1), records, policy
 
 
 OFF = {
@@ -71,63 +71,63 @@ def stock():
 @pytest.mark.parametrize("memory", OFF)
 @pytest.mark.parametrize("kind", ROWS)
 def test_off_is_the_stock_pipeline_bit_for_bit(stock, kind, memory):
-    latents, told, _ = draw(make_backbone(kind), kind, OFF[memory])
+    latents, records, _ = generate_chunks(make_backbone(kind), kind, OFF[memory])
     assert stock[kind].shape[1] == CHUNKS * FRAMES
     assert torch.equal(stock[kind], latents)
-    assert all(shares == {} for shares, *_ in told)
+    assert all(shares == {} for shares, *_ in records)
 
 
 def test_pictures_are_those_of_the_stock_pipeline():
     frames = call(make_pipeline("distilled"), "distilled", output_type="pt")
-    _, told, _ = draw(make_backbone("distilled"), "distilled", NoMemoryConfig())
-    pictures = torch.cat([pixels for *_, pixels in told], dim=1)
+    _, records, _ = generate_chunks(make_backbone("distilled"), "distilled", NoMemoryConfig())
+    pictures = torch.cat([pixels for *_, pixels in records], dim=1)
     assert pictures.shape[1] == CHUNKS * 33 and frames.shape[1] == 97  # diffusers cuts to 4k + 1
     assert torch.equal(pictures[:, :97], frames)
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
-    latents, told, policy = draw(make_backbone(kind), kind, RecapConfig())
+    latents, records, policy = generate_chunks(make_backbone(kind), kind, RecapConfig())
     expected = stock[kind]
     assert torch.equal(latents[:, :FRAMES], expected[:, :FRAMES])
     for chunk in range(1, CHUNKS):
         own = slice(chunk * FRAMES, (chunk + 1) * FRAMES)
         assert not torch.equal(latents[:, own], expected[:, own])
-        shares, by_stage, trace, _ = told[chunk]
+        shares, by_stage, trace, _ = records[chunk]
         assert set(shares) == set(trace.tokens) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
         torch.testing.assert_close(sum(shares.values()), torch.ones(1), rtol=0, atol=1e-5)
         assert sorted(by_stage) == list(range(len(ROWS[kind].steps)))
-    assert told[0][0] == {} and Role.SINK not in told[0][2].tokens
+    assert records[0][0] == {} and Role.SINK not in records[0][2].tokens
     assert policy.bank.count == 32
 
 
 def test_bank_holds_what_the_clean_pass_made_of_the_frames_it_names():
     """Layer 0 has no context: every slot must be the embedding of its own frame and place."""
     backbone = make_backbone("distilled")
-    latents, _, policy = draw(backbone, "distilled", RecapConfig())
-    model, held = backbone.transformer, policy.bank.held.source[0]
+    latents, _, policy = generate_chunks(backbone, "distilled", RecapConfig())
+    model, kept = backbone.transformer, policy.bank.entries.source[0]
     frames = latents.transpose(1, 2)
     hidden = model.patch_short(frames)[0]  # D F rows columns
     block = model.blocks[0]
     zero, text = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 8)
     _, times, _ = model.condition_embedder(zero, text)
     shift, scale = (block.scale_shift_table + times.unflatten(-1, (6, -1)))[0, :2]
-    for slot, (frame, row, column) in enumerate(held.tolist()):
+    for slot, (frame, row, column) in enumerate(kept.tolist()):
         token = block.norm1(hidden[:, frame, row, column].float()) * (1 + scale) + shift
         key = block.attn1.norm_k(block.attn1.to_k(token)).unflatten(-1, (2, -1))
         torch.testing.assert_close(policy.bank.keys[0, 0, slot], key, rtol=0, atol=1e-5)
-    assert held[:, 0].min() > 0  # the opening is the sink's
+    assert kept[:, 0].min() > 0  # the opening is the sink's
 
 
 def test_stages_may_have_their_own_lambda(stock):
-    told = {}
+    records = {}
     for stages in ((), (1.0, 1.8, 5.0), (5.0, 5.0, 5.0)):
         backbone = make_backbone("distilled", stage_reinforcement=stages)
-        latents, blocks, _ = draw(backbone, "distilled", SinkConfig(reinforcement=5.0), chunks=2)
-        told[stages] = latents, [share[Role.SINK].item() for _, share in sorted(blocks[1][1].items())]
-    assert torch.equal(told[()][0], told[5.0, 5.0, 5.0][0])
-    coarse, _, fine = told[1.0, 1.8, 5.0][1]
-    assert coarse < told[()][1][0] and fine == pytest.approx(told[()][1][2], abs=0.05)
+        latents, blocks, _ = generate_chunks(backbone, "distilled", SinkConfig(reinforcement=5.0), chunks=2)
+        records[stages] = latents, [share[Role.SINK].item() for _, share in sorted(blocks[1][1].items())]
+    assert torch.equal(records[()][0], records[5.0, 5.0, 5.0][0])
+    coarse, _, fine = records[1.0, 1.8, 5.0][1]
+    assert coarse < records[()][1][0] and fine == pytest.approx(records[()][1][2], abs=0.05)
     with pytest.raises(ValueError, match="3 stages"):
         make_backbone("distilled", stage_reinforcement=(1.0, 5.0))
     with pytest.raises(ValueError, match="above 0"):
@@ -232,7 +232,7 @@ def test_cell_noise_has_the_covariance_that_is_claimed():
         torch.testing.assert_close(cells.T @ cells / len(cells), expected, rtol=0, atol=0.05)
 
 
-def test_weights_that_are_brought_over_group_by_group_draw_the_same(stock, monkeypatch):
+def test_weights_that_are_brought_over_group_by_group_compute_the_same(stock, monkeypatch):
     """Where accelerate is missing, the one function diffusers' hooks take from it is put in its place."""
     backbone = make_backbone("distilled")
     if importlib.util.find_spec("accelerate") is None:
@@ -241,7 +241,7 @@ def test_weights_that_are_brought_over_group_by_group_draw_the_same(stock, monke
         monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
         monkeypatch.setattr(group_offloading, "send_to_device", lambda x, *_, **__: x, raising=False)
     offload_groups(backbone.transformer, torch.device("cpu"))
-    latents, _, _ = draw(backbone, "distilled", NoMemoryConfig())
+    latents, _, _ = generate_chunks(backbone, "distilled", NoMemoryConfig())
     assert torch.equal(latents, stock["distilled"])
 
 
@@ -253,11 +253,11 @@ def test_off_is_the_stock_pipeline_on_a_gpu_too(dtype):
         each.transformer.to("cuda", dtype)
         each.vae.to("cuda")
     backbone = HeliosBackbone(ROWS["distilled"], other.transformer, other.scheduler, text_of, other.vae)
-    latents, _, _ = draw(backbone, "distilled", NoMemoryConfig())
+    latents, _, _ = generate_chunks(backbone, "distilled", NoMemoryConfig())
     assert torch.equal(call(pipeline, "distilled"), latents)
-    remembered, told, _ = draw(backbone, "distilled", RecapConfig())
+    remembered, records, _ = generate_chunks(backbone, "distilled", RecapConfig())
     assert torch.equal(remembered[:, :FRAMES], latents[:, :FRAMES])
-    shares, by_stage, trace, _ = told[-1]
+    shares, by_stage, trace, _ = records[-1]
     assert remembered.isfinite().all() and not torch.equal(remembered, latents)
     assert set(trace.tokens) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
     # Keys of equal bias are read by one kernel there, so that only the reinforced sink has a share of its own.

@@ -1,4 +1,4 @@
-"""The public rows: from a folder in diffusers' layout to a video, what will be held, what is fetched and refused."""
+"""The public rows: from a folder in diffusers' layout to a video, their memory, what is fetched and refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from recap.backbones.helios.family import (
     HeliosBaseConfig,
     HeliosConfig,
     HeliosDistilledConfig,
-    describe_plan,
     plan_memory,
 )
 from recap.backbones.helios.spec import BASE, DISTILLED
 from recap.backbones.helios.spec import ROWS as PUBLIC
+from recap.backbones.wan.family import describe_memory
 from recap.cli.main import app
 from recap.config import RunConfig
 from recap.io.report import SILENT, Reporter
@@ -54,10 +54,10 @@ def folder(tmp_path_factory):
     return made
 
 
-def built(kind, folder, dtype=torch.float32, said=None, **more):
+def built(kind, folder, dtype=torch.float32, notices=None, **more):
     config = {"distilled": TinyConfig, "base": TinyBaseConfig}[kind]
     where = {"folder": str(folder / kind), "prompt_embeds": str(folder / kind / "embeds.pt")}
-    notice = [].append if said is None else said.append
+    notice = [].append if notices is None else notices.append
     return config(**where, **more).build(device="cpu", dtype=dtype, prompts=[PROMPT], notice=notice)
 
 
@@ -69,24 +69,24 @@ def video(backbone):
 
 
 @pytest.mark.parametrize("kind", ["distilled", "base"])
-def test_a_folder_in_diffusers_layout_draws_what_its_parts_draw(kind, folder):
-    said = []
-    backbone, parts = built(kind, folder, said=said), make_backbone(kind)
+def test_a_folder_in_diffusers_layout_generates_what_its_parts_do(kind, folder):
+    notices = []
+    backbone, parts = built(kind, folder, notices=notices), make_backbone(kind)
     mine, yours = backbone.transformer.state_dict(), parts.transformer.state_dict()
     assert all(torch.equal(mine[name], value) for name, value in yours.items())
     assert torch.equal(backbone.transformer.rope.freqs_base_t, parts.transformer.rope.freqs_base_t)
     # Tensors of a file lie otherwise in memory, and products round otherwise.
     torch.testing.assert_close(video(backbone), video(parts), rtol=0, atol=1e-4)
-    assert any("transformer" in line for line in said) and "about" in said[-1]
+    assert any("transformer" in line for line in notices) and "about" in notices[-1]
 
 
-def test_half_precision_draws_and_keeps_what_must_be_whole(folder):
+def test_half_precision_generates_and_keeps_what_must_be_whole(folder):
     backbone = built("distilled", folder, torch.bfloat16)
     model = backbone.transformer
     assert model.dtype == torch.bfloat16 and backbone.vae.dtype == torch.float32
     assert model.blocks[0].scale_shift_table.dtype == torch.float32
-    drawn = video(backbone)
-    assert drawn.isfinite().all()
+    latents = video(backbone)
+    assert latents.isfinite().all()
 
 
 def test_the_plan_is_that_of_the_fact_sheet():
@@ -103,8 +103,8 @@ def test_the_plan_is_that_of_the_fact_sheet():
     assert bank / 2 / 2**30 == pytest.approx(0.73, abs=0.01) and chunk / 2**30 == pytest.approx(
         6.59, abs=0.01
     )
-    kept = describe_plan(plan, offload=False, text=True)
-    away = describe_plan(plan, offload=True, text=False)
+    kept = describe_memory(plan, text=True)
+    away = describe_memory(plan, text=False, on_host=transformer)
     assert "37.8 GB" in kept[-1] and "text encoder" in kept[-1]
     assert "9.2 GB" in away[-1] and "28.6 GB on the host" in away[-1]  # the rest of 24 GB is for activations
 
@@ -186,7 +186,7 @@ def test_fetching_skips_what_nothing_reads(monkeypatch, tmp_path):
 
     monkeypatch.setenv("RECAP_HOME", str(tmp_path))
     monkeypatch.delenv("RECAP_OFFLINE")
-    monkeypatch.setattr("recap.backbones.helios.published.ABOUT_GB", 0)
+    monkeypatch.setattr("recap.backbones.helios.checkpoint.ABOUT_GB", 0)
     plan = CliRunner().invoke(app, ["weights", "helios-distilled", "--dry-run"])
     assert plan.exit_code == 0 and "transformer_ode" in plan.output and "Apache-2.0" in plan.output
     asked = {}
@@ -212,7 +212,7 @@ def test_fetching_skips_what_nothing_reads(monkeypatch, tmp_path):
         BACKBONES["helios-distilled"]().build(device="cpu", dtype=torch.float32, prompts=[], notice=print)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(folder, tmp_path):
+def test_a_killed_run_resumes_to_the_same_bits(folder, tmp_path):
     settings = {
         "shots": [{"prompt": PROMPT, "seconds": 4 * 33 / 24}],
         "backbone": {

@@ -13,8 +13,8 @@ import pytest
 import torch
 from helios_fakes import FRAMES, PROMPT, TinyHelios
 
-import recap.show.comparison
 import recap.show.inspection
+import recap.show.run_page
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.spec import ROWS as PUBLIC
 from recap.config import RunConfig
@@ -22,16 +22,16 @@ from recap.eval.metrics import all_measures
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import InMemoryClip
 from recap.flow import ClassicalFlow
+from recap.io.report import SILENT
 from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
 from recap.plan import make_plan
 from recap.rollout import Resume, rollout
 from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
-from recap.tables.generating import generate_and_score, generate_batch, score_generated
-from recap.tables.looks import look_at, unpack_look
+from recap.tables.generating import generate_and_score, generate_batch, look_at, score_generated, unpack_look
+from recap.tables.page import write_report
 from recap.tables.recipes import Ask, find_recipe
-from recap.tables.report import write_report
 from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
@@ -91,11 +91,11 @@ def test_segments_of_the_whole_protocol_begin_where_they_are_cut():
     plan = make_plan([reappearance_scripts(NAME, 24.0)[0].shots], spec)
     latents = torch.zeros(1, plan.blocks[-1].end_frame, spec.latent_channels, *spec.latent_size)
     policy = NoMemoryConfig().build(spec, lambda: None)
-    drawn = list(rollout(helios, policy, plan, seeds=[0], resume=Resume(opening_latents=latents)))
-    shown = np.cumsum([0, *(made.pixels.shape[1] for made in drawn)])
+    blocks = list(rollout(helios, policy, plan, seeds=[0], resume=Resume(opening_latents=latents)))
+    shown = np.cumsum([0, *(made.pixels.shape[1] for made in blocks)])
     assert shown[-1] == 17 * CHUNK
-    cuts = [shown[made.block.index] / FPS for made in drawn if made.block.clears_prior]
-    assert starts_from_trace([BlockTrace.of(made) for made in drawn], FPS) == [0.0, *cuts]
+    cuts = [shown[made.block.index] / FPS for made in blocks if made.block.clears_prior]
+    assert starts_from_trace([BlockTrace.of(made) for made in blocks], FPS) == [0.0, *cuts]
     assert cuts == [2.75, 9.625, 16.5]
 
 
@@ -106,7 +106,7 @@ def results(tmp_path_factory):
     def generate_here(jobs, store, executor, **_):
         executor.close()
         for job in jobs:
-            store.add(job.key, generate_and_score(job.payload, str(store.folder / "shown" / job.key)))
+            store.add(job.key, generate_and_score(job, store.folder / "shown" / job.key))
         return Progress(len(jobs), len(jobs))
 
     folder, notices = tmp_path_factory.mktemp("results"), []
@@ -126,7 +126,7 @@ def two_rows(**changes):
 
 def jobs_of(row, recipe, ask=ASK):
     plan = TableRuns([recipe], ask, {"reappearance": {}})
-    return [plan.jobs[key] for planned, key in plan.tables["reappearance"] if planned.row.name == row]
+    return [plan.jobs[run.job.key] for run in plan.tables["reappearance"] if run.row.name == row]
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,11 @@ def ours(tmp_path_factory):
     """The run of the row with a bank, and the job it is of, with all measures."""
     (job,) = jobs_of("recap", two_rows(measures=tuple(all_measures())))
     helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
-    return generate_batch([job.payload], helios, tmp_path_factory.mktemp("ours"))[0], job
+    return generate_batch([job], helios, tmp_path_factory.mktemp("ours"))[0], job
 
 
 def scored(run, job):
-    return score_generated({**job.payload, "options": {"generated": run}}, str(run.pictures.parent))
+    return score_generated(dataclasses.replace(job, options={"generated": run}), run.pictures.parent)
 
 
 def scores_of(results, row):
@@ -147,7 +147,7 @@ def scores_of(results, row):
 
 
 @pytest.mark.parametrize("row", ["none", "recap"])
-def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
+def test_segments_are_compared_in_the_seconds_they_were_generated_in(results, row):
     """B is the second and third chunk, D the last two, whatever the memory."""
     details = scores_of(results, row)["reappearance_frame"]["details"]
     expected = [[CUTS[0] + SETTLING, CUTS[1]], [CUTS[2] + SETTLING, LASTS]]
@@ -156,8 +156,8 @@ def test_segments_are_compared_in_the_seconds_they_were_drawn_in(results, row):
 
 def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
     found = scores_of(results, "recap")["bank_slots_from_B"]
-    held = bank_before(ours[0].trace, 6)
-    assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in held)
+    kept = bank_before(ours[0].trace, 6)
+    assert found["value"] == sum(FRAMES <= frame < 3 * FRAMES for frame, _, _ in kept)
 
 
 def test_the_page_and_the_report_show_cuts_where_they_are(results):
@@ -176,10 +176,10 @@ def test_the_bank_of_a_page_is_shown_in_the_seconds_of_its_pictures(ours):
     run, job = ours
     clip = InMemoryClip(np.load(run.pictures), run.fps)
     shots_s = [shot["seconds"] for shot in job.data["config"]["shots"]]
-    history = look_at(clip, CHUNKS * CHUNK, run.trace, shots_s).bank
+    history = look_at(clip, run.trace, shots_s).bank
     assert history.cuts == CUTS and list(history.ends) == [n * CHUNK / FPS for n in range(1, CHUNKS + 1)]
     frames = {frame for frame, _, _ in bank_before(run.trace, len(run.trace))}
-    assert set(history.held[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
+    assert set(history.slots[-1]) == {picture_range(frame)[0] / FPS for frame in frames}
 
 
 def test_every_measure_has_something_to_say_of_a_helios_run(ours):
@@ -200,7 +200,7 @@ def test_every_measure_has_something_to_say_of_a_helios_run(ours):
 def test_rows_of_a_batch_are_scored_as_runs_of_their_own(tmp_path):
     jobs = jobs_of("recap", two_rows(), dataclasses.replace(ASK, prompts=2))
     helios = TinyHelios().build(device="cpu", dtype=torch.float32, prompts=[], notice=quiet)
-    runs = generate_batch([job.payload for job in jobs], helios, tmp_path)
+    runs = generate_batch(jobs, helios, tmp_path)
     results = [scored(run, job) for run, job in zip(runs, jobs, strict=True)]
     for run, result in zip(runs, results, strict=True):
         details = result["reappearance"]["reappearance_frame"]["details"]
@@ -223,13 +223,13 @@ def compared(tmp_path_factory):
             "flow": "classical",
         }
     )
-    shown, build = [], recap.show.comparison.build_compare_page
+    shown, build = [], recap.show.run_page.build_video_page
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            recap.show.comparison, "build_compare_page", lambda made: (shown.append(made), build(made))[1]
+            recap.show.run_page, "build_video_page", lambda made: (shown.append(made), build(made))[1]
         )
         summary = compare(
-            config, ["none", "sink", "recap"], tmp_path_factory.mktemp("c") / "out", notice=quiet
+            config, ["none", "sink", "recap"], tmp_path_factory.mktemp("c") / "out", reporter=SILENT
         )
     return summary, shown[0]
 
@@ -237,10 +237,10 @@ def compared(tmp_path_factory):
 def test_bank_patches_are_cut_from_the_last_picture_of_their_frame(compared):
     summary, page = compared
     pictures = list(open_clip(summary.runs["recap"] / "video.mp4").pictures())
-    assert len(pictures) == summary.num_pictures == 4 * CHUNK
+    assert len(pictures) == 4 * CHUNK
     trace = read_trace(summary.runs["recap"] / "trace.jsonl")
-    held = bank_before(trace, len(trace))
-    new = sorted(place for place, score in held.items() if score > 0)
+    kept = bank_before(trace, len(trace))
+    new = sorted(place for place, score in kept.items() if score > 0)
     bank, side = page.methods[2].bank, SPEC.token_pixels
     assert list(zip(bank.frames, bank.rows, bank.columns, strict=True)) == new
     assert max(frame for frame, _, _ in new) > FRAMES  # or no second chunk was put to the test
@@ -262,17 +262,18 @@ def test_scenes_and_blocks_of_the_page_begin_with_their_chunks(compared):
 def test_patches_of_an_inspected_video_are_what_it_shows_then(compared, tmp_path, monkeypatch):
     """A file does not tell its model, so it is cut as any clip is; seconds and pixels are still the picture's own."""
     video = compared[0].runs["recap"] / "video.mp4"
-    stories, build = [], recap.show.inspection.build_page
+    stories, build = [], recap.show.inspection.build_video_page
     monkeypatch.setattr(
-        recap.show.inspection, "build_page", lambda story: (stories.append(story), build(story))[1]
+        recap.show.inspection, "build_video_page", lambda story: (stories.append(story), build(story))[1]
     )
-    found = inspect_clip(
-        video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), notice=quiet
+    page = inspect_clip(
+        video, tmp_path / "out", flow=ClassicalFlow(), config=FlowNoveltyConfig(), reporter=SILENT
     )
-    assert found.num_pictures == 4 * CHUNK and found.fps == FPS and found.grid == SPEC.grid
+    found = json.loads((page.parent / "inspect.json").read_text())["summary"]
+    assert found["num_pictures"] == 4 * CHUNK and found["fps"] == FPS and found["grid"] == list(SPEC.grid)
     pictures, side = list(open_clip(video).pictures()), SPEC.token_pixels
-    patches = stories[0].patches
-    assert len(patches) == found.bank_new > 0
+    patches = stories[0].methods[0].bank
+    assert len(patches) == found["bank_new"] > 0
     for index, second in enumerate(patches.seconds):
         top, left = patches.rows[index] * side, patches.columns[index] * side
         shown = pictures[round(second * FPS)][top : top + side, left : left + side]

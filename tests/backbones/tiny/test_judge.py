@@ -1,4 +1,4 @@
-"""The judge of the embedded backbone, under a probe that says what it is told to."""
+"""The judge of the embedded backbone, under a probe with scripted answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RED, GREEN, PINK = (0.8, 0.2, 0.2), (0.1, 0.7, 0.2), (0.85, 0.3, 0.3)
 FOX, BOTH, BUS = "a fox on a beach", "a bus and a fox on a beach", "a bus on a beach"
 
 
-class Told(Probe):
+class Scripted(Probe):
     """Sees in picture number n what `sightings[n]` says: actor -> (presence, colour, cells that show it)."""
 
     def __init__(self, sightings):
@@ -44,7 +44,7 @@ def samples(prompts):
 
 
 def judged(prompts, sightings):
-    return {curve.subject: curve.values for curve in ProbeJudge(Told(sightings)).curves(samples(prompts))}
+    return {curve.subject: curve.values for curve in ProbeJudge(Scripted(sightings)).curves(samples(prompts))}
 
 
 def like(one, other):
@@ -97,7 +97,7 @@ def test_an_actor_that_is_never_seen_is_absent_throughout():
 
 def test_long_videos_are_judged_in_batches_and_read_once():
     sightings = [{"fox": (1.0, RED, 1 + n % 3)} if n % 2 else {} for n in range(70)]
-    judge = ProbeJudge(Told(sightings))
+    judge = ProbeJudge(Scripted(sightings))
     (curve,) = judge.curves(iter(samples([FOX] * 70)))
     assert judge._probe.calls == 3
     assert curve.values == pytest.approx([float(n % 2) for n in range(70)], abs=1e-5)

@@ -11,21 +11,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recap.backbones.tiny import words as english
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.tiny.reading import LONGEST, PromptReader, read_prompt
+from recap.backbones.tiny.sentence import NEAR, Kind
 from recap.backbones.tiny.vocabulary import (
     ACTORS,
     ALIASES,
     FILLERS,
     NAMED,
     SCENES,
+    TABLES,
     TIMES,
     Prompt,
     parse_prompt,
     prompt_text,
     token_ids,
 )
+
+OTHER_NOUNS = [word for table in NEAR.values() for word in table]
 
 
 def valid_prompts():
@@ -106,17 +109,12 @@ def test_nouns_become_what_is_alike():
 
 
 def test_the_table_of_nouns_is_sound():
-    assert len(english.NEAR) >= 150
-    assert len(english.NEAR) == sum(
-        map(len, (english.NEAR_ACTORS, english.NEAR_SCENES, english.NEAR_TIMES))
-    ), "a noun is an actor, a scene or a time"
-    assert not english.NEAR.keys() & {*NAMED, *ALIASES, *FILLERS, *english.HARMLESS, *english.COLOURS}
-    for table, known in (
-        (english.NEAR_ACTORS, ACTORS),
-        (english.NEAR_SCENES, SCENES),
-        (english.NEAR_TIMES, TIMES),
-    ):
-        for word, options in table.items():
+    assert len(OTHER_NOUNS) >= 150
+    assert len(OTHER_NOUNS) == len(set(OTHER_NOUNS)), "a noun is an actor, a scene or a time"
+    harmless, colours = (TABLES["form"][name].split() for name in ("harmless", "colour"))
+    assert not {*OTHER_NOUNS} & {*NAMED, *ALIASES, *FILLERS, *harmless, *colours}
+    for kind, known in ((Kind.NEAR_ACTOR, ACTORS), (Kind.NEAR_SCENE, SCENES), (Kind.NEAR_TIME, TIMES)):
+        for word, options in NEAR[kind].items():
             assert set(options) <= set(known)
             place = "" if known is SCENES else "in a city"
             prompt = read_prompt(
@@ -179,7 +177,7 @@ def test_what_may_not_be_wanted_is_refused(text):
     st.sampled_from(
         ["no", "without", "without a", "not a", "no big", "never a", "neither a", "zero", "except a"]
     ),
-    st.sampled_from([*ACTORS, *english.NEAR_ACTORS]),
+    st.sampled_from([*ACTORS, *NEAR[Kind.NEAR_ACTOR]]),
     st.sampled_from(
         ["{} on a beach", "a beach {}", "a robot, {}, in a city", "a snowy beach with {} at night"]
     ),
@@ -247,10 +245,8 @@ def test_guesses_by_spelling_are_not_wild(word):
                         *ACTORS,
                         *SCENES,
                         *TIMES,
-                        *english.NEAR,
-                        *english.NOT,
-                        *english.NEGATORS,
-                        *english.DOUBTFUL,
+                        *OTHER_NOUNS,
+                        *(w for kind in ("not", "negation", "doubt") for w in TABLES["exact"][kind].split()),
                     ]
                 ),
                 st.sampled_from(

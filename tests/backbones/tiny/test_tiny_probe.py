@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recap.backbones.tiny.vocabulary import ACTORS
-from recap.eval.judges.probe import SHIPPED, Probe, load_probe, load_shipped_probe, save_probe
+from recap.eval.judges.probe import SHIPPED, Probe, load_probe, save_probe
 
 
 def test_a_saved_probe_comes_back(tmp_path):
@@ -47,6 +47,6 @@ def test_pictures_come_in_whole_cells():
 
 
 def test_the_shipped_probe_loads_and_is_small():
-    probe = load_shipped_probe()
+    probe = load_probe()
     assert SHIPPED.stat().st_size < 1.2e6
     assert probe.judge(torch.rand(1, 2, 3, 128, 208)).presence.isfinite().all()

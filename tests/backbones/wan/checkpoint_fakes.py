@@ -111,10 +111,10 @@ def sharded(folder: Path, state: State, stem: str = "diffusion_pytorch_model") -
         f"{stem}-00001-of-00002.safetensors": names[: len(names) // 2],
         f"{stem}-00002-of-00002.safetensors": names[len(names) // 2 :],
     }
-    for file, held in parts.items():
-        save_file({name: state[name] for name in held}, folder / file)
+    for file, names_there in parts.items():
+        save_file({name: state[name] for name in names_there}, folder / file)
     index = folder / f"{stem}.safetensors.index.json"
-    weight_map = {name: file for file, held in parts.items() for name in held}
+    weight_map = {name: file for file, names_there in parts.items() for name in names_there}
     index.write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
     return index
 
@@ -132,9 +132,7 @@ def diffusers_folder(folder: Path, state: State) -> Path:
     inner = folder / "transformer"
     inner.mkdir()
     (inner / "config.json").write_text(json.dumps(diffusers_config()))
-    save_file(
-        {str(to_diffusers(n)): t for n, t in state.items()}, inner / "diffusion_pytorch_model.safetensors"
-    )
+    save_file({to_diffusers(n): t for n, t in state.items()}, inner / "diffusion_pytorch_model.safetensors")
     return folder
 
 

@@ -22,8 +22,8 @@ import hashlib, torch
 from recap.backbones.wan.backbone import build_untrained
 torch.rand(7)
 backbone = build_untrained(seed=3)
-given = backbone.condition(("a red fox", "the sea at night"))
-parts = [*backbone.model.state_dict().values(), *given.keys, *given.values]
+conditioning = backbone.condition(("a red fox", "the sea at night"))
+parts = [*backbone.model.state_dict().values(), *conditioning.keys, *conditioning.values]
 print(hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest())
 """
 
@@ -36,8 +36,8 @@ def backbone() -> WanBackbone:
 def test_it_keeps_the_promises_of_a_backbone(backbone: WanBackbone) -> None:
     promised: Backbone = backbone
     stream: Decoder = promised.decoder()
-    given = promised.condition(("a fox", "a dog"))
-    latents = promised.denoise(noise_of(0, rows=2), given, fresh())
+    conditioning = promised.condition(("a fox", "a dog"))
+    latents = promised.denoise(noise_of(0, rows=2), conditioning, fresh())
     assert latents.shape == (2, 3, 16, 8, 12) and not latents.requires_grad
     assert stream.decode(latents).shape == (2, promised.spec.num_pictures(3), 3, *promised.spec.picture_size)
     assert promised.decoder() is not stream
@@ -45,8 +45,8 @@ def test_it_keeps_the_promises_of_a_backbone(backbone: WanBackbone) -> None:
 
 def test_build_and_conditioning_repeat_in_another_process() -> None:
     mine = build_untrained(seed=3)
-    given = mine.condition(("a red fox", "the sea at night"))
-    parts = [*mine.model.state_dict().values(), *given.keys, *given.values]
+    conditioning = mine.condition(("a red fox", "the sea at night"))
+    parts = [*mine.model.state_dict().values(), *conditioning.keys, *conditioning.values]
     digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
     other = subprocess.run(
         [sys.executable, "-c", DIGEST],
@@ -71,7 +71,7 @@ def test_building_neither_reads_nor_moves_the_global_generator() -> None:
     )
 
 
-def test_noise_is_drawn_once_per_step_and_five_forwards_make_a_block(backbone: WanBackbone) -> None:
+def test_noise_is_asked_for_once_per_step_and_five_forwards_make_a_block(backbone: WanBackbone) -> None:
     calls = 0
     next_noise = noise_of(0)
 
@@ -80,35 +80,37 @@ def test_noise_is_drawn_once_per_step_and_five_forwards_make_a_block(backbone: W
         calls += 1
         return next_noise()
 
-    context, given = fresh(), backbone.condition(("a fox",))
-    latents = backbone.denoise(counted, given, context)
+    context, conditioning = fresh(), backbone.condition(("a fox",))
+    latents = backbone.denoise(counted, conditioning, context)
     assert calls == 4 and len(context.seen) == 4 * UNTRAINED.layers
-    backbone.settle(latents, given, context)
+    backbone.settle(latents, conditioning, context)
     assert calls == 4 and len(context.seen) == 5 * UNTRAINED.layers
 
 
 def test_denoise_is_the_documented_loop(backbone: WanBackbone) -> None:
-    given, next_noise = backbone.condition(("a fox",)), noise_of(5)
+    conditioning, next_noise = backbone.condition(("a fox",)), noise_of(5)
     noisy = next_noise()
     with torch.no_grad():
         for sigma, following in ((1.0, 0.9375), (0.9375, 5 / 6), (5 / 6, 0.625), (0.625, None)):
-            clean = noisy - sigma * backbone.model(noisy, 1000 * sigma, given, fresh())
+            clean = noisy - sigma * backbone.model(noisy, 1000 * sigma, conditioning, fresh())
             if following is not None:
                 noisy = (1 - following) * clean + following * next_noise()
-    torch.testing.assert_close(backbone.denoise(noise_of(5), given, fresh()), clean, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        backbone.denoise(noise_of(5), conditioning, fresh()), clean, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_settle_makes_the_keys_of_time_zero(backbone: WanBackbone) -> None:
     """A memory that kept what the last denoising step made would remember a noisy block."""
-    given, context = backbone.condition(("a fox",)), fresh()
-    latents = backbone.denoise(noise_of(0), given, context)
+    conditioning, context = backbone.condition(("a fox",)), fresh()
+    latents = backbone.denoise(noise_of(0), conditioning, context)
     last_step = context.last_pass(UNTRAINED.layers)
-    backbone.settle(latents, given, context)
+    backbone.settle(latents, conditioning, context)
     settled = context.last_pass(UNTRAINED.layers)
     clean, noisy = fresh(), fresh()
     with torch.no_grad():
-        backbone.model(latents, 0.0, given, clean)
-        backbone.model(latents, 625.0, given, noisy)
+        backbone.model(latents, 0.0, conditioning, clean)
+        backbone.model(latents, 625.0, conditioning, noisy)
     for layer in range(UNTRAINED.layers):
         assert torch.equal(settled[layer][0], clean.last_pass(UNTRAINED.layers)[layer][0])
         for wrong in (last_step, noisy.last_pass(UNTRAINED.layers)):
@@ -149,22 +151,22 @@ class NoMemory:
 
 
 def test_the_house_context_reads_as_the_plain_one(backbone: WanBackbone) -> None:
-    given, phases = backbone.condition(("a fox",)), torch.arange(3.0, 6.0)
+    conditioning, phases = backbone.condition(("a fox",)), torch.arange(3.0, 6.0)
     house = BlockContext(cast(MemoryPolicy, NoMemory()), phases)
-    latents = backbone.denoise(noise_of(0), given, house)
+    latents = backbone.denoise(noise_of(0), conditioning, house)
     torch.testing.assert_close(
-        latents, backbone.denoise(noise_of(0), given, FakeContext(phases)), atol=1e-4, rtol=1e-4
+        latents, backbone.denoise(noise_of(0), conditioning, FakeContext(phases)), atol=1e-4, rtol=1e-4
     )
 
 
 def test_a_long_rollout_stays_finite_and_alive(backbone: WanBackbone) -> None:
     """100 blocks, each attending to the clean pass of the one before."""
-    given, noise = backbone.condition(("a red fox",)), noise_of(0)
+    conditioning, noise = backbone.condition(("a red fox",)), noise_of(0)
     kept = None
     for _ in range(100):
         context = FakeContext(torch.arange(3.0, 6.0), kept)
-        latents = backbone.denoise(noise, given, context)
-        backbone.settle(latents, given, context)
+        latents = backbone.denoise(noise, conditioning, context)
+        backbone.settle(latents, conditioning, context)
         kept = {
             layer: (keys, values, at - torch.tensor([3.0, 0.0, 0.0]))
             for layer, (keys, values, at) in context.last_pass(UNTRAINED.layers).items()
@@ -173,14 +175,14 @@ def test_a_long_rollout_stays_finite_and_alive(backbone: WanBackbone) -> None:
 
 
 def test_what_a_memory_keeps_may_be_changed_in_place(backbone: WanBackbone) -> None:
-    given, context = backbone.condition(("a fox",)), fresh()
-    backbone.settle(noise_of(0)(), given, context)
+    conditioning, context = backbone.condition(("a fox",)), fresh()
+    backbone.settle(noise_of(0)(), conditioning, context)
     keys, _, _ = context.last_pass(UNTRAINED.layers)[0]
     keys[:, 0] = 0
     assert not keys.is_inference() and not keys.requires_grad
 
 
-def test_half_precision_draws_in_half_precision() -> None:
+def test_half_precision_generates_in_half_precision() -> None:
     backbone = build_untrained(dtype=torch.bfloat16)
     latents = backbone.denoise(noise_of(0), backbone.condition(("a fox",)), fresh())
     assert latents.dtype == torch.bfloat16 and latents.isfinite().all()

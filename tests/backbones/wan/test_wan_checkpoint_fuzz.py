@@ -138,12 +138,12 @@ class Hostile:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
-@pytest.mark.parametrize("form", ["zip", "zip beside tensors", "legacy", "raw"])
+@pytest.mark.parametrize("form", ["zip", "zip next to tensors", "legacy", "raw"])
 def test_code_in_a_pickle_is_not_run(tmp_path: Path, suffix: str, form: str) -> None:
     mark, path = tmp_path / "mark", tmp_path / f"hostile{suffix}"
     if form == "raw":
         path.write_bytes(pickle.dumps({"generator_ema": Hostile(mark)}, protocol=2))
-    elif form == "zip beside tensors":
+    elif form == "zip next to tensors":
         torch.save({"generator_ema": STATE, "step": Hostile(mark)}, path)
     else:
         torch.save({"generator_ema": Hostile(mark)}, path, _use_new_zipfile_serialization=form == "zip")

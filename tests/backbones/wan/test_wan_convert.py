@@ -57,25 +57,25 @@ def test_the_result_loads(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
     base, lora = longlive(tmp_path, STATE), save_lora(tmp_path / "lora.pt", make_lora())
     calls: list[tuple[int, int]] = []
-    told = convert(
+    manifest = convert(
         base,
         tmp_path / "out",
         lora=lora,
         lora_alpha=3.0,
         reporter=Reporter(progress=lambda done, total, rate: calls.append((done, total))),
     )
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == json.loads(json.dumps(told))
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == json.loads(json.dumps(manifest))
 
     def about(file: Path) -> dict[str, object]:
         content = file.read_bytes()
         return {"file": file.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     parameters = sum(tensor.numel() for tensor in STATE.values())
-    assert told["sources"] == [about(base)]
-    assert told["lora"] == {"sources": [about(lora)], "ranks": [3], "alpha": 3.0}
-    assert (told["key"], told["names"], told["dtype"]) == ("generator", "wan", "bfloat16")
-    assert (told["tensors"], told["parameters"], told["fits"]) == (len(STATE), parameters, [])
-    assert told["sizes"]["dim"] == 8 and told["sizes"]["layers"] == 2
+    assert manifest["sources"] == [about(base)]
+    assert manifest["lora"] == {"sources": [about(lora)], "ranks": [3], "alpha": 3.0}
+    assert (manifest["key"], manifest["names"], manifest["dtype"]) == ("generator", "wan", "bfloat16")
+    assert (manifest["tensors"], manifest["parameters"], manifest["fits"]) == (len(STATE), parameters, [])
+    assert manifest["sizes"]["dim"] == 8 and manifest["sizes"]["layers"] == 2
     total = base.stat().st_size + lora.stat().st_size + 2 * parameters
     assert calls == sorted(calls) and calls[-1] == (total, total)
 

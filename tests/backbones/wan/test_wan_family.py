@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
 from recap.backbones.wan.backbone import draw_weights
-from recap.backbones.wan.family import WanConfig, memory_plan, released_memory
+from recap.backbones.wan.family import WanConfig, describe_memory, plan_memory, released_memory
 from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.published import WanFiles
+from recap.backbones.wan.published import PublicFile, WeightSet
 from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
@@ -78,7 +78,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
+def test_it_generates_from_the_published_files_and_reads_the_encoder_once(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notices: list[str] = []
@@ -88,7 +88,7 @@ def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
     pixels = torch.rand(1, 9, 3, *backbone.spec.picture_size)
     assert backbone.encode(pixels).shape == (1, 3, 16, *MINI.latent_size)
     # The prompts are on disk now: the encoder must not be needed again.
-    monkeypatch.setattr("recap.backbones.wan.cached_text.load_umt5", None)
+    monkeypatch.setattr("recap.backbones.text.load_umt5", None)
     named = {"name": f"{__name__}:MiniConfig", **files}
     config = RunConfig.from_dict({**config.to_dict(), "backbone": named})
     record = generate(config, tmp_path / "run", reporter=SILENT)
@@ -97,7 +97,7 @@ def test_it_draws_from_the_published_files_and_reads_the_encoder_once(
     assert latents.shape == (1, 12, 16, *MINI.latent_size) and latents.std() > 0.1
 
 
-def test_the_tiny_decoder_draws_other_pixels_of_the_same_latents(files: dict[str, str]) -> None:
+def test_the_tiny_decoder_makes_other_pixels_of_the_same_latents(files: dict[str, str]) -> None:
     full, tiny = (build_backbone(config_of(files, decoder=kind), quiet) for kind in ("full", "tiny"))
     latents = torch.randn(1, 3, 16, *MINI.latent_size)
     one, other = full.decoder().decode(latents), tiny.decoder().decode(latents)
@@ -160,13 +160,14 @@ def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_the_installed_lora_is_merged_with_its_authors_alpha(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = lora_of(make_state(MINI), rank=4)
-    torch.save({"generator_lora": tensors}, tmp_path / "lora.pt")
-    installed = WanFiles(
-        Path(files["checkpoint"]), False, tmp_path / "lora.pt", 8.0, *(Path() for _ in range(3)), None
-    )
+    checkpoint, lora = (PublicFile("published", name, 0) for name in ("base.pt", "lora.pt"))
+    installed = WeightSet(checkpoint, ema=False, licence="", lora=lora, lora_alpha=8.0)
+    checkpoint.path.parent.mkdir(parents=True)
+    checkpoint.path.write_bytes(Path(files["checkpoint"]).read_bytes())
+    torch.save({"generator_lora": tensors}, lora.path)
     monkeypatch.setattr("recap.backbones.wan.family.find_weights", lambda name: installed)
     plain = build_backbone(config_of(files), quiet).model.state_dict()
     parts = {**files, "checkpoint": ""}
@@ -178,7 +179,7 @@ def test_the_installed_lora_is_merged_with_its_authors_alpha(
         build_backbone(config_of(parts, lora_alpha=4.0), quiet)
 
 
-def test_what_is_missing_is_said_with_the_command_that_fetches_it(
+def test_what_is_missing_is_named_with_the_command_that_fetches_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -202,7 +203,7 @@ def test_what_is_missing_is_said_with_the_command_that_fetches_it(
 
 
 def test_the_memory_plan_adds_up() -> None:
-    lines = memory_plan(WAN_1_3B, torch.bfloat16, text=True)
+    lines = describe_memory(plan_memory(WAN_1_3B, torch.bfloat16), text=True)
     assert lines[0] == "memory: transformer 2.84 GB" and lines[1] == "memory: autoencoder 0.25 GB"
     assert "7 frames" in lines[2] and "4.03 GB" in lines[2] and "text encoder alone 11.4 GB" in lines[3]
     assert [ROWS[name].window_frames for name in ("self-forcing", "infinite-forcing", "longlive")] == [

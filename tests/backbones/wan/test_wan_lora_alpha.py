@@ -113,7 +113,7 @@ def test_an_alpha_nobody_tells_is_refused(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ValueError, match=r"its alpha is not known.*--lora-alpha.*the rank, which is 4 here"):
         load(tmp_path, path)
     assert_scaled(load(tmp_path, path, alpha=8.0), lambda _: 2.0)
-    # A trainer that was not told writes None.
+    # A trainer writes None where nobody set it.
     told_nothing = safetensors(tmp_path, WEIGHTS, {"ss_network_alpha": "None"})
     with pytest.raises(ValueError, match="its alpha is not known"):
         load(tmp_path, told_nothing)

@@ -153,11 +153,11 @@ def test_unpatchify_takes_channels_fastest_then_columns_then_rows() -> None:
 
 def test_one_time_for_all_equals_that_time_per_frame() -> None:
     model = random_model(UNTRAINED)
-    latents, given = noise_of(1, rows=2, dtype=DOUBLE)(), model.condition(text_rows(2))
-    one = model(latents, 937.5, given, fresh())
-    each = model(latents, torch.full((2, 3), 937.5), given, fresh())
+    latents, conditioning = noise_of(1, rows=2, dtype=DOUBLE)(), model.condition(text_rows(2))
+    one = model(latents, 937.5, conditioning, fresh())
+    each = model(latents, torch.full((2, 3), 937.5), conditioning, fresh())
     torch.testing.assert_close(one, each, atol=1e-12, rtol=1e-12)
-    assert not torch.allclose(one, model(latents, 625.0, given, fresh()))
+    assert not torch.allclose(one, model(latents, 625.0, conditioning, fresh()))
 
 
 def test_rows_of_a_batch_do_not_mix() -> None:
@@ -173,13 +173,13 @@ def test_cross_attention_has_no_gate_and_reads_norm3() -> None:
     """Both gates shut, a block adds the prompt's part alone, and a dead norm3 makes that blind to x."""
     model = random_model(ONE_LAYER)
     model.state_dict()["blocks.0.modulation"][:, [2, 5]] = 0
-    given = model.condition(text_rows(1))
+    conditioning = model.condition(text_rows(1))
     block = next(iter(model.blocks))
     x = torch.randn(1, 3, 24, 96, dtype=DOUBLE, generator=torch.Generator().manual_seed(5))
     time = torch.zeros(1, 1, 6, 96, dtype=DOUBLE)
     context = fresh(ONE_LAYER)
     positions = context.positions(ONE_LAYER.grid, x.device)
-    text = (given.keys[0], given.values[0])
+    text = (conditioning.keys[0], conditioning.values[0])
     assert (block(x, time, text, positions, context) - x).abs().max() > 0.01
     model.state_dict()["blocks.0.norm3.weight"].zero_()
     added = block(x, time, text, positions, context) - x
@@ -190,20 +190,22 @@ def test_empty_text_slots_take_part() -> None:
     model = random_model(UNTRAINED)
     text = text_rows(1)
     text[:, 4:] = 0
-    given = model.condition(text)
+    conditioning = model.condition(text)
     latents = noise_of(1, dtype=DOUBLE)()
-    masked = TextConditioning(tuple(k[:, :4] for k in given.keys), tuple(v[:, :4] for v in given.values))
+    masked = TextConditioning(
+        tuple(k[:, :4] for k in conditioning.keys), tuple(v[:, :4] for v in conditioning.values)
+    )
     assert not torch.allclose(
-        model(latents, 625.0, given, fresh()), model(latents, 625.0, masked, fresh()), atol=1e-6
+        model(latents, 625.0, conditioning, fresh()), model(latents, 625.0, masked, fresh()), atol=1e-6
     )
 
 
 def test_every_layer_hands_over_unrotated_tokens_at_one_set_of_positions() -> None:
     model = random_model(UNTRAINED)
-    given, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
+    conditioning, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
     early, late = fresh(first=0), fresh(first=3)
-    model(latents, 625.0, given, early)
-    model(latents, 625.0, given, late)
+    model(latents, 625.0, conditioning, early)
+    model(latents, 625.0, conditioning, late)
     assert [layer for layer, _, _ in early.seen] == [0, 1, 2]
     assert len({id(own.positions) for _, _, own in early.seen}) == 1
     _, query, own = early.seen[0]
@@ -215,21 +217,21 @@ def test_every_layer_hands_over_unrotated_tokens_at_one_set_of_positions() -> No
 
 def test_only_differences_of_phases_matter() -> None:
     model = random_model(UNTRAINED)
-    given, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
-    one, other = (model(latents, 625.0, given, fresh(first=first)) for first in (0, 40))
+    conditioning, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
+    one, other = (model(latents, 625.0, conditioning, fresh(first=first)) for first in (0, 40))
     torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
 def test_wrong_shapes_are_refused_by_name() -> None:
     model = random_model(ONE_LAYER)
-    given, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
+    conditioning, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
     with pytest.raises(ValueError, match=r"latents\.shape"):
-        model(latents[:, :, :8], 0.0, given, fresh())
+        model(latents[:, :, :8], 0.0, conditioning, fresh())
     with pytest.raises(ValueError, match=r"context\.phases"):
-        model(latents[:, :2], 0.0, given, fresh())
+        model(latents[:, :2], 0.0, conditioning, fresh())
     with pytest.raises(ValueError, match=r"conditioning\.rows"):
-        model(latents.expand(2, -1, -1, -1, -1), 0.0, given, fresh())
+        model(latents.expand(2, -1, -1, -1, -1), 0.0, conditioning, fresh())
     with pytest.raises(ValueError, match=r"timestep\.shape"):
-        model(latents, torch.zeros(3), given, fresh())
+        model(latents, torch.zeros(3), conditioning, fresh())
     with pytest.raises(ValueError, match=r"embeddings\.shape"):
         model.condition(text_rows(1)[:, :4])

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, wan_tensors
 
-from recap.backbones.wan.cached_text import load_prompt_embeds
+from recap.backbones.text import load_prompt_embeds, load_umt5
 from recap.backbones.wan.taehv import Taehv, load_taehv
-from recap.backbones.wan.umt5 import load_umt5
 from recap.backbones.wan.vae import load_wan_vae, published_name
 from recap.errors import RecapError
 

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from recap.backbones.wan import published
-from recap.backbones.wan.published import SETS, PublicFile, fetch_weights, find_weights
+from recap.backbones.wan.published import (
+    SETS,
+    PublicFile,
+    fetch_weights,
+    find_tiny_decoder,
+    find_weights,
+)
 from recap.io.report import Reporter
 
 LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
@@ -55,14 +60,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Hub:
         sha256 = file.sha256 and hashlib.sha256(content).hexdigest()
         return replace(file, size=len(content), sha256=sha256)
 
-    monkeypatch.setattr(published, "TEXT_ENCODER", small(published.TEXT_ENCODER))
-    monkeypatch.setattr(published, "AUTOENCODER", small(published.AUTOENCODER))
-    monkeypatch.setattr(published, "TOKENIZER", tuple(small(file) for file in published.TOKENIZER))
-    shared = (published.TEXT_ENCODER, published.AUTOENCODER, *published.TOKENIZER)
-    monkeypatch.setattr(published, "SHARED", shared)
     for name, chosen in SETS.items():
-        lora = small(chosen.lora) if chosen.lora else None
-        monkeypatch.setitem(SETS, name, replace(chosen, checkpoint=small(chosen.checkpoint), lora=lora))
+        changed = replace(
+            chosen,
+            checkpoint=small(chosen.checkpoint),
+            lora=chosen.lora and small(chosen.lora),
+            text_encoder=small(chosen.text_encoder),
+            autoencoder=small(chosen.autoencoder),
+            tokenizer=tuple(small(file) for file in chosen.tokenizer),
+        )
+        monkeypatch.setitem(SETS, name, changed)
     library = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(library, "hf_hub_download", hub.hf_hub_download)
     return hub
@@ -91,11 +98,11 @@ def test_what_is_fetched_is_found(hub: Hub, home: Path, name: str) -> None:
         find_weights(name)
     fetch(name)
     found = find_weights(name)
-    assert found.checkpoint.read_text() == f"content of {SETS[name].checkpoint.name}"
-    assert found.checkpoint.is_relative_to(home)
-    assert found.text_encoder.name == "models_t5_umt5-xxl-enc-bf16.pth"
-    assert found.autoencoder.name == "Wan2.1_VAE.pth"
-    assert (found.tokenizer / "spiece.model").is_file() and found.tokenizer.name == "umt5-xxl"
+    assert found.checkpoint.path.read_text() == f"content of {SETS[name].checkpoint.name}"
+    assert found.checkpoint.path.is_relative_to(home)
+    assert found.text_encoder.path.name == "models_t5_umt5-xxl-enc-bf16.pth"
+    assert found.autoencoder.path.name == "Wan2.1_VAE.pth"
+    assert found.tokenizer[0].path.is_file() and found.tokenizer[0].path.parent.name == "umt5-xxl"
     assert (found.lora is not None) == (name == "longlive")
     assert found.lora_alpha == (256.0 if name == "longlive" else None)
     assert found.ema is {"self-forcing": True, "infinite-forcing": None, "longlive": False}[name]
@@ -148,7 +155,7 @@ def test_too_little_room_is_lines_before_fetching(
     fetch("longlive")
 
 
-def test_a_stopped_download_says_how_to_go_on(hub: Hub) -> None:
+def test_a_stopped_download_says_how_to_resume(hub: Hub) -> None:
     hub.stop_at = "Wan2.1_VAE.pth"
     with pytest.raises(ValueError, match=r"the line went dead\); try again") as refusal:
         fetch("self-forcing")
@@ -163,7 +170,7 @@ def test_a_stopped_download_says_how_to_go_on(hub: Hub) -> None:
 
 def test_a_damaged_file_is_fetched_again(hub: Hub) -> None:
     fetch("self-forcing")
-    path = find_weights("self-forcing").text_encoder
+    path = find_weights("self-forcing").text_encoder.path
     path.write_bytes(b"short")
     with pytest.raises(ValueError, match="not whole"):
         find_weights("self-forcing")
@@ -185,21 +192,21 @@ def test_other_content_is_refused(hub: Hub) -> None:
         find_weights("self-forcing")
     hub.files[key] = genuine
     fetch("self-forcing")
-    assert find_weights("self-forcing").checkpoint.read_bytes() == genuine
+    assert find_weights("self-forcing").checkpoint.path.read_bytes() == genuine
 
 
 def test_an_unknown_size_is_not_checked(hub: Hub) -> None:
     hub.files["SOTAMak1r/Infinite-Forcing", "ema_model.pt"] = b"of whatever length it has"
     fetch("infinite-forcing")
-    assert find_weights("infinite-forcing").checkpoint.read_bytes() == b"of whatever length it has"
+    assert find_weights("infinite-forcing").checkpoint.path.read_bytes() == b"of whatever length it has"
 
 
 def test_the_small_decoder_is_put_there_by_hand(hub: Hub, home: Path) -> None:
     fetch("self-forcing")
-    assert find_weights("self-forcing").tiny_decoder is None
+    assert find_tiny_decoder() is None
     path = home / "wan" / "taew2_1.pth"
     path.write_bytes(b"decoder")
-    assert find_weights("self-forcing").tiny_decoder == path
+    assert find_tiny_decoder() == path
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from made_clips import SIZE, one_mover, shifting, still, write
 
-from recap.eval.metrics.dynamic_degree import clip_moves, dynamic_degree
-from recap.eval.metrics.flickering import clip_flickering, temporal_flickering
+from recap.eval.metrics.dynamics import clip_flickering, clip_moves, dynamic_degree, temporal_flickering
 from recap.eval.metrics.motion import motion, split_flow, spreads
 from recap.flow import ClassicalFlow
 from recap.io.video import open_clip
@@ -28,7 +27,7 @@ def test_flickering_of_a_still_clip_is_one_and_of_known_steps_is_known(tmp_path)
     # Each step is a fifth of the range.
     flat[1::2] = 51
     assert clip_flickering(flat) == pytest.approx(0.8)
-    score = temporal_flickering(open_clip(write(tmp_path / "a.mp4", still(70))), 70)
+    score = temporal_flickering(open_clip(write(tmp_path / "a.mp4", still(70))))
     assert score.value > 0.999 and score.n == 3 and score.backend == "native"
     with pytest.raises(ValueError, match="at least 2"):
         clip_flickering(still(1))
@@ -50,7 +49,7 @@ def test_dynamic_degree_of_still_and_shifting_clips(flow, tmp_path):
     assert clip_moves(shifting(32, 3), 16, flow)
     assert not clip_moves(shifting(32, 1), 16, flow)
     half = np.concatenate([still(32), shifting(32, 3)])
-    score = dynamic_degree(open_clip(write(tmp_path / "a.mp4", half)), 64, flow, "dis")
+    score = dynamic_degree(open_clip(write(tmp_path / "a.mp4", half)), flow, "dis")
     assert score.value == 0.5 and score.details["clips"] == [False, True] and score.backend == "dis"
 
 

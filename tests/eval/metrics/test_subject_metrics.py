@@ -7,9 +7,8 @@ import pytest
 from made_clips import still, swap
 
 from recap.eval.embedders import HsvEmbedder
-from recap.eval.metrics.identity import identity
+from recap.eval.metrics.identity import identity, retention
 from recap.eval.metrics.reappearance import reappearance, segment_spans, slots_from, starts_from_trace
-from recap.eval.metrics.retention import retention
 from recap.eval.sampling import Sampled
 from recap.eval.witnesses import Box, CropWitness, FrameWitness, crop
 from recap.trace import BlockTrace

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made_clips import texture
 
+from recap.eval.judged import build_motion_judge
 from recap.eval.metrics.presence import presence, stretches
 from recap.eval.metrics.subject_motion import outline_change, subject_motion
-from recap.eval.motion_judge import build_motion_judge
 from recap.eval.sampling import Sampled, Span
 from recap.trace import BlockTrace
 

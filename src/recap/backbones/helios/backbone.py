@@ -1,40 +1,39 @@
-"""Helios as a `Backbone`: text encoder, diffusers' transformer, its schedulers and the autoencoder."""
+"""This module makes Helios a `Backbone`: text encoder, diffusers' transformer, its schedulers and autoencoder."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recap.attention.context import BlockContext
 from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer
 from recap.backbones.helios.sampler import Sampler
 from recap.backbones.helios.spec import HeliosSpec
-from recap.contracts import CarryingContext, Context, Decoder, Noise, State
+from recap.backbones.text import EncodeText
+from recap.contracts import Context, Decoder, Noise, State
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
-EncodeText = Callable[[str], Tensor]
-"""A prompt -> 1 text_len text_dim."""
-
 ZERO_STEPS = 2
-"""Steps at the beginning of a chunk that CFG-Zero* leaves out."""
+"""CFG-Zero* leaves out this many steps at the beginning of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeliosConditioning:
-    """Prompts as the model reads them, B text_len text_dim; without guidance there is no negative one."""
+    """Holds prompts as the model reads them, B text_len text_dim; without guidance there is no negative one."""
 
     prompt: Tensor
     negative: Tensor | None
 
 
 class HeliosBackbone:
-    """A Helios model without state of its own: what it generated before comes with the context.
+    """Generates with a Helios model; it has no state: what was generated before comes with the context.
 
     Rollouts may take turns; two calls must not overlap, since the processors of all layers share one `Reading`.
     """
@@ -51,7 +50,7 @@ class HeliosBackbone:
         stage_reinforcement: Sequence[float] = (),
         device: torch.device | str | None = None,
     ) -> None:
-        """`device` is where it computes; weights that are offloaded lie elsewhere."""
+        """Put processors into the transformer, which computes on `device`, wherever its weights are kept."""
         check_transformer(transformer)
         self.row = spec
         self.spec: BackboneSpec = spec.backbone_spec()
@@ -68,7 +67,7 @@ class HeliosBackbone:
 
     @torch.no_grad()
     def condition(self, prompts: tuple[str, ...]) -> HeliosConditioning:
-        """One prompt per row."""
+        """Encode one prompt per row."""
         if not prompts:
             raise refuse("prompts", prompts, "a batch has at least one row", "pass one prompt per row")
         place = {"device": self.device, "dtype": self.transformer.dtype}
@@ -81,28 +80,17 @@ class HeliosBackbone:
     @torch.no_grad()
     def denoise(self, noise: Noise, conditioning: HeliosConditioning, context: Context) -> Tensor:
         """Generate one chunk, B F C rows columns; calls `noise` once, and once per finer stage of the pyramid."""
-        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        assert isinstance(context, BlockContext), "Helios reads its past from the context"
         row, spec, past = self.row, self.spec, context.past
-        dtype = self.transformer.dtype
-        shape = (
-            conditioning.prompt.shape[0],
-            spec.latent_channels,
-            spec.frames_per_block,
-            *spec.latent_size,
-        )
+        dtype, rows = self.transformer.dtype, conditioning.prompt.shape[0]
+        shape = (rows, spec.latent_channels, spec.frames_per_block, *spec.latent_size)
         fixed = denoising_arguments(past, row.history_frames, shape, dtype, self.device)
 
         def predict(latents: Tensor, time: Tensor, stage: int, step: int) -> Tensor:
-            rows, columns = (side // row.patch for side in latents.shape[-2:])
-            current = latents.shape[2] * rows * columns
+            current = latents[0, 0].numel() // row.patch**2
             places = slices(spec.grid, row.history_frames, current, real=past.opening is not None)
-            with self._reading.denoising(
-                context,
-                places,
-                spec.grid,
-                stage=stage,
-                reinforcement=self._stages[stage] if self._stages else None,
-            ):
+            bias = self._stages[stage] if self._stages else None
+            with self._reading.denoising(context, places, spec.grid, stage=stage, reinforcement=bias):
                 asked = {"hidden_states": latents.to(dtype), "timestep": time, **fixed}
                 flow = self._forward(asked, conditioning.prompt)
                 if conditioning.negative is None:
@@ -120,8 +108,8 @@ class HeliosBackbone:
 
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: HeliosConditioning, context: Context) -> None:
-        """The clean pass: the finished frames as short history at time 0, for a memory that has a use for it."""
-        assert isinstance(context, CarryingContext), "Helios reads its past from the context"
+        """Run the clean pass: the finished frames as short history at time 0, for a memory that has a use for it."""
+        assert isinstance(context, BlockContext), "Helios reads its past from the context"
         if not context.wants_tokens:
             return
         row, past, dtype = self.row, context.past, self.transformer.dtype
@@ -135,10 +123,11 @@ class HeliosBackbone:
             self._forward(asked, conditioning.prompt)
 
     def decoder(self) -> Decoder:
-        """A fresh decoding stream, in which every chunk is alone."""
+        """Open a new decoding stream, in which every chunk is alone."""
         return ChunkDecoder(self.vae)
 
     def encode(self, pixels: Tensor) -> Tensor:
+        """Refuse: there is no way to begin from pictures."""
         limit = f"backbone {self.spec.name!r} begins from text only here: it was trained on noised openings"
         remedy = "pass image= or video= to diffusers' own pipeline inside recap.attach"
         raise refuse("opening", tuple(pixels.shape), limit, remedy)
@@ -154,22 +143,21 @@ class HeliosBackbone:
         if skipped:
             return flow * 0.0
         positive, negative = flow.flatten(1).float(), other.flatten(1).float()
-        scale = (positive * negative).sum(dim=1, keepdim=True) / (
-            (negative**2).sum(dim=1, keepdim=True) + 1e-8
-        )
+        power = (negative**2).sum(dim=1, keepdim=True) + 1e-8
+        scale = (positive * negative).sum(dim=1, keepdim=True) / power
         scale = scale.view(-1, *[1] * (flow.dim() - 1)).to(flow.dtype)
         return other * scale + guidance * (flow - other * scale)
 
 
 class ChunkDecoder:
-    """diffusers' `AutoencoderKLWan`, started again at every chunk, as Helios is decoded."""
+    """Decodes with diffusers' `AutoencoderKLWan`, started again at every chunk, as Helios is decoded."""
 
     def __init__(self, vae: Any) -> None:
         self._vae = vae
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """B F C rows columns -> B T 3 Y X in 0..1; the first frame is one picture."""
+        """Decode B F C rows columns to B T 3 Y X in 0..1; the first frame is one picture."""
         vae = self._vae
         weight = next(vae.parameters())
         shape = (1, -1, 1, 1, 1)
@@ -183,11 +171,11 @@ class ChunkDecoder:
         return {}
 
     def load_state(self, state: State) -> None:
-        """There is none: no chunk depends on another."""
+        """Do nothing: no chunk depends on another."""
 
 
 def check_stages(reinforcement: Sequence[float], stages: int | None = None) -> tuple[float, ...]:
-    """Lambda of every stage, coarsest first; empty leaves the memory's own everywhere."""
+    """Return lambda of every stage, coarsest first; an empty tuple leaves the memory's own everywhere."""
     values = tuple(reinforcement)
     if stages is not None and values and len(values) != stages:
         limit = f"one value for each of the {stages} stages is needed, the coarsest first"

@@ -1,30 +1,32 @@
-"""The public Helios models as backbones: a row each, one way to load them.
+"""The public Helios models are backbones here: a config class each, and one way to load them.
 
-A folder in diffusers' layout is looked for where `recap weights` puts it, or named. The text encoder comes and goes
-before the transformer is read. What does not fit the device is kept on the host and brought over group by group, by
-diffusers' own offloading.
+A folder in diffusers' layout is looked for where `recap weights` puts it, or named. The text encoder is loaded and
+released before the transformer is read. What does not fit the device is kept on the host and brought over group by
+group, by diffusers' own offloading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from recap.backbones.helios.backbone import HeliosBackbone, check_stages
-from recap.backbones.helios.checkpoint import empty_transformer, load_transformer
-from recap.backbones.helios.published import check_folder, find_helios_weights
+from recap.backbones.helios.checkpoint import (
+    check_folder,
+    empty_transformer,
+    find_helios_weights,
+    load_transformer,
+)
 from recap.backbones.helios.spec import BASE, DISTILLED, MID, VAE_STRIDE, HeliosSpec
-from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
-from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, TEXT_ENCODER_BYTES
+from recap.backbones.text import open_text
+from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, describe_memory
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
 from recap.io.extras import import_extra
-from recap.io.files import weights_folder
 from recap.io.report import Notice
 
 OFFLOADS = ("auto", "none", "group")
@@ -32,20 +34,25 @@ OFFLOADS = ("auto", "none", "group")
 
 @dataclass(frozen=True, slots=True)
 class HeliosConfig:
-    """Where a public model lies and how it is set up; "" and 0 are the row's own."""
+    """Names the folder and settings of a public model; "" and 0 stand for the model's own."""
 
-    folder: str = ""  # in diffusers' layout; "" is where `recap weights` puts it
-    prompt_embeds: str = ""  # a file of embeddings instead of the text encoder; a second row for guidance
-    negative_prompt: str = ""  # read by the rows with guidance
+    # A folder in diffusers' layout.
+    folder: str = ""
+    # A file of embeddings instead of the text encoder; with guidance its second row is the negative prompt.
+    prompt_embeds: str = ""
+    # Read by the models with guidance.
+    negative_prompt: str = ""
     height: int = 0
     width: int = 0
-    steps: tuple[int, ...] = ()  # per stage, coarsest first
+    # Per stage, coarsest first.
+    steps: tuple[int, ...] = ()
     guidance: float = 0.0
-    amplify_first: bool = True  # twice the steps in the first chunk; only the distilled row can
-    stage_reinforcement: tuple[
-        float, ...
-    ] = ()  # lambda per stage, coarsest first, instead of the memory's one
-    offload: str = "auto"  # "group" keeps the transformer on the host, "none" on the device
+    # Twice the steps in the first chunk; only the distilled model can.
+    amplify_first: bool = True
+    # Lambda per stage, coarsest first, instead of the memory's one.
+    stage_reinforcement: tuple[float, ...] = ()
+    # "group" keeps the transformer on the host, "none" on the device; "auto" chooses by the free memory.
+    offload: str = "auto"
 
     row: ClassVar[HeliosSpec]
 
@@ -57,16 +64,11 @@ class HeliosConfig:
         for name, value in (("height", spec.height), ("width", spec.width)):
             if value < side or value % side:
                 limit = f"{spec.name} generates at multiples of {side}"
-                raise refuse(
-                    f"backbone.{name}",
-                    value,
-                    limit,
-                    f"the released size is {self.row.width}x{self.row.height}",
-                )
-        if len(spec.steps) != len(self.row.steps) or not all(
-            isinstance(n, int) and n > 0 for n in spec.steps
-        ):
-            limit = f"{spec.name} has {len(self.row.steps)} stages of 1 step or more"
+                remedy = f"the released size is {self.row.width}x{self.row.height}"
+                raise refuse(f"backbone.{name}", value, limit, remedy)
+        stages = len(self.row.steps)
+        if len(spec.steps) != stages or not all(isinstance(n, int) and n > 0 for n in spec.steps):
+            limit = f"{spec.name} has {stages} stages of 1 step or more"
             raise refuse("backbone.steps", self.steps, limit, "leave it out for the released setting")
         check_stages(self.stage_reinforcement, len(spec.steps))
 
@@ -90,32 +92,41 @@ class HeliosConfig:
         parameters = sum(p.numel() for p in empty_transformer(folder / "transformer").parameters())
         plan = plan_memory(spec, parameters, dtype)
         offload = self._offloads(plan, device)
-        for line in describe_plan(plan, offload=offload, text=not self.prompt_embeds):
+        on_host = plan["transformer"] if offload else 0
+        for line in describe_memory(plan, text=not self.prompt_embeds, on_host=on_host):
             notice(line)
-        encode = self._text(spec, folder, device, prompts, notice)
+        encode = open_text(
+            self.prompt_embeds,
+            lambda: (folder / "text_encoder", folder / "tokenizer"),
+            (spec.text_len, spec.text_dim),
+            device=device,
+            prompts=prompts,
+            notice=notice,
+            negative=self.negative_prompt if spec.guidance > 1 else None,
+        )
         transformer = load_transformer(folder / "transformer", spec, dtype)
         if offload:
             offload_groups(transformer, torch.device(device))
         else:
             transformer.to(device)
-        # fp32 whatever the transformer runs in, as its authors decode.
-        vae = load_wan_vae(folder / "vae", device, torch.float32).model
+        scheduler = diffusers.HeliosDMDScheduler if spec.distilled else diffusers.HeliosScheduler
         return HeliosBackbone(
             spec,
             transformer,
-            _scheduler(diffusers, folder, distilled=spec.distilled),
+            scheduler.from_pretrained(folder / "scheduler"),
             encode,
-            vae,
+            # fp32 whatever the transformer runs in, as its authors decode.
+            load_wan_vae(folder / "vae", device, torch.float32).model,
             negative_prompt=self.negative_prompt,
             stage_reinforcement=self.stage_reinforcement,
             device=device,
         )
 
     def check_files(self) -> Path:
-        """The folder, if it is whole; asked for before a long sweep too, so it reads nothing large."""
+        """Return the folder, or refuse one that is not whole; a long sweep asks too, so nothing large is read."""
         text = not self.prompt_embeds
         if not self.folder:
-            return find_helios_weights(self.row.name, text=text)
+            return find_helios_weights(self.row, text=text)
         remedy = "pass a folder in diffusers' layout, with all its parts"
         return check_folder(Path(self.folder).expanduser(), "backbone.folder", remedy, text=text)
 
@@ -125,47 +136,19 @@ class HeliosConfig:
             return free is not None and sum(plan.values()) > free
         return self.offload == "group"
 
-    def _text(
-        self, spec: HeliosSpec, folder: Path, device: str, prompts: Sequence[str], notice: Notice
-    ) -> Callable[[str], Tensor]:
-        guided = spec.guidance > 1
-        if self.prompt_embeds:
-            embeds = load_prompt_embeds(Path(self.prompt_embeds), spec.text_len, spec.text_dim)
-            if len(embeds) != 1 + guided:
-                limit = f"it holds {len(embeds)} rows; every prompt gets the first" + (
-                    ", the negative one the second" if guided else ""
-                )
-                raise refuse("backbone.prompt_embeds", self.prompt_embeds, limit, f"save {1 + guided}")
-            negative = self.negative_prompt
-            return lambda prompt: embeds[1:2] if guided and prompt == negative else embeds[:1]
-        text = CachedText(
-            folder / "text_encoder",
-            folder / "tokenizer",
-            weights_folder() / "text",
-            text_len=spec.text_len,
-            text_dim=spec.text_dim,
-            device=device,
-            notice=notice,
-        )
-        text.prepare([*prompts, *([self.negative_prompt] if guided else [])])
-        return text
 
-
-@dataclass(frozen=True, slots=True)
 class HeliosBaseConfig(HeliosConfig):
     """Helios-Base, 14B, 50 steps with guidance: no cache, the past is read at every step (public checkpoint)."""
 
     row = BASE
 
 
-@dataclass(frozen=True, slots=True)
 class HeliosMidConfig(HeliosConfig):
     """Helios-Mid, the same in a pyramid of three stages (public checkpoint)."""
 
     row = MID
 
 
-@dataclass(frozen=True, slots=True)
 class HeliosDistilledConfig(HeliosConfig):
     """Helios-Distilled, the same in two steps a stage, without guidance (public checkpoint)."""
 
@@ -176,17 +159,16 @@ def offload_groups(transformer: Any, device: torch.device) -> None:
     """Keep the weights on the host and bring each layer's over while the one before it computes."""
     # diffusers' hooks call it without asking whether it is there.
     import_extra("accelerate", "Helios", "helios")
-    stream = device.type == "cuda"
     transformer.enable_group_offload(
         onload_device=device,
         offload_device=torch.device("cpu"),
         offload_type="leaf_level",
-        use_stream=stream,
+        use_stream=device.type == "cuda",
     )
 
 
 def plan_memory(spec: HeliosSpec, parameters: int, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes that are in memory at once, by part; the transformer first."""
+    """Return the bytes that are in memory at once, by part."""
     frame = 2 * spec.layers * spec.heads * spec.head_dim * dtype.itemsize
     frame *= spec.backbone_spec().frame_tokens
     return {
@@ -195,18 +177,3 @@ def plan_memory(spec: HeliosSpec, parameters: int, dtype: torch.dtype) -> dict[s
         "a bank of one frame, stored and as read": 2 * frame,
         "the keys and values of a finished chunk": spec.frames_per_block * frame,
     }
-
-
-def describe_plan(plan: dict[str, int], *, offload: bool, text: bool) -> list[str]:
-    """The plan in words, before anything is read."""
-    lines = [f"memory: {name} {size / 1e9:.2f} GB" for name, size in plan.items()]
-    on_host = plan["transformer"] if offload else 0
-    where = f" on the device, {on_host / 1e9:.1f} GB on the host, layer by layer" if offload else ""
-    first = f"; before that, for new prompts, the text encoder alone {TEXT_ENCODER_BYTES / 1e9:.1f} GB"
-    total = (sum(plan.values()) - on_host) / 1e9
-    return [*lines, f"memory: about {total:.1f} GB and activations{where}{first if text else ''}"]
-
-
-def _scheduler(diffusers: Any, folder: Path, *, distilled: bool) -> Any:
-    kind = diffusers.HeliosDMDScheduler if distilled else diffusers.HeliosScheduler
-    return kind.from_pretrained(folder / "scheduler")

@@ -1,4 +1,4 @@
-"""What a Helios forward sees next to its chunk: which latents, at which temporal indices, as which keys.
+"""This module says what a Helios forward sees next to its chunk: which latents, at which indices, as which keys.
 
 Sequence of every forward, with the indices of the released setting:
     long    16 frames, 4 x 4 x 4 tokens to one        1..16    PRIOR
@@ -6,7 +6,7 @@ Sequence of every forward, with the indices of the released setting:
     opening  the video's first frame, whole               0    SINK (zeros in the first chunk of text-to-video: PRIOR)
     newest   the last frame, whole                       19    PRIOR
     current  the chunk, at its stage's resolution    20..28    CURRENT
-Indices never change: every chunk is placed as if it were frames 20 to 28 of the video.
+Indices never change: every chunk stands as if it were frames 20 to 28 of the video.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from torch.nn import functional
 from recap.types import Past, Role
 
 POOLED = (4, 2)
-"""Tokens along each axis that one token of long and of mid history stands for."""
+"""One token of long and of mid history stands for this many tokens along each axis."""
 PLACEHOLDER = 4
-"""How much smaller the chunk stands in the current place of the clean pass, where nobody reads it."""
+"""The chunk is this much smaller in the current part of the clean pass, where nobody reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Where each part lies on the key axis."""
+    """Says where each part lies on the key axis."""
 
-    parts: tuple[tuple[Role, slice], ...]  # in order
-    whole: slice  # the frames of the short history behind the opening: a clean pass has its chunk there
+    # In order.
+    parts: tuple[tuple[Role, slice], ...]
+    # The frames of the short history behind the opening: a clean pass has its chunk there.
+    whole: slice
     current: slice
-    sink: bool  # whether the opening is a real frame
 
 
 def slices(grid: tuple[int, int], history: tuple[int, int, int], current: int, *, real: bool) -> Slices:
-    """Of a sequence whose last `current` tokens are the chunk; `history` counts the frames of each part."""
+    """Return the parts of a sequence that ends with `current` tokens of the chunk; `history` counts their frames."""
     rows, columns = grid
     long, mid = (
         -(-frames // n) * -(-rows // n) * -(-columns // n) for frames, n in zip(history, POOLED, strict=False)
@@ -48,13 +49,13 @@ def slices(grid: tuple[int, int], history: tuple[int, int, int], current: int, *
     ends = list(accumulate((long, mid, frame, history[2] * frame, current)))
     cut = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     roles = (Role.PRIOR, Role.PRIOR, Role.SINK if real else Role.PRIOR, Role.PRIOR, Role.CURRENT)
-    return Slices(tuple(zip(roles, cut, strict=True)), cut[3], cut[4], real)
+    return Slices(tuple(zip(roles, cut, strict=True)), cut[3], cut[4])
 
 
 def denoising_arguments(
     past: Past, history: tuple[int, int, int], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
-    """History and indices of every forward of a chunk of latents `shape`, B C F rows columns."""
+    """Return history and indices of every forward of a chunk of latents `shape`, B C F rows columns."""
     batch, channels, frames, rows, columns = shape
     # fp32 as the released loop has it, whatever the latents come in.
     buffer = torch.zeros(batch, channels, sum(history), rows, columns, device=device)
@@ -81,11 +82,11 @@ def denoising_arguments(
 
 
 def clean_arguments(denoising: dict[str, Any], latents: Tensor, opening: Tensor | None) -> dict[str, Any]:
-    """The clean pass of a finished chunk, B C F rows columns: its frames as short history, whole, at time 0.
+    """Return the clean pass of a finished chunk, B C F rows columns: its frames as short history, whole, at time 0.
 
-    In that role, not as current frames, is a past frame read by what comes later: its own embedding, its time 0, no
-    text. Long and mid are those of the chunk's own steps. Something must stand in the current place; a small copy of
-    the chunk does. Without an opening the chunk's own first frame is one.
+    Later chunks read a past frame in that role, not as a current frame: its own embedding, its time 0, no text. Long
+    and mid are those of the chunk's own steps. There must be something in the current part; a small copy of the chunk
+    is. Without an opening the chunk's own first frame is one.
     """
     dtype = denoising["latents_history_short"].dtype
     whole = latents.to(dtype)

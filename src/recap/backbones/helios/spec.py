@@ -1,41 +1,47 @@
-"""The public Helios rows: every size, and how each is sampled. Base, Mid and Distilled are one 14B transformer."""
+"""This module states the sizes of the public Helios models, which are one 14B transformer, sampled in three ways."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from recap.types import BackboneSpec
 
 VAE_STRIDE = 8
-"""Pixels along a side of one latent of Wan2.1's autoencoder."""
+"""Pixels along the side of one latent of Wan2.1's autoencoder."""
 PICTURES_PER_FRAME = 4
 PICTURES_PER_SECOND = 24
 
 
 @dataclass(frozen=True, slots=True)
 class HeliosSpec:
-    """One released checkpoint. There are no defaults: BASE is stated in full, the others replace fields of it."""
+    """Holds the sizes of one released checkpoint and how it is sampled. The defaults are those of Helios-Base."""
 
-    name: str
-    repository: str
-    layers: int
-    heads: int
-    head_dim: int
-    latent_channels: int
-    patch: int
-    text_len: int
-    text_dim: int
-    height: int
-    width: int
-    frames_per_block: int
-    history_frames: tuple[int, int, int]  # long, mid, newest; next to the opening frame
-    steps: tuple[int, ...]  # per stage of the pyramid, coarsest first; one entry is no pyramid
-    guidance: float  # 1: no second pass
-    zero_star: bool  # the second pass is scaled to the first, and the first steps of a chunk are skipped
-    distilled: bool
-    amplify_first: bool  # twice the steps in the first chunk, as the authors' scripts have it
+    name: str = "helios-base"
+    repository: str = "BestWishYsh/Helios-Base"
+    layers: int = 40
+    heads: int = 40
+    head_dim: int = 128
+    latent_channels: int = 16
+    patch: int = 2
+    text_len: int = 512
+    text_dim: int = 4096
+    height: int = 384
+    width: int = 640
+    frames_per_block: int = 9
+    # Long, mid and newest frames; the opening frame comes in addition.
+    history_frames: tuple[int, int, int] = (16, 2, 1)
+    # Per stage of the pyramid, coarsest first; a single entry means no pyramid.
+    steps: tuple[int, ...] = (50,)
+    # 1 means no second forward.
+    guidance: float = 5.0
+    # Whether the second forward is scaled to the first, and the first steps of a chunk are skipped.
+    zero_star: bool = False
+    distilled: bool = False
+    # Whether the first chunk takes twice the steps, as in the authors' scripts.
+    amplify_first: bool = False
 
     def backbone_spec(self) -> BackboneSpec:
+        """Return the part of the sizes that the rest of the package needs."""
         side = self.patch * VAE_STRIDE
         return BackboneSpec(
             name=self.name,
@@ -55,37 +61,11 @@ class HeliosSpec:
         )
 
 
-BASE = HeliosSpec(
-    name="helios-base",
-    repository="BestWishYsh/Helios-Base",
-    layers=40,
-    heads=40,
-    head_dim=128,
-    latent_channels=16,
-    patch=2,
-    text_len=512,
-    text_dim=4096,
-    height=384,
-    width=640,
-    frames_per_block=9,
-    history_frames=(16, 2, 1),
-    steps=(50,),
-    guidance=5.0,
-    zero_star=False,
-    distilled=False,
-    amplify_first=False,
-)
-MID = replace(
-    BASE,
-    name="helios-mid",
-    repository="BestWishYsh/Helios-Mid",
-    steps=(20, 20, 20),
-    zero_star=True,
-)
-DISTILLED = replace(
-    BASE,
-    name="helios-distilled",
-    repository="BestWishYsh/Helios-Distilled",
+BASE = HeliosSpec()
+MID = HeliosSpec("helios-mid", "BestWishYsh/Helios-Mid", steps=(20, 20, 20), zero_star=True)
+DISTILLED = HeliosSpec(
+    "helios-distilled",
+    "BestWishYsh/Helios-Distilled",
     steps=(2, 2, 2),
     guidance=1.0,
     distilled=True,

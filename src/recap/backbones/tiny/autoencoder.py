@@ -11,7 +11,6 @@ only, so results do not depend on how a stream is cut.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ CELL = 8
 
 @dataclass(frozen=True, slots=True)
 class AutoencoderSpec:
-    """Every size of the autoencoder; widths and depths from half resolution down to an eighth."""
+    """Lists every size of the autoencoder; widths and depths from half resolution down to an eighth."""
 
     latent_channels: int
     pictures_per_frame: int
@@ -43,26 +42,20 @@ EMBEDDED_AUTOENCODER = AutoencoderSpec(
 )
 
 
-class Memory(Protocol):
-    """Gives a block its own input of one step earlier."""
-
-    def previous(self, name: str, x: Tensor) -> Tensor:
-        """Return what the block of that name passed one step before x, in the shape of x."""
-
-
 class WholeClip:
-    """All steps of a clip are neighbours in the batch."""
+    """Finds a block's input of one step earlier in the batch, where all steps of a clip are neighbours."""
 
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
 
     def previous(self, name: str, x: Tensor) -> Tensor:
+        """Return what the block of that name passed one step before x, in the shape of x."""
         steps = x.unflatten(0, (-1, self._num_steps))
         return torch.cat([steps[:, :1], steps[:, :-1]], dim=1).flatten(0, 1)
 
 
 class Stream:
-    """One step at a time, without end."""
+    """Keeps every block's input of one step earlier: one step at a time, without end."""
 
     def __init__(self) -> None:
         self.kept: State = {}
@@ -71,6 +64,9 @@ class Stream:
         before = self.kept.get(name, x)
         self.kept[name] = x
         return before
+
+
+Memory = WholeClip | Stream
 
 
 class ChannelNorm(nn.Module):
@@ -89,7 +85,7 @@ class ChannelNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions and a shortcut; the second starts at zero, so a deep stack starts as the identity."""
+    """Has two convolutions and a shortcut; the second starts at zero, so a deep stack starts as the identity."""
 
     def __init__(self, name: str, width: int, remembered: int) -> None:
         super().__init__()
@@ -111,7 +107,7 @@ class ResidualBlock(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """The residual blocks of one resolution."""
+    """Runs the residual blocks of one resolution."""
 
     def __init__(self, name: str, width: int, depth: int, remembered: int) -> None:
         super().__init__(ResidualBlock(f"{name}.{index}", width, remembered) for index in range(depth))
@@ -178,7 +174,7 @@ class StepDecoder(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Encoder, decoder, and the statistics that make latents zero-mean and unit-variance per channel."""
+    """Has encoder, decoder, and the statistics that make latents zero-mean and unit-variance per channel."""
 
     latent_mean: Tensor
     latent_std: Tensor

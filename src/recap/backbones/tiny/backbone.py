@@ -23,7 +23,7 @@ RELEASED = "install weights and code of the same release, or train them (trainin
 
 
 class WordTable(nn.Module):
-    """The whole text encoder: one learnt vector per word of the vocabulary, and one per slot of the prompt.
+    """Encodes text by one learnt vector per word of the vocabulary, and one per slot of the prompt.
 
     Without slots two actors have no order, and the model must choose again in every block who is where. Weights of
     the first edition have none.
@@ -66,9 +66,8 @@ def build_embedded(
     with torch.device("meta"):
         model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
         text = WordTable(slots=has_slots(folder / "text.safetensors"))
-    load_strictly(model, folder / "dit.safetensors")
-    load_strictly(autoencoder, folder / "autoencoder.safetensors")
-    load_strictly(text, folder / "text.safetensors")
+    for part, name in ((model, "dit"), (autoencoder, "autoencoder"), (text, "text")):
+        load_strictly(part, folder / f"{name}.safetensors")
     autoencoder.eval().requires_grad_(False).to(device, dtype)
     # Convolutions run fastest with the channels innermost; torch's hints do not know this call.
     autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -93,6 +92,5 @@ class EmbeddedConfig:
 
 def load_strictly(module: nn.Module, file: Path, field: str = "weights", remedy: str = RELEASED) -> None:
     """Fill a module from a safetensors file, as fp32; any missing, unknown or misshapen tensor is an error."""
-    fill(
-        module, open_tensors(file, field, remedy), path=file, field=field, dtype=torch.float32, remedy=remedy
-    )
+    tensors = open_tensors(file, field, remedy)
+    fill(module, tensors, path=file, field=field, dtype=torch.float32, remedy=remedy)

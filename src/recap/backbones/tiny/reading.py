@@ -10,29 +10,13 @@ What cannot be understood is refused in one message, and what is excluded ("no f
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
-from recap.backbones.tiny import words as english
-from recap.backbones.tiny.negation import leave_out
-from recap.backbones.tiny.sentence import Kind, Word, split
-from recap.backbones.tiny.vocabulary import (
-    ACTORS,
-    ALIASES,
-    NAMED,
-    SCENE_PHRASES,
-    SCENES,
-    TIME_PHRASES,
-    TIMES,
-    Prompt,
-    clipped,
-    empty_with,
-    known_words,
-    no_scene,
-    only_one,
-    parse_prompt,
-)
+from recap.backbones.tiny import vocabulary
+from recap.backbones.tiny.sentence import NEAR, Kind, Word, leave_out, split
+from recap.backbones.tiny.vocabulary import Prompt, clipped, known_words, parse_prompt
 from recap.errors import refuse
 
 LONGEST = 2000
@@ -43,8 +27,7 @@ USUAL_SCENE = "beach"
 IN_THE_SEA = ("fish", "whale", "boat")
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReading:
+class PromptReading(NamedTuple):
     """A prompt, and notices for the user about what differs from the text."""
 
     prompt: Prompt
@@ -88,15 +71,15 @@ def read_prompt(text: str) -> PromptReading:
             raise refuse("prompt", clipped(text), limit, "keep one of the two")
     scene, time, set_in, unused = _setting(found, text)
     if actors and any(word.name == "empty" for word in found):
-        raise empty_with(text, actors[0])
+        raise vocabulary.empty_with(text, actors[0])
     if scene is None and not actors:
-        raise no_scene(text)
+        raise vocabulary.no_scene(text)
     lines = [*_dropped(found, unused), *(_instead(word, shown) for word, shown in (*replaced, *set_in))]
     if unwanted:
         lines.append(f"prompt: left out as asked: {', '.join(unwanted)}")
     if scene is None:
         scene = "sea" if actors[0] in IN_THE_SEA else USUAL_SCENE
-        lines.append(f"prompt: no scene is named: the video is set {SCENE_PHRASES[scene]}")
+        lines.append(f"prompt: no scene is named: the video is set {vocabulary.SCENE_PHRASES[scene]}")
     return PromptReading(Prompt(tuple(actors), scene, time or "day"), tuple(lines))
 
 
@@ -115,7 +98,9 @@ def _refuse_unclear(found: Sequence[Word], text: str) -> None:
 
 def _guess(word: str) -> str:
     """Guess what an unknown word misspells; a lower cutoff would suggest a balloon for a lion."""
-    known = sorted({*NAMED, *ALIASES, *english.NEAR})
+    known = sorted(
+        {*vocabulary.NAMED, *vocabulary.ALIASES, *(near for table in NEAR.values() for near in table)}
+    )
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     return f"{near[0]!r} for {clipped(word, 30)!r}" if near else ""
 
@@ -129,7 +114,7 @@ def _cast(found: Sequence[Word], text: str) -> tuple[list[str], list[tuple[str, 
         if word.kind is Kind.ACTOR:
             actors.append(word.name)
         elif word.kind is Kind.NEAR_ACTOR:
-            options = english.NEAR_ACTORS[word.name]
+            options = NEAR[word.kind][word.name]
             again = any(word.raw == written for written, _ in replaced)
             free = [] if again else [actor for actor in options if actor not in taken]
             if not free:
@@ -152,12 +137,12 @@ def _setting(
     chosen: list[str | None] = []
     replaced: list[tuple[str, str]] = []
     unused: set[str] = set()
-    for what, known, exact, near, table in (
-        ("scene", SCENES, Kind.SCENE, Kind.NEAR_SCENE, english.NEAR_SCENES),
-        ("time of day", TIMES, Kind.TIME, Kind.NEAR_TIME, english.NEAR_TIMES),
+    for what, known, exact, near in (
+        ("scene", vocabulary.SCENES, Kind.SCENE, Kind.NEAR_SCENE),
+        ("time of day", vocabulary.TIMES, Kind.TIME, Kind.NEAR_TIME),
     ):
-        name = only_one(text, what, [word.name for word in found if word.kind is exact], known)
-        others = {word.raw: table[word.name][0] for word in found if word.kind is near}
+        name = vocabulary.only_one(text, what, [word.name for word in found if word.kind is exact], known)
+        others = {word.raw: NEAR[near][word.name][0] for word in found if word.kind is near}
         if name is None and others:
             if len(set(others.values())) > 1:
                 named = ", ".join(f"{raw!r} ({shown})" for raw, shown in others.items())
@@ -170,33 +155,31 @@ def _setting(
     return chosen[0], chosen[1], replaced, unused
 
 
-def _dropped(found: Iterable[Word], unused: set[str]) -> Iterator[str]:
+def _dropped(found: Sequence[Word], unused: set[str]) -> Iterator[str]:
     """Yield notices about words that were dropped, one per reason."""
-    written = [
-        replace(word, kind=Kind.HARMLESS)
-        if word.raw in unused and word.kind in (Kind.NEAR_SCENE, Kind.NEAR_TIME)
-        else word
-        for word in found
-    ]
-    for kind, why in (
+    setting = (Kind.NEAR_SCENE, Kind.NEAR_TIME)
+    kinds = [Kind.HARMLESS if word.raw in unused and word.kind in setting else word.kind for word in found]
+    for reason, why in (
         (Kind.HARMLESS, "left out, as the embedded backbone has no words for it"),
         (Kind.COLOUR, "left out, as colours cannot be asked for"),
         (Kind.COUNT, "numbers cannot be asked for, one of each kind is shown"),
     ):
-        names = list(dict.fromkeys(word.raw for word in written if word.kind is kind))
+        names = list(dict.fromkeys(w.raw for w, kind in zip(found, kinds, strict=True) if kind is reason))
         if names:
             yield f"prompt: {_quoted(names)}: {why}"
 
 
 def _instead(written: str, shown: str) -> str:
-    if shown in ACTORS:
+    """Return the notice that something else is shown than what was written."""
+    if shown in vocabulary.ACTORS:
         thing = f"{'an' if shown[0] in 'aeiou' else 'a'} {shown} is shown instead"
     else:
-        thing = f"the video is set {(SCENE_PHRASES | TIME_PHRASES)[shown]}"
+        thing = f"the video is set {(vocabulary.SCENE_PHRASES | vocabulary.TIME_PHRASES)[shown]}"
     return f"prompt: {clipped(written, 30)!r} is not in the vocabulary: {thing}"
 
 
 def _quoted(names: Sequence[str]) -> str:
+    """List names in quotes, the first of them if they are many."""
     shown = [repr(clipped(name, 30)) for name in names[:MOST_QUOTED]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

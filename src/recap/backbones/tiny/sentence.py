@@ -1,4 +1,7 @@
-"""Splits a sentence into words of one kind each; unknown words are classified by ending and position."""
+"""Splits a sentence into words of one kind each, and finds what it excludes: "a beach without a fox", "no people".
+
+Words are looked up in words.toml; those that are not there are classified by ending and position.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import StrEnum, auto
 
-from recap.backbones.tiny import words as english
-from recap.backbones.tiny.vocabulary import ACTORS, ALIASES, FILLERS, NAMED, SCENES, TIMES, canonical
+from recap.backbones.tiny import vocabulary
+from recap.backbones.tiny.vocabulary import NAMED, TABLES, canonical, clipped
+from recap.errors import refuse
 
 
-class Kind(Enum):
+class Kind(StrEnum):
+    """The kind of a word; the lists of words.toml have these names."""
+
     ACTOR = auto()
     SCENE = auto()
     TIME = auto()
@@ -38,10 +44,13 @@ class Kind(Enum):
 ACTING = (Kind.ACTOR, Kind.NEAR_ACTOR)
 NOUNS = (*ACTING, Kind.SCENE, Kind.TIME, Kind.NEAR_SCENE, Kind.NEAR_TIME)
 MODIFIERS = (Kind.HARMLESS, Kind.COLOUR, Kind.COUNT)
+CAN_BE_EXCLUDED = (*ACTING, Kind.NEAR_SCENE, Kind.NEAR_TIME, Kind.UNKNOWN, Kind.HARMLESS)
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
+    """One word of a sentence, or a pair with its own meaning."""
+
     # As written, in lower case.
     raw: str
     # As in the tables.
@@ -51,29 +60,23 @@ class Word:
     gap: str
 
 
+_END = Word("", "", Kind.FILLER, ".")
+
+
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-_EXACT = {
-    **dict.fromkeys(english.NEGATORS, Kind.NEGATION),
-    **dict.fromkeys(english.NOT, Kind.NOT),
-    **dict.fromkeys(english.DOUBTFUL, Kind.DOUBT),
-    **dict.fromkeys(english.CHOICES, Kind.CHOICE),
-    **dict.fromkeys(english.DETERMINERS, Kind.DETERMINER),
-    **dict.fromkeys(english.PREPOSITIONS, Kind.PREPOSITION),
-    **dict.fromkeys(english.FUNCTION_WORDS, Kind.FILLER),
-    "and": Kind.AND,
+COMPOUNDS: dict[str, str] = TABLES["compound"]
+EXACT = {word: Kind(kind) for kind, words in TABLES["exact"].items() for word in words.split()}
+NEAR = {
+    Kind(kind): {word: near.split() for near, words in TABLES[kind].items() for word in words.split()}
+    for kind in ("near_actor", "near_scene", "near_time")
 }
-_BY_FORM = {
-    **dict.fromkeys(english.HARMLESS, Kind.HARMLESS),
-    **dict.fromkeys(english.COLOURS, Kind.COLOUR),
-    **dict.fromkeys(english.COUNTS, Kind.COUNT),
-    **dict.fromkeys(english.NEAR_ACTORS, Kind.NEAR_ACTOR),
-    **dict.fromkeys(english.NEAR_SCENES, Kind.NEAR_SCENE),
-    **dict.fromkeys(english.NEAR_TIMES, Kind.NEAR_TIME),
-}
+"""For each word that is not in the vocabulary, those that may replace it, the most similar first."""
+_BY_FORM = {word: Kind(kind) for kind, words in TABLES["form"].items() for word in words.split()}
+_BY_FORM |= {word: kind for kind, table in NEAR.items() for word in table}
 _NAMED_KINDS = {
-    **dict.fromkeys(ACTORS, Kind.ACTOR),
-    **dict.fromkeys(SCENES, Kind.SCENE),
-    **dict.fromkeys(TIMES, Kind.TIME),
+    **dict.fromkeys(vocabulary.ACTORS, Kind.ACTOR),
+    **dict.fromkeys(vocabulary.SCENES, Kind.SCENE),
+    **dict.fromkeys(vocabulary.TIMES, Kind.TIME),
     "empty": Kind.EMPTY,
 }
 
@@ -89,6 +92,7 @@ def split(text: str) -> list[Word]:
 
 
 def _raw_words(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each word as written, and its gap."""
     end = 0
     for match in _WORD.finditer(text):
         between = text[end : match.start()]
@@ -103,9 +107,9 @@ def _joined(raw: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
     while index < len(raw):
         word, gap = raw[index]
         following, between = raw[index + 1] if index + 1 < len(raw) else ("", ".")
-        pairs = [(word, form) for form in _forms(following) if (word, form) in english.COMPOUNDS]
+        pairs = [pair for form in _forms(following) if (pair := f"{word} {form}") in COMPOUNDS]
         if pairs and not between:
-            yield f"{word} {following}", english.COMPOUNDS[pairs[0]], gap
+            yield f"{word} {following}", COMPOUNDS[pairs[0]], gap
             index += 2
         else:
             yield word, word, gap
@@ -119,22 +123,28 @@ def _forms(word: str) -> tuple[str, ...]:
 
 
 def _classify(raw: str, word: str, gap: str) -> Word:
+    """Look a word up, as written or in one of its forms."""
     if word.endswith("n't"):
         return Word(raw, word, Kind.NOT, gap)
     word = word.partition("'")[0]
-    if word in _EXACT:
-        return Word(raw, word, _EXACT[word], gap)
+    if word in EXACT:
+        return Word(raw, word, EXACT[word], gap)
     own = canonical(word)
     if own in _NAMED_KINDS:
         return Word(raw, own, _NAMED_KINDS[own], gap)
-    if own in FILLERS:
-        return Word(raw, own, _EXACT.get(own, Kind.FILLER), gap)
+    if own in vocabulary.FILLERS:
+        return Word(raw, own, EXACT.get(own, Kind.FILLER), gap)
     for form in _forms(word):
         if form in _BY_FORM:
             return Word(raw, form, _BY_FORM[form], gap)
     if word.isdecimal():
         return Word(raw, word, Kind.FILLER if word == "1" else Kind.COUNT, gap)
     return Word(raw, word, Kind.HARMLESS if re.fullmatch(r"\d+(k|p|d|mm|fps)", word) else Kind.UNKNOWN, gap)
+
+
+def _at(found: Sequence[Word], index: int) -> Word:
+    """Return the word at an index, or the end of a sentence after the last."""
+    return found[index] if index < len(found) else _END
 
 
 def _is_harmless(found: Sequence[Word], index: int) -> bool:
@@ -151,14 +161,10 @@ def _is_harmless(found: Sequence[Word], index: int) -> bool:
 
 def _modifies(found: Sequence[Word], index: int) -> bool:
     """Tell whether a known noun follows directly, or after other modifiers: "a fluffy young fox"."""
-    for word in found[index + 1 :]:
-        if word.gap:
-            return False
-        if word.kind in NOUNS:
-            return True
-        if word.kind not in (*MODIFIERS, Kind.UNKNOWN):
-            return False
-    return False
+    index += 1
+    while not _at(found, index).gap and found[index].kind in (*MODIFIERS, Kind.UNKNOWN):
+        index += 1
+    return not _at(found, index).gap and found[index].kind in NOUNS
 
 
 def _is_head(found: Sequence[Word], index: int) -> bool:
@@ -186,8 +192,8 @@ def _follows_a_subject(found: Sequence[Word], index: int) -> bool:
 
 def _names_what_follows(found: Sequence[Word], index: int) -> bool:
     """Tell whether a noun only qualifies the next one: "a tiger shark", "a train station"."""
-    after = found[index + 1] if index + 1 < len(found) else None
-    follows = after is not None and not after.gap and after.kind in (*ACTING, Kind.SCENE, Kind.NEAR_SCENE)
+    after = _at(found, index + 1)
+    follows = not after.gap and after.kind in (*ACTING, Kind.SCENE, Kind.NEAR_SCENE)
     return follows and index > 0 and not found[index].gap and found[index - 1].kind is Kind.DETERMINER
 
 
@@ -195,4 +201,77 @@ def _is_misspelt(word: str) -> bool:
     """Tell whether it is probably a misspelt word of the vocabulary, unless it ends like an adjective or verb."""
     if word.endswith(("y", "ing", "ed")):
         return False
-    return bool(difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=1, cutoff=0.8))
+    return bool(difflib.get_close_matches(word, (*sorted(NAMED), *vocabulary.ALIASES), n=1, cutoff=0.8))
+
+
+def leave_out(found: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
+    """Return the remaining words and the names of what is excluded; refuse what can be read in two ways."""
+    kept: list[Word] = []
+    unwanted: list[str] = []
+    index = 0
+    while index < len(found):
+        word = found[index]
+        if word.kind is Kind.DOUBT:
+            raise _unclear(text, word)
+        if word.kind not in (Kind.NEGATION, Kind.NOT):
+            kept.append(word)
+            index += 1
+            continue
+        targets, index = _targets(found, index, text)
+        unwanted += [found[target].name for target in targets]
+    return kept, list(dict.fromkeys(unwanted))
+
+
+def _targets(found: Sequence[Word], start: int, text: str) -> tuple[list[int], int]:
+    """Return the indices of the nouns that one negation excludes, and of the word after them."""
+    targets: list[int] = []
+    index = start + 1
+    while True:
+        target = _noun(found, index, strict=found[start].kind is Kind.NOT)
+        if target is None:
+            raise _unclear(text, found[start])
+        targets.append(target)
+        index = target + 1
+        if _at(found, index).kind is Kind.CHOICE and found[index].gap != ".":
+            index += 1
+        elif _may_continue(found, index):
+            raise _unclear(text, found[start])
+        else:
+            return targets, index
+
+
+def _noun(found: Sequence[Word], index: int, *, strict: bool) -> int | None:
+    """Return the index of the noun of the phrase that begins here.
+
+    With `strict`, no adjectives may come before it, because "not" may belong to a verb.
+    """
+    between = (Kind.DETERMINER, Kind.COUNT) if strict else (Kind.DETERMINER, *MODIFIERS)
+    while not _at(found, index).gap and found[index].kind in between:
+        after = _at(found, index + 1)
+        noun_may_follow = not after.gap and after.kind in (*CAN_BE_EXCLUDED, *NOUNS, *MODIFIERS)
+        if found[index].kind is Kind.HARMLESS and not noun_may_follow:
+            # In "no sky" the harmless word is itself the noun.
+            break
+        index += 1
+    noun = _at(found, index)
+    if noun.gap or noun.kind not in CAN_BE_EXCLUDED or (strict and noun.kind is Kind.HARMLESS):
+        return None
+    return index
+
+
+def _may_continue(found: Sequence[Word], index: int) -> bool:
+    """Tell whether another actor follows that may be excluded too: "without a fox and a bus"."""
+    word = _at(found, index)
+    if word.gap == "." or not (word.gap or word.kind is Kind.AND):
+        return False
+    if word.kind is Kind.AND:
+        index += 1
+    while _at(found, index).kind in (Kind.DETERMINER, *MODIFIERS):
+        index += 1
+    return _at(found, index).kind in (*ACTING, Kind.UNKNOWN)
+
+
+def _unclear(text: str, word: Word) -> ValueError:
+    """Make the error of a negation that can be read in two ways."""
+    limit = f"what {word.raw!r} leaves out is not clear to the embedded backbone"
+    return refuse("prompt", clipped(text), limit, "name only who is there, and where")

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from recap.errors import refuse
 
@@ -40,35 +42,28 @@ SCENE_PHRASES = {
 _EMPTY_PHRASES = {"snow": "empty snow", "mountains": "empty mountains"}
 TIME_PHRASES = {"day": "by day", "evening": "in the evening", "night": "at night"}
 
-FILLERS = frozenset((
-    "a", "an", "the", "and", "on", "in", "at", "by", "with", "of", "under", "over", "near", "during", "some",
-    "there", "is", "are", "only", "just", "nobody", "walks", "walking", "moves", "moving", "stands",
-    "standing", "goes", "going", "drives", "driving", "flies", "flying", "swims", "swimming",
-))  # fmt: skip
-ALIASES = {
-    "mountain": "mountains", "ocean": "sea", "underwater": "sea", "woods": "forest", "town": "city",
-    "field": "meadow", "seaside": "beach", "daytime": "day", "noon": "day", "morning": "day",
-    "sunset": "evening", "dusk": "evening", "midnight": "night", "bunny": "rabbit", "kitten": "cat",
-    "puppy": "dog", "tortoise": "turtle", "lamb": "sheep", "teddy": "bear", "sailboat": "boat", "ship": "boat",
-}  # fmt: skip
+TABLES = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+"""Other English words: what they stand for, and which may be dropped."""
+FILLERS = frozenset(TABLES["vocabulary"]["fillers"].split())
+ALIASES: dict[str, str] = {
+    alias: word for word, aliases in TABLES["alias"].items() for alias in aliases.split()
+}
 NAMED = frozenset((*ACTORS, *SCENES, *TIMES, "empty"))
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The content of one span of a video."""
+    """Says what one span of a video shows."""
 
     actors: tuple[str, ...]
     scene: str
     time: str = "day"
 
     def __post_init__(self) -> None:
-        for field, value, known in (("scene", self.scene, SCENES), ("time", self.time, TIMES)):
+        actors = [("actor", actor, ACTORS) for actor in self.actors]
+        for field, value, known in [("scene", self.scene, SCENES), ("time", self.time, TIMES), *actors]:
             if value not in known:
                 raise _unknown(field, value)
-        for actor in self.actors:
-            if actor not in ACTORS:
-                raise _unknown("actor", actor)
         if len(self.actors) > MAX_ACTORS:
             named = clipped(", ".join(self.actors))
             raise refuse("actors", named, f"at most {MAX_ACTORS} at once", "name fewer, or in later spans")
@@ -147,12 +142,13 @@ def only_one(text: str, what: str, words: Iterable[str], known: tuple[str, ...])
 
 
 def no_scene(text: str) -> ValueError:
-    return refuse(
-        "prompt", clipped(text), "it names no scene", f"say where: {', '.join(SCENE_PHRASES.values())}"
-    )
+    """Make the error of a prompt without a scene."""
+    where = ", ".join(SCENE_PHRASES.values())
+    return refuse("prompt", clipped(text), "it names no scene", f"say where: {where}")
 
 
 def empty_with(text: str, actor: str) -> ValueError:
+    """Make the error of a prompt that is empty and has an actor."""
     return refuse("prompt", clipped(text), f"it is empty and has {actor!r}", "drop one of the two")
 
 
@@ -167,6 +163,7 @@ def known_words() -> str:
 
 
 def _unknown(field: str, word: str) -> ValueError:
+    """Make the error of a word that is not in the vocabulary."""
     near = difflib.get_close_matches(word, (*sorted(NAMED), *ALIASES), n=3, cutoff=0.5)
     guess = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
     limit = "not in the small vocabulary of the embedded backbone"

@@ -1,4 +1,4 @@
-"""Wan as a `Backbone`: text encoder, transformer, sampler and decoder in one object."""
+"""This module makes Wan a `Backbone`: text encoder, transformer, sampler and decoder in one object."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recap.backbones.text import EncodeText, HashedWords
 from recap.backbones.wan.decoder import UpsampleDecoder
-from recap.backbones.wan.model import CausalWan, TextConditioning
+from recap.backbones.wan.model import CausalWan, TextConditioning, empty_model
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import UNTRAINED
 from recap.backbones.wan.taehv import Taehv
-from recap.backbones.wan.text import HashedWords
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Context, Decoder, Noise
 from recap.errors import refuse
 from recap.types import BackboneSpec
-
-EncodeText = Callable[[str], Tensor]
-"""Encodes a prompt as 1 text_len text_dim."""
 
 EncodePixels = Callable[[Tensor], Tensor]
 """Encodes pictures B T 3 Y X in 0..1 as latents B F C rows columns."""
@@ -29,7 +26,7 @@ CLEAN_TIME = 0.0
 
 
 class WanBackbone:
-    """A causal Wan model that keeps nothing between calls.
+    """Generates with a causal Wan model; it keeps nothing between calls.
 
     Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors created here and may change them in
     place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, if it is a
@@ -60,19 +57,19 @@ class WanBackbone:
         return self.model.condition(torch.cat([self._encode(prompt) for prompt in prompts]))
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
+    def denoise(self, noise: Noise, conditioning: TextConditioning, context: Context) -> Tensor:
         """Generate one block, B F C rows columns; calls `noise` once to start and once before each later step."""
         first, *later = self._sigmas
-        clean = self._estimate(self._next(noise), first, given, context)
+        clean = self._estimate(self._next(noise), first, conditioning, context)
         for sigma in later:
             noisy = renoise(clean, self._next(noise), sigma)
-            clean = self._estimate(noisy, sigma, given, context)
+            clean = self._estimate(noisy, sigma, conditioning, context)
         return clean
 
     @torch.no_grad()
-    def settle(self, latents: Tensor, given: TextConditioning, context: Context) -> None:
+    def settle(self, latents: Tensor, conditioning: TextConditioning, context: Context) -> None:
         """Run one forward at the clean time, in which the context passes keys and values to the memory."""
-        self.model(self._take(latents), CLEAN_TIME, given, context)
+        self.model(self._take(latents), CLEAN_TIME, conditioning, context)
 
     def decoder(self) -> Decoder:
         """Open a new decoding stream."""
@@ -84,13 +81,12 @@ class WanBackbone:
         if self._encode_pixels is None:
             limit = f"backbone {self.spec.name!r} cannot read pictures"
             raise refuse("opening", tuple(pixels.shape), limit, "use a backbone that has an encoder")
-        if pixels.dim() != 5 or (pixels.shape[1] - 1) % self.spec.pictures_per_frame:
-            limit = f"whole frames are 1 picture and then {self.spec.pictures_per_frame} each"
-            raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X of whole frames")
         return self._take(self._encode_pixels(pixels))
 
-    def _estimate(self, noisy: Tensor, sigma: float, given: TextConditioning, context: Context) -> Tensor:
-        flow = self.model(noisy, model_time(sigma), given, context)
+    def _estimate(
+        self, noisy: Tensor, sigma: float, conditioning: TextConditioning, context: Context
+    ) -> Tensor:
+        flow = self.model(noisy, model_time(sigma), conditioning, context)
         return clean_estimate(noisy, flow, sigma)
 
     def _next(self, noise: Noise) -> Tensor:
@@ -105,10 +101,7 @@ def build_untrained(
     seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanBackbone:
     """Build a small model whose weights depend only on the seed; words are hashed, and the decoder mixes colours."""
-    # Without storage nothing is initialised, so the global generator does not advance.
-    with torch.device("meta"):
-        model = CausalWan(UNTRAINED)
-    model = model.to_empty(device="cpu")
+    model = empty_model(UNTRAINED).to_empty(device="cpu")
     draw_weights(model, seed)
     text = HashedWords(UNTRAINED.text_len, UNTRAINED.text_dim)
     spec = UNTRAINED.backbone_spec()
@@ -117,7 +110,7 @@ def build_untrained(
 
 @dataclass(frozen=True, slots=True)
 class UntrainedConfig:
-    """The real layers at a small size, with random weights: for tests."""
+    """Builds the real layers at a small size, with random weights: for tests."""
 
     seed: int = 0
 

@@ -1,36 +1,31 @@
-"""Rewrite a published checkpoint as one safetensors file under our names, with a manifest of where it came from."""
+"""This module rewrites a published checkpoint as one safetensors file, with a manifest of where it came from."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
 
 from recap.backbones.wan.checkpoint import (
-    check_fit,
+    fit_tensors,
     inferred_spec,
     open_checkpoint,
     read_tensors,
     shapes_of,
 )
-from recap.backbones.wan.lora import Lora, open_lora
-from recap.backbones.wan.spec import ROWS, WAN_1_3B, WanSpec
+from recap.backbones.wan.lora import open_lora
+from recap.backbones.wan.spec import ROWS, WAN_1_3B
 from recap.errors import refuse
 from recap.io.files import sha256_of, staged_folder
 from recap.io.report import SILENT, Reporter
-from recap.io.weights import Shape
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FILES = ("model.safetensors", "manifest.json")
 SIZES = ("dim", "ffn_dim", "layers", "freq_dim", "text_dim", "in_channels", "out_channels", "patch")
-"""The fields of a spec that decide the shapes of its tensors."""
-
-_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+"""These fields of a spec decide the shapes of its tensors."""
 
 
 def convert(
@@ -51,67 +46,35 @@ def convert(
         raise refuse("OUT", str(out), "it is there already", "name a folder that is not")
     checkpoint = open_checkpoint(source, ema)
     spec = inferred_spec(checkpoint)
-    check_fit(checkpoint, spec)
+    tensors = fit_tensors(checkpoint, spec)
     shapes = shapes_of(spec)
     changes = None if lora is None else open_lora(lora, shapes, lora_alpha)
     inputs = [*checkpoint.files, *(changes.files if changes else ())]
-    parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
+    parameters = sum(shape.numel() for shape in shapes.values())
     total = sum(file.stat().st_size for file in inputs) + parameters * dtype.itemsize
     advance = reporter.counter(total)
+
+    def about(file: Path) -> dict[str, Any]:
+        return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file, advance)}
+
+    sizes = {name: getattr(spec, name) for name in SIZES}
+    rows = (WAN_1_3B, *ROWS.values())
     with staged_folder(out, ()) as folder:
         manifest = {
-            "sources": [_about(file, advance) for file in checkpoint.files],
+            "sources": [about(file) for file in checkpoint.files],
             "key": checkpoint.key,
             "names": "diffusers" if checkpoint.diffusers else "wan",
-            "lora": None if changes is None else _about_lora(changes, advance),
+            "lora": changes and {"sources": [about(file) for file in changes.files], **changes.describe()},
             "dtype": str(dtype).removeprefix("torch."),
             "tensors": len(shapes),
             "parameters": parameters,
-            "sizes": {name: getattr(spec, name) for name in SIZES},
-            "fits": _rows_of_these_sizes(spec),
+            "sizes": sizes,
+            "fits": [row.name for row in rows if {name: getattr(row, name) for name in SIZES} == sizes],
         }
-        _write_safetensors(
-            folder / FILES[0], shapes, dtype, read_tensors(checkpoint, dtype, changes), advance
-        )
+        converted = {}
+        for name, tensor in read_tensors(tensors, dtype, changes):
+            converted[name] = tensor
+            advance(tensor.nbytes)
+        save_file(converted, folder / FILES[0], metadata={"format": "pt"})
         (folder / FILES[1]).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
-
-
-def _about(file: Path, advance: Callable[[int], None]) -> dict[str, Any]:
-    return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file, advance)}
-
-
-def _about_lora(lora: Lora, advance: Callable[[int], None]) -> dict[str, Any]:
-    return {
-        "sources": [_about(file, advance) for file in lora.files],
-        "ranks": lora.ranks,
-        "alpha": lora.alpha,
-    }
-
-
-def _rows_of_these_sizes(spec: WanSpec) -> list[str]:
-    rows = (WAN_1_3B, *ROWS.values())
-    return [row.name for row in rows if all(getattr(row, name) == getattr(spec, name) for name in SIZES)]
-
-
-def _write_safetensors(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    dtype: torch.dtype,
-    tensors: Iterator[tuple[str, Tensor]],
-    advance: Callable[[int], None],
-) -> None:
-    """Write tensors as they come, in the order of their names: the library would want all of them at once."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in sorted(shapes.items()):
-        start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, tensor in tensors:
-            content = tensor.view(torch.uint8).numpy()  # numpy does not know bfloat16
-            file.write(content.data)
-            advance(content.nbytes)

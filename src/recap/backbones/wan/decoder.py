@@ -1,4 +1,4 @@
-"""A decoder without weights, and the checks that all decoders share.
+"""This module has a decoder without weights, and the checks that all decoders share.
 
 `UpsampleDecoder` enlarges three fixed mixtures of the latent channels to picture size. It keeps the promises of a
 real decoder about time: one picture for the first frame, several for each later one, and decoding in blocks equals
@@ -32,16 +32,11 @@ def check_latents(latents: Tensor, channels: int, begun: tuple[int, int, int] | 
         raise refuse("latents.shape", shape, limit, "open a decoder per batch and size")
 
 
-def check_pictures(pixels: Tensor, cell: int) -> None:
-    """Refuse pictures that cells of `cell` x `cell` pixels do not tile."""
+def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
+    """Refuse pictures that are not whole latent frames: 1 picture for the first, several for each later one."""
     if pixels.dim() != 5 or pixels.shape[2] != 3 or pixels.shape[3] % cell or pixels.shape[4] % cell:
         limit = f"pictures are RGB with sides that {cell} divides"
         raise refuse("pixels.shape", tuple(pixels.shape), limit, "pass B T 3 Y X")
-
-
-def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
-    """Refuse pictures that are not whole latent frames: 1 picture for the first, several for each later one."""
-    check_pictures(pixels, cell)
     if pixels.shape[1] % pictures_per_frame != 1:
         limit = f"a clip is 1 picture and then {pictures_per_frame} per latent frame"
         raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {pictures_per_frame} pictures")
@@ -72,7 +67,8 @@ class UpsampleDecoder:
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Decode B F C rows columns to B T 3 Y X, fp32 in 0..1."""
-        self._check(latents)
+        rows = latents.shape[0] if self._last is None else self._last.shape[0]
+        check_latents(latents, self.spec.latent_channels, (rows, *self.spec.latent_size))
         self._mixtures = self._mixtures.to(latents.device)
         pictures = []
         # Frame by frame: every kernel sees the same shapes however the stream is cut, so results are bit-identical.
@@ -85,14 +81,10 @@ class UpsampleDecoder:
         return {} if self._last is None else {"last": self._last.clone()}
 
     def load_state(self, state: State) -> None:
-        if state.keys() - {"last"}:
-            raise wrong_state(state, "one tensor, 'last'")
         last = state.get("last")
         frame = (self.spec.latent_channels, *self.spec.latent_size)
-        if last is not None and last.shape[1:] != frame:
-            limit = f"backbone {self.spec.name!r} has frames of shape {frame}"
-            remedy = "load a state of the same backbone"
-            raise refuse("decoder state last.shape", tuple(last.shape), limit, remedy)
+        if state.keys() - {"last"} or (last is not None and last.shape[1:] != frame):
+            raise wrong_state(state, f"one tensor, 'last', of frames of shape {frame}")
         self._last = None if last is None else last.clone()
 
     def _pictures(self, frame: Tensor) -> Tensor:
@@ -108,12 +100,3 @@ class UpsampleDecoder:
     def _colours(self, frame: Tensor) -> Tensor:
         """Mix B C rows columns to B 3 rows columns, not yet mapped to 0..1."""
         return torch.einsum("kc,bcyx->bkyx", self._mixtures, frame.to(torch.float32))
-
-    def _check(self, latents: Tensor) -> None:
-        frame = (self.spec.latent_channels, *self.spec.latent_size)
-        if latents.dim() != 5 or latents.shape[2:] != frame or latents.shape[1] == 0:
-            limit = f"backbone {self.spec.name!r} has frames of shape {frame}"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "pass B F C rows columns, F > 0")
-        if self._last is not None and self._last.shape[0] != latents.shape[0]:
-            limit = f"this stream began with {self._last.shape[0]} rows"
-            raise refuse("latents.shape", tuple(latents.shape), limit, "open a decoder per batch")

@@ -1,4 +1,4 @@
-"""The public causal Wan models as backbones: one class each, and one way to load them.
+"""The public causal Wan models are backbones here: a config class each, and one way to load them.
 
 Every part may be named by path; the others are looked for where `recap weights` puts them. The text encoder is
 loaded and released before the transformer is read, so the two are never on the device together.
@@ -6,42 +6,32 @@ loaded and released before the transformer is read, so the two are never on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
+from recap.backbones.text import open_text
 from recap.backbones.wan.backbone import WanBackbone
-from recap.backbones.wan.cached_text import CachedText, load_prompt_embeds
 from recap.backbones.wan.checkpoint import load_checkpoint
-from recap.backbones.wan.model import CausalWan
-from recap.backbones.wan.published import SETS, WanFiles, find_weights
-from recap.backbones.wan.spec import (
-    INFINITE_FORCING,
-    LONGLIVE,
-    RELEASED,
-    SELF_FORCING,
-    WanSpec,
-    as_released,
-)
-from recap.backbones.wan.taehv import Taehv, load_taehv
-from recap.backbones.wan.vae import WanVae, load_wan_vae
+from recap.backbones.wan.model import empty_model
+from recap.backbones.wan.published import SETS, TEXT_ENCODER, find_tiny_decoder, find_weights
+from recap.backbones.wan.spec import RELEASED, ROWS, WanSpec
+from recap.backbones.wan.taehv import load_taehv
+from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
-from recap.io.files import weights_folder
 from recap.io.report import Notice
 
 DECODERS = ("full", "tiny")
-TEXT_ENCODER_BYTES = 11_361_920_418
 AUTOENCODER_PARAMETERS = 126_892_531
 
 
 @dataclass(frozen=True, slots=True)
 class WanConfig:
-    """The files and settings of a public model; "" stands for the file that `recap weights` installed."""
+    """Names the files and settings of a public model; "" stands for the file that `recap weights` installed."""
 
     checkpoint: str = ""
     lora: str = ""
@@ -66,23 +56,27 @@ class WanConfig:
 
     @property
     def spec(self) -> WanSpec:
-        return as_released(self.row) if self.as_released else self.row
+        if not self.as_released:
+            return self.row
+        released = RELEASED[self.row.name]
+        return replace(self.row, window_frames=released.window_frames, phases=released.phases)
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
     ) -> WanBackbone:
-        spec = self.spec
+        spec, size = self.spec, (self.spec.text_len, self.spec.text_dim)
         self.check_files()
-        for line in memory_plan(spec, dtype, text=not self.prompt_embeds):
+        for line in describe_memory(plan_memory(spec, dtype), text=not self.prompt_embeds):
             notice(line)
-        encode = self._text(spec, device, prompts, notice)
-        with torch.device("meta"):
-            model = CausalWan(spec)
+        encode = open_text(
+            self.prompt_embeds, self._find_encoder, size, device=device, prompts=prompts, notice=notice
+        )
+        model = empty_model(spec)
         checkpoint, ema, lora, alpha = self._weights()
         load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora, lora_alpha=alpha)
         # Only what is used is read: with the tiny decoder the full one is needed only to encode pictures.
-        full = cache(lambda: self._vae(device, dtype))
-        decodes = self._tiny(device, dtype) if self.decoder == "tiny" else full()
+        full = cache(lambda: load_wan_vae(self._find_autoencoder(), device, dtype))
+        decodes = full() if self.decoder == "full" else load_taehv(self._find_tiny_decoder(), device, dtype)
         return WanBackbone(
             model, encode, decodes.open_decoder, lambda pixels: full().encode(pixels), autoencoder=decodes
         )
@@ -92,10 +86,7 @@ class WanConfig:
         text = self.prompt_embeds or (self.text_encoder and self.tokenizer)
         decoder = self.tiny_decoder if self.decoder == "tiny" else self.autoencoder
         if not (self.checkpoint and text and decoder):
-            self._files()
-
-    def _files(self) -> WanFiles:
-        return find_weights(self.row.name)
+            find_weights(self.row.name)
 
     def _weights(self) -> tuple[Path, bool | None, Path | None, float | None]:
         """Return checkpoint, whether to use its EMA weights, adapter, and its alpha where the file states none."""
@@ -106,68 +97,48 @@ class WanConfig:
             # A converted folder contains one set of weights; of a published file we use those its authors use.
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
             return chosen, SETS[self.row.name].ema if published else None, lora, alpha
-        files = self._files()
-        if lora is not None:
-            return files.checkpoint, files.ema, lora, alpha
-        if alpha not in (None, files.lora_alpha):
-            limit = f"its authors merge the LoRA of {self.row.name} with {files.lora_alpha}"
-            raise refuse("backbone.lora_alpha", alpha, limit, "leave it out")
-        return files.checkpoint, files.ema, files.lora, files.lora_alpha
+        files = find_weights(self.row.name)
+        if lora is None:
+            if alpha not in (None, files.lora_alpha):
+                limit = f"its authors merge the LoRA of {self.row.name} with {files.lora_alpha}"
+                raise refuse("backbone.lora_alpha", alpha, limit, "leave it out")
+            lora, alpha = files.lora.path if files.lora else None, files.lora_alpha
+        return files.checkpoint.path, files.ema, lora, alpha
 
-    def _text(
-        self, spec: WanSpec, device: str, prompts: Sequence[str], notice: Notice
-    ) -> Callable[[str], Tensor]:
-        if self.prompt_embeds:
-            embeds = load_prompt_embeds(Path(self.prompt_embeds), spec.text_len, spec.text_dim)
-            if len(embeds) != 1:
-                limit = f"it contains {len(embeds)} rows, and every prompt gets the same one"
-                raise refuse("backbone.prompt_embeds", self.prompt_embeds, limit, "save one row")
-            return lambda prompt: embeds
-        named = bool(self.text_encoder and self.tokenizer)
-        text = CachedText(
-            Path(self.text_encoder).expanduser() if named else self._files().text_encoder,
-            Path(self.tokenizer).expanduser() if named else self._files().tokenizer,
-            weights_folder() / "text",
-            text_len=spec.text_len,
-            text_dim=spec.text_dim,
-            device=device,
-            notice=notice,
-        )
-        text.prepare(prompts)
-        return text
+    def _find_encoder(self) -> tuple[Path, Path]:
+        if self.text_encoder and self.tokenizer:
+            return Path(self.text_encoder), Path(self.tokenizer)
+        files = find_weights(self.row.name)
+        return files.text_encoder.path, files.tokenizer[0].path.parent
 
-    def _vae(self, device: str, dtype: torch.dtype) -> WanVae:
-        path = Path(self.autoencoder).expanduser() if self.autoencoder else self._files().autoencoder
-        return load_wan_vae(path, device, dtype)
+    def _find_autoencoder(self) -> Path:
+        return Path(self.autoencoder or find_weights(self.row.name).autoencoder.path)
 
-    def _tiny(self, device: str, dtype: torch.dtype) -> Taehv:
-        path = Path(self.tiny_decoder).expanduser() if self.tiny_decoder else self._files().tiny_decoder
+    def _find_tiny_decoder(self) -> Path:
+        path = self.tiny_decoder or find_tiny_decoder()
         if path is None:
             limit = "the tiny decoder is not installed"
             remedy = "put taew2_1.safetensors into the weights folder, or name it as backbone.tiny_decoder"
             raise refuse("backbone.decoder", self.decoder, limit, remedy)
-        return load_taehv(path, device, dtype)
+        return Path(path)
 
 
-@dataclass(frozen=True, slots=True)
 class SelfForcingConfig(WanConfig):
     """Self-Forcing, Wan2.1 1.3B distilled to four steps (public checkpoint, not for commercial use)."""
 
-    row = SELF_FORCING
+    row = ROWS["self-forcing"]
 
 
-@dataclass(frozen=True, slots=True)
 class InfiniteForcingConfig(WanConfig):
     """Infinite-Forcing, Wan2.1 1.3B trained with a one-frame sink and phases in the window (public checkpoint)."""
 
-    row = INFINITE_FORCING
+    row = ROWS["infinite-forcing"]
 
 
-@dataclass(frozen=True, slots=True)
 class LongLiveConfig(WanConfig):
     """LongLive, Wan2.1 1.3B tuned on long videos and prompt switches (public checkpoint, not for commercial use)."""
 
-    row = LONGLIVE
+    row = ROWS["longlive"]
 
 
 def released_memory(name: str) -> dict[str, object]:
@@ -179,20 +150,25 @@ def released_memory(name: str) -> dict[str, object]:
     return {"name": "sink", "sink_frames": frames} if frames else {"name": "none"}
 
 
-def memory_plan(spec: WanSpec, dtype: torch.dtype, *, text: bool) -> list[str]:
-    """Describe the memory that a model will need, before any file is read."""
-    size = dtype.itemsize
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in CausalWan(spec).parameters())
-    frame = 2 * spec.layers * spec.grid[0] * spec.grid[1] * spec.dim * size
+def plan_memory(spec: WanSpec, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes that are in memory at once, by part."""
+    frame = 2 * spec.layers * spec.grid[0] * spec.grid[1] * spec.dim * dtype.itemsize
     # The window, and a bank of one frame's tokens.
     frames = spec.window_frames + 1
-    parts = {
-        "transformer": parameters * size,
-        "autoencoder": AUTOENCODER_PARAMETERS * size,
+    return {
+        "transformer": sum(p.numel() for p in empty_model(spec).parameters()) * dtype.itemsize,
+        "autoencoder": AUTOENCODER_PARAMETERS * dtype.itemsize,
         f"keys and values of {frames} frames, stored and as read": 2 * frames * frame,
     }
-    total = sum(parts.values())
-    lines = [f"memory: {name} {amount / 1e9:.2f} GB" for name, amount in parts.items()]
-    first = f"; before that, for new prompts, the text encoder alone {TEXT_ENCODER_BYTES / 1e9:.1f} GB"
-    return [*lines, f"memory: about {total / 1e9:.1f} GB and activations{first if text else ''}"]
+
+
+def describe_memory(plan: Mapping[str, int], *, text: bool, on_host: int = 0) -> list[str]:
+    """Return lines about the memory that a model will need, before any file is read.
+
+    `on_host` bytes of the plan stay off the device; `text` says whether the text encoder may be needed.
+    """
+    lines = [f"memory: {name} {size / 1e9:.2f} GB" for name, size in plan.items()]
+    where = f" on the device, {on_host / 1e9:.1f} GB on the host, layer by layer" if on_host else ""
+    first = f"; before that, for new prompts, the text encoder alone {TEXT_ENCODER.size / 1e9:.1f} GB"
+    total = (sum(plan.values()) - on_host) / 1e9
+    return [*lines, f"memory: about {total:.1f} GB and activations{where}{first if text else ''}"]

@@ -1,4 +1,4 @@
-"""Layers of the Wan transformer, with the parameter names of its public checkpoints.
+"""This module has the layers of the Wan transformer, with the parameter names of its public checkpoints.
 
 Shape letters in addition to those of `recap.types`: S tokens of one frame, M channels of the model, L slots of
 text. Activations are B F S M, so that a per-frame modulation B F 1 M broadcasts over the tokens of its frame;
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 class Projections(nn.Module):
-    """The four projections and two norms that self and cross attention share."""
+    """Has the four projections and two norms that self and cross attention share."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Projections(nn.Module):
 
 
 class SelfAttention(Projections):
-    """Attention over the block's own tokens and those that the context adds."""
+    """Attends to the block's own tokens and those that the context adds."""
 
     def forward(self, x: Tensor, layer: int, positions: Tensor, context: Context) -> Tensor:
         """Attend with x B N M at positions 1 N 3; the context rotates queries and keys."""
@@ -80,7 +80,7 @@ class SelfAttention(Projections):
 
 
 class CrossAttention(Projections):
-    """Attention over the prompt. There is no mask: empty text slots take part, as in training."""
+    """Attends to the prompt. There is no mask: empty text slots take part, as in training."""
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend with x B N M to the prompt's keys and values B L H D."""
@@ -90,7 +90,7 @@ class CrossAttention(Projections):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, cross-attention and feed-forward; the time shifts, scales and gates the first and the last."""
+    """Applies self-attention, cross-attention and feed-forward; the time modulates the first and the last."""
 
     def __init__(self, spec: WanSpec, layer: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class TransformerBlock(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, modulated by the time embedding itself, and the projection to latents."""
+    """Applies the last norm, modulated by the time embedding itself, and projects to latents."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()

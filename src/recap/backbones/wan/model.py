@@ -1,4 +1,4 @@
-"""The causal Wan transformer: it takes noisy latents, their time and a prompt, and predicts the flow.
+"""This is the causal Wan transformer: it takes noisy latents, their time and a prompt, and predicts the flow.
 
 It predicts v = noise - clean. The past enters only through the context; nothing is kept between calls.
 """
@@ -20,7 +20,7 @@ from recap.errors import refuse
 
 @dataclass(frozen=True, slots=True)
 class TextConditioning:
-    """The prompts' keys and values for the cross attention of each layer, B L H D, computed once per prompt."""
+    """Holds the prompts' keys and values for the cross attention of each layer, B L H D, computed once per prompt."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -31,7 +31,7 @@ class TextConditioning:
 
 
 class CausalWan(nn.Module):
-    """Wan's diffusion transformer; a context does its self-attention."""
+    """Predicts the flow with Wan's diffusion transformer; a context does its self-attention."""
 
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
@@ -114,3 +114,9 @@ class CausalWan(nn.Module):
         if isinstance(timestep, Tensor) and timestep.shape != (rows, frames):
             limit = f"the latents have {rows} rows of {frames} frames"
             raise refuse("timestep.shape", tuple(timestep.shape), limit, "give each frame a time, or a float")
+
+
+def empty_model(spec: WanSpec) -> CausalWan:
+    """Return a model without storage, to be filled; the global random generator does not advance."""
+    with torch.device("meta"):
+        return CausalWan(spec)

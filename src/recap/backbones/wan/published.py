@@ -1,4 +1,4 @@
-"""Which public files each Wan row needs, where they lie on this machine, and how they come there.
+"""This module knows which public files each Wan model needs, where they lie on this machine, and how to fetch them.
 
 A file lies at `<weights folder>/wan/<repository>/<its name there>`, a plain file in a known place: whoever has no
 network can put it there by hand, and it is found without any hub library. Sizes and hashes are those of the files
@@ -18,29 +18,44 @@ from recap.io.report import Reporter
 
 @dataclass(frozen=True, slots=True)
 class PublicFile:
-    """One file of a repository on the Hugging Face hub."""
+    """Describes one file of a repository on the Hugging Face hub."""
 
     repository: str
     name: str
     size: int
     sha256: str | None = None
-    exact: bool = True  # whether the size is known to the byte
+    # Whether the size is known to the byte.
+    exact: bool = True
 
     @property
     def path(self) -> Path:
-        """Where it lies on this machine, fetched or not."""
+        """Return the file's place on this machine, whether it is there or not."""
         return weights_folder() / "wan" / self.repository / self.name
 
     def is_there(self) -> bool:
-        """Whether a file of the right size is in its place."""
+        """Return whether a file of the right size is in its place."""
         path = self.path
         return path.is_file() and (not self.exact or path.stat().st_size == self.size)
+
+    def fetch(self) -> None:
+        """Download the file, replacing one of another size."""
+        # The hub's library would take that for the file it fetched once.
+        self.path.unlink(missing_ok=True)
+        folder = weights_folder() / "wan" / self.repository
+        download(self.repository, folder, self.name, str(self), f"put the file there yourself: {self.path}")
+        if not self.is_there():
+            found = self.path.stat().st_size if self.path.is_file() else 0
+            limit = (
+                f"the hub gave {found} bytes, not the {self.size} of the file this version was written for"
+            )
+            raise refuse("weights", str(self), limit, "look for a newer version of recap")
 
     def __str__(self) -> str:
         return f"{self.repository}/{self.name}, {'' if self.exact else 'about '}{size_text(self.size)}"
 
 
 BASE = "Wan-AI/Wan2.1-T2V-1.3B"
+BASE_LICENCE = f"{BASE} (text encoder, tokenizer, autoencoder): Apache-2.0 by its model card"
 TEXT_ENCODER = PublicFile(BASE, "models_t5_umt5-xxl-enc-bf16.pth", 11_361_920_418)
 AUTOENCODER = PublicFile(BASE, "Wan2.1_VAE.pth", 507_609_880)
 TOKENIZER = (
@@ -49,58 +64,64 @@ TOKENIZER = (
     PublicFile(BASE, "google/umt5-xxl/tokenizer_config.json", 61_728),
     PublicFile(BASE, "google/umt5-xxl/special_tokens_map.json", 6_623),
 )
-SHARED = (TEXT_ENCODER, AUTOENCODER, *TOKENIZER)
-BASE_LICENCE = f"{BASE} (text encoder, tokenizer, autoencoder): Apache-2.0 by its model card"
 
 TINY_DECODER = ("taew2_1.safetensors", "taew2_1.pth")
-"""Names under which the small decoder of madebyollin/taehv (MIT, 22 MB) may be put into `<weights folder>/wan`."""
+"""The small decoder of madebyollin/taehv (MIT, 22 MB) may be put into `<weights folder>/wan` under these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """What one row needs in addition to the shared files."""
+    """Lists the files of one model, with the settings that its authors use them with."""
 
     checkpoint: PublicFile
-    # Which weights of the checkpoint its authors generate with; None: the averaged if it has them.
+    # Which weights of the checkpoint its authors generate with; None: the averaged ones if it has them.
     ema: bool | None
     licence: str
     lora: PublicFile | None = None
-    lora_alpha: float | None = None  # of its authors' config; the file does not contain it
+    # From the authors' config; the file does not contain it.
+    lora_alpha: float | None = None
+    text_encoder: PublicFile = TEXT_ENCODER
+    autoencoder: PublicFile = AUTOENCODER
+    tokenizer: tuple[PublicFile, ...] = TOKENIZER
 
     @property
     def files(self) -> tuple[PublicFile, ...]:
-        return (self.checkpoint, *((self.lora,) if self.lora else ()), *SHARED)
+        lora = () if self.lora is None else (self.lora,)
+        return (self.checkpoint, *lora, self.text_encoder, self.autoencoder, *self.tokenizer)
 
 
 NON_COMMERCIAL = "CC-BY-NC-SA-4.0 by its model card: no commercial use"
+SELF_FORCING = "gdhe17/Self-Forcing"
+INFINITE_FORCING = "SOTAMak1r/Infinite-Forcing"
+LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
 
 SETS = {
     "self-forcing": WeightSet(
         checkpoint=PublicFile(
-            "gdhe17/Self-Forcing",
+            SELF_FORCING,
             "checkpoints/self_forcing_dmd.pt",
             5_676_252_553,
             "a0413986d9734e02c09504e1520f5697ba6df731bb2f0f35577485e9cc8f56a3",
         ),
         ema=True,
-        licence=f"gdhe17/Self-Forcing: {NON_COMMERCIAL}",
+        licence=f"{SELF_FORCING}: {NON_COMMERCIAL}",
     ),
     "infinite-forcing": WeightSet(
-        checkpoint=PublicFile("SOTAMak1r/Infinite-Forcing", "ema_model.pt", 5_676_000_000, exact=False),
+        checkpoint=PublicFile(INFINITE_FORCING, "ema_model.pt", 5_676_000_000, exact=False),
         ema=None,
-        licence="SOTAMak1r/Infinite-Forcing: no licence is known for the weights (its code is Apache-2.0)",
+        licence=f"{INFINITE_FORCING}: no licence is known for the weights (its code is Apache-2.0)",
     ),
     "longlive": WeightSet(
         checkpoint=PublicFile(
-            "Efficient-Large-Model/LongLive-1.3B",
+            LONGLIVE,
             "models/longlive_base.pt",
             5_676_334_208,
             "10a2aa8fcf89c77d9033f4c117405412a690e289625766619d293f0c5a208ee7",
         ),
         ema=False,
-        licence=f"Efficient-Large-Model/LongLive-1.3B: {NON_COMMERCIAL}",
+        licence=f"{LONGLIVE}: {NON_COMMERCIAL}",
         lora=PublicFile(
-            "Efficient-Large-Model/LongLive-1.3B",
+            LONGLIVE,
             "models/lora.pt",
             2_800_056_690,
             "c4e43b87d62d4b0614b496773639f1ab170a7ee486dc23407901e9d3a5ebc07a",
@@ -110,43 +131,25 @@ SETS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WanFiles:
-    """The installed files of one row, for loaders."""
-
-    checkpoint: Path
-    ema: bool | None
-    lora: Path | None
-    lora_alpha: float | None
-    text_encoder: Path
-    tokenizer: Path  # a folder
-    autoencoder: Path
-    tiny_decoder: Path | None  # optional, put there by hand
-
-
-def find_weights(name: str) -> WanFiles:
-    """The files of a row, all there and of the right size, or an error with the command that fetches them."""
+def find_weights(name: str) -> WeightSet:
+    """Return the files of a model, all there and of the right size, or refuse with the command that fetches them."""
     chosen = _set(name)
     absent = [file for file in chosen.files if not file.is_there()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         limit = f"{absent[0].path}{more} is not there or not whole"
         raise refuse("weights", name, limit, f"`recap weights {name}` fetches what is missing")
-    by_hand = (weights_folder() / "wan" / name for name in TINY_DECODER)
-    return WanFiles(
-        checkpoint=chosen.checkpoint.path,
-        ema=chosen.ema,
-        lora=chosen.lora.path if chosen.lora else None,
-        lora_alpha=chosen.lora_alpha,
-        text_encoder=TEXT_ENCODER.path,
-        tokenizer=TOKENIZER[0].path.parent,
-        autoencoder=AUTOENCODER.path,
-        tiny_decoder=next((path for path in by_hand if path.is_file()), None),
-    )
+    return chosen
+
+
+def find_tiny_decoder() -> Path | None:
+    """Return the small decoder that somebody put into the weights folder, if there is one."""
+    paths = (weights_folder() / "wan" / name for name in TINY_DECODER)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def published_lora_alpha(file: Path) -> float | None:
-    """The alpha its authors merge a published LoRA with, wherever a copy lies; of other files nothing is known."""
+    """Return the alpha with which its authors merge a published LoRA, wherever a copy of it lies."""
     for known in SETS.values():
         # Equal sizes are no proof: another training run writes files of the same layout.
         same_size = known.lora is not None and file.stat().st_size == known.lora.size
@@ -155,48 +158,35 @@ def published_lora_alpha(file: Path) -> float | None:
     return None
 
 
-def fetch_weights(name: str, *, dry_run: bool, reporter: Reporter) -> WanFiles | None:
-    """Report licences and plan, then fetch what is missing and check all of it; a dry run ends with the plan."""
-    chosen = _set(name)
+def fetch_weights(name: str, *, dry_run: bool, reporter: Reporter) -> Path | None:
+    """Report licences and plan, then fetch what is missing, check all of it, and return the checkpoint.
+
+    A dry run ends with the plan.
+    """
+    chosen, folder = _set(name), weights_folder() / "wan"
     missing = [file for file in chosen.files if not file.is_there()]
-    for line in _plan(name, chosen, missing):
+    to_fetch = size_text(sum(file.size for file in missing)) if missing else "nothing"
+    for line in (
+        f"licence: {chosen.licence}",
+        f"licence: {BASE_LICENCE}",
+        *(f"{'fetch' if file in missing else 'have '} {file}" for file in chosen.files),
+        f"{name}: {to_fetch} to fetch, to {folder}",
+        f"optional, by hand: {TINY_DECODER[0]} (or .pth) of madebyollin/taehv, MIT, 22 MB, to {folder}",
+    ):
         reporter.notice(line)
     # The hub's library resumes these.
-    begun = (weights_folder() / "wan").rglob("*.incomplete")
+    begun = folder.rglob("*.incomplete")
     check_room(name, sum(file.size for file in missing) - sum(part.stat().st_size for part in begun))
     if dry_run:
         return None
     for file in missing:
         reporter.notice(f"fetching {file}")
-        _download(file)
+        file.fetch()
     check_hashes({file.path: file.sha256 for file in chosen.files if file.sha256}, reporter)
-    return find_weights(name)
+    return find_weights(name).checkpoint.path
 
 
 def _set(name: str) -> WeightSet:
     if name not in SETS:
         raise unknown_name("weights", name, SETS)
     return SETS[name]
-
-
-def _plan(name: str, chosen: WeightSet, missing: list[PublicFile]) -> list[str]:
-    folder = weights_folder() / "wan"
-    to_fetch = size_text(sum(file.size for file in missing)) if missing else "nothing"
-    return [
-        f"licence: {chosen.licence}",
-        f"licence: {BASE_LICENCE}",
-        *(f"{'fetch' if file in missing else 'have '} {file}" for file in chosen.files),
-        f"{name}: {to_fetch} to fetch, to {folder}",
-        f"optional, by hand: {TINY_DECODER[0]} (or .pth) of madebyollin/taehv, MIT, 22 MB, to {folder}",
-    ]
-
-
-def _download(file: PublicFile) -> None:
-    # One of another size would be taken by the hub's library for the file it fetched once.
-    file.path.unlink(missing_ok=True)
-    folder = weights_folder() / "wan" / file.repository
-    download(file.repository, folder, file.name, str(file), f"put the file there yourself: {file.path}")
-    if not file.is_there():
-        found = file.path.stat().st_size if file.path.is_file() else 0
-        limit = f"the hub gave {found} bytes, not the {file.size} of the file this version was written for"
-        raise refuse("weights", str(file), limit, "look for a newer version of recap")

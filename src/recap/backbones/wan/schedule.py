@@ -1,4 +1,4 @@
-"""The few-step sampler of the distilled Wan models: each step estimates clean latents, then adds new noise.
+"""This is the few-step sampler of the distilled Wan models: each step estimates clean latents, then adds new noise.
 
 A noisy latent is x = (1 - sigma) clean + sigma noise and the model predicts v = noise - clean, hence
 clean = x - sigma v. Model time is NUM_TRAIN_STEPS sigma.
@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 
 from recap.backbones.wan.spec import NUM_TRAIN_STEPS
-from recap.errors import refuse
-
-
-def schedule(shift: float) -> tuple[float, ...]:
-    """Return the noise levels of the training schedule, from 1 down without 0; a shift above 1 stays noisy longer."""
-    plain = (1 - index / NUM_TRAIN_STEPS for index in range(NUM_TRAIN_STEPS))
-    return tuple(shift * s / (1 + (shift - 1) * s) for s in plain)
 
 
 def warp(steps: tuple[int, ...], shift: float) -> tuple[float, ...]:
-    """Return the noise levels of steps, which count points of the unshifted schedule from the clean end."""
-    levels = (*schedule(shift), 0.0)
-    for step in steps:
-        if not 0 <= step <= NUM_TRAIN_STEPS:
-            limit = f"a step lies in 0..{NUM_TRAIN_STEPS}"
-            raise refuse("steps", step, limit, "name a point of the schedule")
-    return tuple(levels[NUM_TRAIN_STEPS - step] for step in steps)
+    """Return the noise levels of steps, which count points of the unshifted schedule from the clean end.
+
+    A shift above 1 stays noisy longer.
+    """
+    plain = (1 - (NUM_TRAIN_STEPS - step) / NUM_TRAIN_STEPS for step in steps)
+    return tuple(shift * s / (1 + (shift - 1) * s) for s in plain)
 
 
 def model_time(sigma: float) -> float:

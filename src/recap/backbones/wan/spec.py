@@ -1,47 +1,47 @@
-"""Sizes of the Wan family. A spec states all sizes of one model, so nothing has a default."""
+"""This module states the sizes of the Wan family."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
 NUM_TRAIN_STEPS = 1000
-"""Points of the schedule that the family was trained on; model time runs from 0 (clean) to this."""
+"""The family was trained on a schedule of this many points; model time runs from 0 (clean) to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class WanSpec:
-    """Architecture, geometry and sampler of one Wan model."""
+    """Holds architecture, geometry and sampler of one model. The defaults are Wan2.1 1.3B with the paper's window."""
 
-    name: str
-    dim: int
-    ffn_dim: int
-    heads: int
-    layers: int
+    name: str = "wan-1.3b"
+    dim: int = 1536
+    ffn_dim: int = 8960
+    heads: int = 12
+    layers: int = 30
     # Channels of the sinusoidal embedding of the time.
-    freq_dim: int
-    text_dim: int
-    text_len: int
-    in_channels: int
-    out_channels: int
+    freq_dim: int = 256
+    text_dim: int = 4096
+    text_len: int = 512
+    in_channels: int = 16
+    out_channels: int = 16
     # Frames, rows and columns of latents in one token.
-    patch: tuple[int, int, int]
-    eps: float
+    patch: tuple[int, int, int] = (1, 2, 2)
+    eps: float = 1e-6
     # Rows and columns of one latent frame.
-    latent_size: tuple[int, int]
+    latent_size: tuple[int, int] = (60, 104)
     # Side of a token's square of pixels.
-    token_pixels: int
-    frames_per_block: int
-    window_frames: int
-    pictures_per_frame: int
-    pictures_per_second: int
-    shift: float
+    token_pixels: int = 16
+    frames_per_block: int = 3
+    window_frames: int = 6
+    pictures_per_frame: int = 4
+    pictures_per_second: int = 16
+    shift: float = 5.0
     # Points of the unshifted schedule at which the sampler runs the model.
-    steps: tuple[int, ...]
-    phases: Literal["window", "absolute"]
+    steps: tuple[int, ...] = (1000, 750, 500, 250)
+    phases: Literal["window", "absolute"] = "window"
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.dim % self.heads or self.head_dim % 2:
@@ -72,7 +72,7 @@ class WanSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens in a frame."""
+        """Return the token rows and columns of a frame."""
         return self.latent_size[0] // self.patch[1], self.latent_size[1] // self.patch[2]
 
     def backbone_spec(self) -> BackboneSpec:
@@ -94,33 +94,10 @@ class WanSpec:
         )
 
 
-WAN_1_3B = WanSpec(
-    name="wan-1.3b",
-    dim=1536,
-    ffn_dim=8960,
-    heads=12,
-    layers=30,
-    freq_dim=256,
-    text_dim=4096,
-    text_len=512,
-    in_channels=16,
-    out_channels=16,
-    patch=(1, 2, 2),
-    eps=1e-6,
-    latent_size=(60, 104),
-    token_pixels=16,
-    frames_per_block=3,
-    window_frames=6,
-    pictures_per_frame=4,
-    pictures_per_second=16,
-    shift=5.0,
-    steps=(1000, 750, 500, 250),
-    phases="window",
-)
-"""Wan2.1 1.3B with the paper's shared window. The other specs are derived from it; it is not itself a checkpoint."""
+WAN_1_3B = WanSpec()
+"""All public models of the family have this size; it is not itself a checkpoint."""
 
-UNTRAINED = replace(
-    WAN_1_3B,
+UNTRAINED = WanSpec(
     name="untrained",
     dim=96,
     ffn_dim=192,
@@ -131,10 +108,9 @@ UNTRAINED = replace(
     text_len=16,
     latent_size=(8, 12),
 )
-"""The same architecture at a size that a laptop runs in milliseconds, for random weights."""
+"""This is the same architecture at a size that a laptop runs in milliseconds, for random weights."""
 
-EMBEDDED = replace(
-    WAN_1_3B,
+EMBEDDED = WanSpec(
     name="embedded",
     dim=384,
     ffn_dim=1408,
@@ -145,35 +121,23 @@ EMBEDDED = replace(
     latent_size=(16, 26),
     shift=3.0,
 )
-"""The model in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
-
-SELF_FORCING = replace(WAN_1_3B, name="self-forcing")
-INFINITE_FORCING = replace(WAN_1_3B, name="infinite-forcing")
-LONGLIVE = replace(WAN_1_3B, name="longlive")
-
-ROWS: dict[str, WanSpec] = {
-    spec.name: spec for spec in (EMBEDDED, UNTRAINED, SELF_FORCING, INFINITE_FORCING, LONGLIVE)
-}
+"""This model is in the package, trained on a world of sprites: 128 x 208 pixels, a block in a second on a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The settings of a model's public code that differ from the paper's shared ones (window 6, phases in it)."""
+class Released(NamedTuple):
+    """Holds the settings of a model's public code that differ from the paper's shared ones."""
 
     window_frames: int
     sink_frames: int
     phases: Literal["window", "absolute"]
 
 
-RELEASED: dict[str, Released] = {
+RELEASED = {
     # Its cache has room for the 21 frames it was trained on and does not slide; ours slides instead of stopping.
     "self-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
     "infinite-forcing": Released(window_frames=6, sink_frames=1, phases="window"),
     "longlive": Released(window_frames=12, sink_frames=3, phases="absolute"),
 }
 
-
-def as_released(spec: WanSpec) -> WanSpec:
-    """Return the spec with the window and the phases of its public code."""
-    released = RELEASED[spec.name]
-    return replace(spec, window_frames=released.window_frames, phases=released.phases)
+ROWS = {spec.name: spec for spec in (EMBEDDED, UNTRAINED, *(WanSpec(name=name) for name in RELEASED))}
+"""These models of the family can be chosen by name."""

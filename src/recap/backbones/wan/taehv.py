@@ -1,9 +1,9 @@
-"""TAEHV, the small public video autoencoder (madebyollin/taehv, MIT), for Wan 2.1's latents: `taew2_1`.
+"""This is the decoder of TAEHV, the small public video autoencoder (madebyollin/taehv, MIT), for Wan 2.1: `taew2_1`.
 
 It has plain 2D layers, and pictures are rows of the batch. A memory block also reads its own input of one step
-earlier, which is all that a stream must keep; 1x1 convolutions split one step into two, or join two. Latents are
-the normalised ones of the diffusion model, pixels are in 0..1. A latent frame is four pictures; the first three
-of a video are dropped, because Wan's first frame stands for one picture.
+earlier, which is all that a stream must keep; 1x1 convolutions split one step into two. Latents are the normalised
+ones of the diffusion model, pixels are in 0..1. A latent frame is four pictures; the first three of a video are
+dropped, because Wan's first frame stands for one picture. The encoder in the public files is not read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recap.backbones.wan.decoder import check_latents, check_pictures, wrong_state
+from recap.backbones.wan.decoder import check_latents, wrong_state
 from recap.contracts import Decoder, State
-from recap.errors import refuse
 from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "tiny decoder"
@@ -26,28 +25,27 @@ FIELD = "tiny decoder"
 CHANNELS = 16
 # From latents up to pictures.
 DECODER_WIDTHS = (256, 128, 64, 64)
-ENCODER_WIDTH = 64
-# Pictures made from one, by stage of the decoder; the encoder joins as many, in reverse order.
+# Pictures made from one, by stage.
 GROWTH = (1, 2, 2)
 # Pictures of a latent frame.
 STEP = 4
-# Pixels along the side of one latent.
-CELL = 8
 # Latents are limited softly to -3..3.
 SOFT_LIMIT = 3.0
 
 
-def conv(channels: int, out: int, stride: int = 1, *, bias: bool = True) -> nn.Conv2d:
-    return nn.Conv2d(channels, out, 3, stride, padding=1, bias=bias)
+def conv(channels: int, out: int, *, bias: bool = True) -> nn.Conv2d:
+    return nn.Conv2d(channels, out, 3, padding=1, bias=bias)
 
 
 class SoftClamp(nn.Module):
+    """Limits latents smoothly."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x / SOFT_LIMIT) * SOFT_LIMIT
 
 
 class MemoryBlock(nn.Module):
-    """A residual block that also reads its own input of one step earlier."""
+    """Adds to its input what it makes of that and of the input of one step earlier."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,21 +70,8 @@ class TimeGrow(nn.Module):
         return grown
 
 
-class TimePool(nn.Module):
-    """Joins neighbouring pictures, earlier ones first: N C Y X -> N/times C Y X."""
-
-    def __init__(self, width: int, times: int) -> None:
-        super().__init__()
-        self.times = times
-        self.conv = nn.Conv2d(width * times, width, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.conv(x.unflatten(0, (-1, self.times)).flatten(1, 2))
-        return pooled
-
-
 class TimeStack(nn.ModuleList):
-    """A sequence of layers over any number of steps of a video."""
+    """Applies a sequence of layers to any number of steps of a video."""
 
     def forward(self, steps: Tensor, kept: State) -> tuple[Tensor, State]:
         """Take B T C Y X and the state of the previous call ({} at the start); return both for the next.
@@ -113,55 +98,21 @@ class TimeStack(nn.ModuleList):
         return [str(index) for index, layer in enumerate(self) if isinstance(layer, MemoryBlock)]
 
 
-def _decoder() -> TimeStack:
-    first, *_, last = DECODER_WIDTHS
-    layers: list[nn.Module] = [SoftClamp(), conv(CHANNELS, first), nn.ReLU()]
-    for width, narrower, times in zip(DECODER_WIDTHS, DECODER_WIDTHS[1:], GROWTH, strict=False):
-        layers += [MemoryBlock(width) for _ in range(3)]
-        layers += [nn.Upsample(scale_factor=2), TimeGrow(width, times), conv(width, narrower, bias=False)]
-    return TimeStack([*layers, nn.ReLU(), conv(last, 3)])
-
-
-def _encoder() -> TimeStack:
-    width = ENCODER_WIDTH
-    layers: list[nn.Module] = [conv(3, width), nn.ReLU()]
-    for times in reversed(GROWTH):
-        layers += [TimePool(width, times), conv(width, width, stride=2, bias=False)]
-        layers += [MemoryBlock(width) for _ in range(3)]
-    return TimeStack([*layers, conv(width, CHANNELS)])
-
-
 class Taehv(nn.Module):
-    """Both halves, under the names of the public files."""
+    """Has the decoder's layers under the names of the public files."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = _encoder()
-        self.decoder = _decoder()
+        first, *_, last = DECODER_WIDTHS
+        layers: list[nn.Module] = [SoftClamp(), conv(CHANNELS, first), nn.ReLU()]
+        for width, narrower, times in zip(DECODER_WIDTHS, DECODER_WIDTHS[1:], GROWTH, strict=False):
+            layers += [MemoryBlock(width) for _ in range(3)]
+            layers += [nn.Upsample(scale_factor=2), TimeGrow(width, times), conv(width, narrower, bias=False)]
+        self.decoder = TimeStack([*layers, nn.ReLU(), conv(last, 3)])
 
     def open_decoder(self) -> Decoder:
         """Open a new decoding stream; any number of them may be open."""
         return TaehvStream(self)
-
-    @torch.no_grad()
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Encode B T 3 Y X in 0..1 to normalised latents B T/4 16 Y/8 X/8, fp32.
-
-        The last picture is repeated until their number is a multiple of four.
-        """
-        check_pictures(pixels, CELL)
-        if pixels.shape[1] == 0:
-            raise refuse("pixels.shape", tuple(pixels.shape), "a clip has pictures", "pass B T 3 Y X, T > 0")
-        missing = -pixels.shape[1] % STEP
-        padded = torch.cat([pixels, pixels[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
-        weight = self.like()
-        latents = []
-        kept: State = {}
-        # Four pictures at a time, because a whole clip with 64 channels at full resolution would not fit.
-        for step in padded.split(STEP, dim=1):
-            made, kept = self.encoder(step.to(weight), kept)
-            latents.append(made)
-        return torch.cat(latents, dim=1).to(torch.float32)
 
     def like(self) -> Tensor:
         """Return a tensor on the device and in the precision of the model."""
@@ -209,9 +160,10 @@ class TaehvStream:
 
 
 def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Taehv:
-    """Load the autoencoder from a public `taew2_1` file, `.pth` or `.safetensors`."""
+    """Load the decoder from a public `taew2_1` file, `.pth` or `.safetensors`."""
     path = Path(path).expanduser()
-    found = open_tensors(path, FIELD)
+    stored = open_tensors(path, FIELD)
+    found = {name: tensor for name, tensor in stored.items() if not name.startswith("encoder.")}
     with torch.device("meta"):
         model = Taehv()
     for index, layer in enumerate(model.decoder):
@@ -224,7 +176,7 @@ def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtyp
 
 
 def _last(stored: Stored, count: int) -> Stored:
-    """The last `count` rows of a stored tensor, or all where there are fewer."""
+    """Return the last `count` entries along the first axis of a stored tensor, or all where there are fewer."""
     if not stored.shape:
         return stored
     shape = (min(count, stored.shape[0]), *stored.shape[1:])

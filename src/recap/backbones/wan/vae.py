@@ -1,4 +1,4 @@
-"""Wan 2.1's own video autoencoder: diffusers' `AutoencoderKLWan`, unchanged, as a stream.
+"""This module runs Wan 2.1's own video autoencoder, diffusers' `AutoencoderKLWan`, unchanged, as a stream.
 
 The network reads one latent frame (or one step of four pictures) at a time and stores what its causal
 convolutions must remember in a list that the caller owns. Every stream here owns one, so any number of
@@ -19,7 +19,7 @@ from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
 from recap.contracts import Decoder, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
-from recap.io.weights import Stored, fill, open_tensors
+from recap.io.weights import Stored, fill, open_tensors, rename
 
 FIELD = "Wan VAE"
 # Pixels along the side of one latent.
@@ -28,7 +28,7 @@ CELL = 8
 STEP = 4
 
 PASSED = "Rep"
-"""diffusers' mark, instead of features, for a time-doubling layer that has seen the first frame."""
+"""diffusers writes this mark, instead of features, for a time-doubling layer that has seen the first frame."""
 
 KINDS = "kinds"
 NOTHING, MARK, FEATURES = range(3)
@@ -51,7 +51,7 @@ TO_PUBLISHED = (
     (r"\.mid_block\.resnets\.1\.", ".middle.2."),
     (r"\.down_blocks\.", ".downsamples."),
 )
-"""diffusers' names -> those of `Wan2.1_VAE.pth`, applied in this order; up blocks also need arithmetic."""
+"""Maps diffusers' names to those of `Wan2.1_VAE.pth`, in this order; up blocks also need arithmetic."""
 
 UP_BLOCK = re.compile(r"\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.")
 
@@ -64,10 +64,7 @@ def published_name(name: str) -> str:
         # The published file numbers all layers in one list: three residual layers and an upsampler per block.
         return f".upsamples.{4 * block + (3 if kind == 'upsamplers' else index)}."
 
-    name = UP_BLOCK.sub(flat, name)
-    for ours, theirs in TO_PUBLISHED:
-        name = re.sub(ours, theirs, name)
-    return name
+    return rename(UP_BLOCK.sub(flat, name), TO_PUBLISHED)
 
 
 def load_wan_vae(
@@ -83,21 +80,27 @@ def load_wan_vae(
     found = open_tensors(path, FIELD)
     network = import_extra("diffusers").AutoencoderKLWan
     with torch.device("meta"):
-        model = (
-            network.from_config(_folder_config(path)) if path.is_dir() else network(base_dim=_width(found))
-        )
+        if path.is_dir():
+            model = network.from_config(_checked_config(network, path))
+        else:
+            model = network(base_dim=_width(found))
     names = {name: name if path.is_dir() else published_name(name) for name in model.state_dict()}
     fill(model, found, path=path, field=FIELD, dtype=dtype, names=names)
     return WanVae(model.to(device))
 
 
-def _folder_config(folder: Path) -> dict[str, Any]:
-    network = import_extra("diffusers").AutoencoderKLWan
+def load_config(network: Any, folder: Path, field: str) -> dict[str, Any]:
+    """Return the config of a model in diffusers' layout."""
     try:
         config: dict[str, Any] = network.load_config(folder)
     except (OSError, ValueError) as problem:
         limit = f"config.json cannot be read ({str(problem).partition(chr(10))[0]})"
-        raise refuse(FIELD, str(folder), limit, "pass a complete diffusers folder") from problem
+        raise refuse(field, str(folder), limit, "pass a complete diffusers folder") from problem
+    return config
+
+
+def _checked_config(network: Any, folder: Path) -> dict[str, Any]:
+    config = load_config(network, folder, FIELD)
     # Wan 2.2's files have the same class and another geometry.
     if config.get("is_residual") or config.get("patch_size") or config.get("z_dim", 16) != 16:
         limit = "this is not the autoencoder of Wan 2.1, whose latents have 16 channels"
@@ -106,13 +109,13 @@ def _folder_config(folder: Path) -> dict[str, Any]:
 
 
 def _width(found: dict[str, Stored]) -> int:
-    """Channels of the first layer, on which all others depend; the published file has 96."""
+    """Return the channels of the first layer, on which all others depend; the published file has 96."""
     first = found.get("encoder.conv1.weight")
     return 96 if first is None else first.shape[0]
 
 
 class WanVae:
-    """The model, and the statistics that make its latents zero-mean and unit-variance."""
+    """Holds the model, and the statistics that make its latents zero-mean and unit-variance."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval().requires_grad_(False)

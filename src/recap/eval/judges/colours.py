@@ -1,4 +1,4 @@
-"""The perceived distance of two colours, and an actor's mean colour over several pictures."""
+"""Measures the perceived distance of two colours, and an actor's mean colour over several pictures."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""The probe: a small convolutional net that finds the actors in a picture and their colours.
+"""The probe is a small convolutional net that finds the actors in a picture and their colours.
 
-A small convolutional net trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it
-predicts which actor covers it and that instance's mean colour; per picture, which actors are there at all.
+It is trained on rendered pictures (`training/probe.py`). Per token cell (16 x 16 pixels) it predicts which actor
+covers it and that instance's mean colour; per picture, which actors are there at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +15,13 @@ from torch import Tensor, nn
 
 from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
 from recap.backbones.tiny.vocabulary import ACTORS
-from recap.errors import refuse
+from recap.errors import refuse, unknown_name
 from recap.io.weights import read_metadata
 
 CELL = 16
 NOBODY = len(ACTORS)
+BATCH = 32
+"""Pictures that judges show to the probe at once: activations stay below 100 MB."""
 SHIPPED = WEIGHTS / "probe.safetensors"
 
 
@@ -38,7 +39,7 @@ class _Residual(nn.Module):
 
 
 class Verdict(NamedTuple):
-    """What the net predicts of N pictures, as numbers.
+    """Holds what the net predicts of N pictures, as numbers.
 
     `cells` are logits N ACTORS+1 rows columns (the last is nobody), `colours` N 3 rows columns, and `presence` are
     logits N ACTORS.
@@ -49,9 +50,8 @@ class Verdict(NamedTuple):
     presence: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What B clips of T pictures show, in cells of 16 x 16 pixels.
+class Judged(NamedTuple):
+    """Says what B clips of T pictures show, in cells of 16 x 16 pixels.
 
     `presence` B T ACTORS is the probability that the picture shows the actor; `cells` B T rows columns is the
     likeliest actor of a cell, or NOBODY; `shares` B T ACTORS+1 rows columns are the probabilities behind it; and
@@ -65,9 +65,7 @@ class Judged:
 
     def actor_colour(self, actor: str) -> tuple[Tensor, Tensor]:
         """Return an actor's colour B T 3 over the cells that show it (nan if none does) and their number B T."""
-        if actor not in ACTORS:
-            raise refuse("actor", actor, "no such name", f"use one of {', '.join(ACTORS)}")
-        number = ACTORS.index(actor)
+        number = actor_number(actor)
         weight = self.shares[:, :, number] * (self.cells == number)
         total = weight.sum((-2, -1))
         colour = (self.colours * weight[..., None]).sum((-3, -2)) / total[..., None].clamp(min=1e-6)
@@ -75,8 +73,15 @@ class Judged:
         return colour, (self.cells == number).sum((-2, -1))
 
 
+def actor_number(actor: str) -> int:
+    """Return the place of an actor in the vocabulary; refuse an unknown one."""
+    if actor not in ACTORS:
+        raise unknown_name("actor", actor, ACTORS)
+    return ACTORS.index(actor)
+
+
 class Probe(nn.Module):
-    """A net of about 0.6 million parameters for any picture size that is a multiple of 16."""
+    """This net has about 0.6 million parameters and takes any picture size that is a multiple of 16."""
 
     def __init__(self, widths: tuple[int, int, int, int] = (32, 48, 72, 80)) -> None:
         super().__init__()
@@ -136,15 +141,11 @@ def save_probe(probe: Probe, file: Path) -> None:
     save_file(weights, file, metadata={"actors": ",".join(ACTORS)})
 
 
-def load_probe(file: Path, device: torch.device | str = "cpu") -> Probe:
-    """Read what `save_probe` wrote."""
+def load_probe(file: Path | None = None, device: torch.device | str = "cpu") -> Probe:
+    """Read what `save_probe` wrote; without a file, the probe that comes with the package."""
+    file = file or SHIPPED
     probe, remedy = Probe(), "install the released package, or train it with python -m training.probe"
     load_strictly(probe, file, "probe", remedy)
     if read_metadata(file, "probe").get("actors") != ",".join(ACTORS):
         raise refuse("probe", str(file), "it knows other actors than the vocabulary", remedy)
     return probe.to(device).eval().requires_grad_(False)
-
-
-def load_shipped_probe() -> Probe:
-    """Load the probe that comes with the package."""
-    return load_probe(SHIPPED)

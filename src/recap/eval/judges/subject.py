@@ -1,25 +1,28 @@
-"""A judge for videos of the embedded backbone: is a requested actor visible, and is it still the same one?"""
+"""Judges videos of the embedded backbone: is a requested actor visible, and is it still the same one?
+
+Instances of one kind differ only in their colours, so colour is identity in this world.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recap.backbones.tiny.reading import read_prompt
-from recap.backbones.tiny.vocabulary import ACTORS
 from recap.contracts import Curve, Sample
-from recap.eval.judges.colours import colour_distance, mean_colour
-from recap.eval.judges.probe import NOBODY, Judged, Probe, load_shipped_probe
+from recap.eval.judges.colours import colour_distance, mean_colour, to_lab
+from recap.eval.judges.probe import BATCH, NOBODY, Judged, Probe, actor_number, load_probe
+from recap.eval.sampling import Pictures, as_tensor
 
 OPENING_S = 1.0
 FARTHEST = 50.0
 """The Delta E at which likeness is 0; two instances of one kind are about 40 apart."""
-
-# Pictures per batch: faster than one by one, and the activations stay below 100 MB.
-_BATCH = 32
 
 
 class ProbeJudge:
@@ -34,24 +37,20 @@ class ProbeJudge:
         "colours from. It compares colours, not shapes."
     )
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(self, probe: Probe | None = None) -> None:
+        self._probe = probe or load_probe()
 
     def curves(self, samples: Iterable[Sample]) -> list[Curve]:
         seconds: list[float] = []
         casts: list[tuple[str, ...]] = []
         parts: list[Judged] = []
-        for batch in _batches(samples):
+        left = iter(samples)
+        while batch := list(itertools.islice(left, BATCH)):
             seconds += [sample.second for sample in batch]
             casts += [read_prompt(sample.prompt).prompt.actors for sample in batch]
             pictures = torch.stack([sample.picture for sample in batch]).permute(0, 3, 1, 2)
             parts.append(self._probe.judge(pictures[None].float() / 255))
-        judged = Judged(
-            presence=torch.cat([part.presence for part in parts], dim=1),
-            cells=torch.cat([part.cells for part in parts], dim=1),
-            shares=torch.cat([part.shares for part in parts], dim=1),
-            colours=torch.cat([part.colours for part in parts], dim=1),
-        )
+        judged = Judged(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
         actors = dict.fromkeys(actor for cast in casts for actor in cast)
         times = torch.tensor(seconds, dtype=torch.float64)
         return [
@@ -64,15 +63,50 @@ class ProbeJudge:
         return judged.cells[0, 0] != NOBODY
 
 
-def build_probe_judge() -> ProbeJudge:
-    """Build the judge with the probe of the package."""
-    return ProbeJudge(load_shipped_probe())
+class ProbeWitness:
+    """This witness has as likeness 1 - Delta E / 50 of the actor's mean colours, at least 0."""
+
+    backend = "probe"
+
+    def __init__(self, probe: Probe | None = None) -> None:
+        self._probe = probe or load_probe()
+
+    def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """Return whether the actor was found, N, and its colour N 3, sRGB in 0..1."""
+        judged = self._judge(pictures)
+        colour, cells = judged.actor_colour(subject)
+        found = (judged.presence[0, :, actor_number(subject)] > 0.5) & (cells[0] > 0)
+        return found.numpy(), colour[0].nan_to_num().numpy().astype(np.float32)
+
+    def where(self, pictures: Pictures, subject: str) -> NDArray[np.float32]:
+        """Return the probability that a cell shows the actor, N rows columns; 0 if another actor is likelier."""
+        judged, number = self._judge(pictures), actor_number(subject)
+        found = judged.presence[0, :, number] > 0.5
+        shown = (judged.cells[0] == number) & found[:, None, None]
+        shares: NDArray[np.float32] = (judged.shares[0, :, number] * shown).numpy().astype(np.float32)
+        return shares
+
+    def covered(self, pictures: Pictures) -> NDArray[np.bool_]:
+        """Return which cells show any actor, N rows columns."""
+        cells: NDArray[np.bool_] = (self._judge(pictures).cells[0] != NOBODY).numpy()
+        return cells
+
+    def _judge(self, pictures: Pictures) -> Judged:
+        """Judge the pictures as one clip."""
+        return self._probe.judge(as_tensor(pictures), BATCH)
+
+    def likeness(self, one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the likeness N M of colours N 3 and M 3."""
+        lab = [to_lab(torch.from_numpy(part)) for part in (one, other)]
+        distance = torch.cdist(lab[0], lab[1])
+        likeness: NDArray[np.float64] = (1 - distance / FARTHEST).clamp(min=0).numpy()
+        return likeness
 
 
 def _likeness(judged: Judged, actor: str, seconds: Tensor, named: Sequence[bool]) -> list[float | None]:
     """Return the actor's likeness to its first appearance, one value per picture of one clip."""
     colour, cells = judged.actor_colour(actor)
-    found = judged.presence[0, :, ACTORS.index(actor)] > 0.5
+    found = judged.presence[0, :, actor_number(actor)] > 0.5
     # A detection before a prompt names the actor is not its first appearance.
     readable = found & (cells[0] > 0) & torch.tensor(named)
     first = min(seconds[readable].tolist(), default=math.inf)
@@ -84,14 +118,3 @@ def _likeness(judged: Judged, actor: str, seconds: Tensor, named: Sequence[bool]
         None if not wanted or (visible and not read) else value if visible else 0.0
         for wanted, visible, read, value in values
     ]
-
-
-def _batches(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    batch: list[Sample] = []
-    for sample in samples:
-        batch.append(sample)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -1,4 +1,4 @@
-"""What is measured of a video: a file per metric, with its functions and its entry for tables."""
+"""Every file here is a metric, or some that belong together: functions, and their entries for tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recap.io.lookup import look_up
 
 @cache
 def all_measures() -> dict[str, Measure]:
-    """Every measure of this folder, by name."""
+    """Return every measure of this folder, by name."""
     modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
     return {each.name: each for module in modules for each in getattr(module, "MEASURES", ())}
 
 
 def find_measure(name: str) -> Measure:
-    """The measure of that name, or the one that `module:NAME` points at."""
+    """Return the measure of that name, or the one that `module:NAME` points at."""
     found = look_up("measure", name, all_measures())
     if not isinstance(found, Measure):
         raise refuse("measure", name, "is not a Measure", "make one by recap.eval.judged.Measure")
@@ -28,4 +28,5 @@ def find_measure(name: str) -> Measure:
 
 
 def find_measures(names: Iterable[str]) -> list[Measure]:
+    """Return the measures of these names."""
     return [find_measure(name) for name in names]

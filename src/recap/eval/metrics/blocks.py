@@ -1,4 +1,4 @@
-"""What the blocks of a run tell: how much attention each role gets, and how long a block takes."""
+"""Measures the blocks of a run: how much attention each role gets, and how long a block takes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ def _measure_attention(run: JudgedRun) -> list[Score]:
 
 
 def _measure_time(run: JudgedRun) -> list[Score]:
-    """Counts blocks from the fourth on; the slope tells whether a later block costs more."""
+    """Count blocks from the fourth on; the slope tells whether a later block costs more."""
     if not run.seconds:
         return []
     seconds = np.array(run.seconds)
     steady = seconds[FULL_WINDOW:] if len(seconds) > FULL_WINDOW + 1 else seconds
     slope = float(np.polyfit(np.arange(len(steady)), steady, 1)[0]) if len(steady) > 1 else None
-    values = (
-        ("seconds", float(seconds.sum())),
-        ("block_s", float(np.median(steady))),
-        ("block_slope_s", slope),
-    )
-    return [Score(name, value, "native", len(seconds)) for name, value in values]
+    values = {"seconds": float(seconds.sum()), "block_s": float(np.median(steady)), "block_slope_s": slope}
+    return [Score(name, value, "native", len(seconds)) for name, value in values.items()]
 
 
 MEASURES = (

@@ -1,4 +1,4 @@
-"""Camera and object motion (the paper's decomposition table).
+"""Measures camera and object motion (the paper's decomposition table).
 
 A homography, fitted by RANSAC, splits the flow of neighbouring pictures: the part it explains is camera motion, the
 rest is object motion. Total flow is their sum, as in the paper's table. The object fraction is computed per video and
@@ -8,6 +8,7 @@ statistics of many videos (`spreads`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.errors import refuse
-from recap.eval.judged import JudgedRun, Measure
+from recap.eval.judged import Measure
 from recap.eval.sampling import ForwardFlow, as_tensor
 from recap.eval.scores import Floats, Score
 from recap.flow.classical import load_opencv
 from recap.io.video import Picture
 
 EVERY = 8
-"""The number of pictures from one pair to the next: half a second."""
+"""The number of pictures from one pair of neighbours to the next: half a second."""
 
 GRID_PX = 8
 RANSAC_PX, RANSAC_ROUNDS = 3.0, 2000
@@ -33,7 +34,7 @@ _TINY = 1e-6
 
 
 class PairMotion(NamedTuple):
-    """The mean motion between two pictures, and whether a camera motion explains it."""
+    """Holds the mean motion between two pictures, and whether a camera motion explains it."""
 
     camera_px: float
     object_px: float
@@ -62,23 +63,16 @@ def split_flow(flow: NDArray[np.float32]) -> PairMotion:
     return PairMotion(camera_px, object_px, explained)
 
 
-def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str, gap: int = 1) -> list[Score]:
+def motion(pictures: Iterable[Picture], flow: ForwardFlow, backend: str) -> list[Score]:
     """Measure camera, object and total flow and the object fraction of one video; `backend` names the flow."""
-    if not 1 <= gap <= EVERY:
-        raise refuse("gap", gap, f"must be 1 to {EVERY} pictures", "the paper most likely used 1")
-    pairs: list[PairMotion] = []
-    first: Picture | None = None
-    for index, picture in enumerate(pictures):
-        if first is not None and index % EVERY == gap % EVERY:
-            pairs.append(split_flow(flow(as_tensor(np.stack([first, picture])))[0, 0].numpy()))
-        if index % EVERY == 0:
-            first = picture
+    neighbours = itertools.islice(itertools.pairwise(pictures), 0, None, EVERY)
+    pairs = [split_flow(flow(as_tensor(np.stack(pair)))[0, 0].numpy()) for pair in neighbours]
     if not pairs:
         raise refuse("clip", "1 picture", "motion needs at least 2", "give a longer clip")
     camera = float(np.mean([pair.camera_px for pair in pairs]))
     moved = float(np.mean([pair.object_px for pair in pairs]))
     total = camera + moved
-    details = {"unexplained_pairs": sum(not pair.explained for pair in pairs), "gap": gap}
+    details = {"unexplained_pairs": sum(not pair.explained for pair in pairs), "gap": 1}
     fraction = moved / total if total > _TINY else None
     values = {"camera_flow": camera, "object_flow": moved, "total_flow": total, "object_fraction": fraction}
     return [Score(name, value, backend, len(pairs), details) for name, value in values.items()]
@@ -98,15 +92,11 @@ def spreads(baseline: Sequence[float]) -> dict[str, Callable[[Floats], float]]:
     }
 
 
-def _measure(run: JudgedRun) -> list[Score]:
-    return motion(run.clip.pictures(), *run.motion_judge)
-
-
 COLUMNS = ("camera_flow", "object_flow", "object_fraction", "total_flow", "total_flow_sd")
 MEASURES = (
     Measure(
         "motion",
-        _measure,
+        lambda run: motion(run.clip.pictures(), *run.motion_judge),
         # The paper counts videos, of 128 as is inferred.
         paper={**{name: (name, 1.0) for name in COLUMNS}, "drift_tail": ("drift_tail", 1 / 128)},
         uses_flow=True,

@@ -1,11 +1,14 @@
-"""Presence: the share of sampled moments that show the subject, per stretch of a video under one prompt.
+"""Measures presence: the share of sampled moments that show a subject, per stretch of a video under one prompt.
 
 If a prompt does not name the subject, finding it is haunting: the memory brings back what the prompt left out.
+`entering` is about a second subject that enters, leaves and returns without a cut: is it the same, and what of it is
+in the bank?
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +16,12 @@ from numpy.typing import NDArray
 
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.judges.witness import ProbeWitness
-from recap.eval.metrics.reappearance import SETTLING_S
+from recap.eval.judges.subject import ProbeWitness
+from recap.eval.metrics.bank import content_before
+from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
-from recap.trace import BlockTrace
+from recap.trace import BlockTrace, bank_before
 
 LEAVING_S = 3.0
 """Without a cut, a subject that the prompt no longer names may take this long to leave, which is not haunting."""
@@ -27,7 +31,7 @@ MOST_LEFT_OUT = 1 / 3
 
 
 class Stretch(NamedTuple):
-    """Consecutive blocks under one prompt, without a cut between them."""
+    """A stretch has consecutive blocks under one prompt, without a cut between them."""
 
     prompt: str
     first_block: int
@@ -65,7 +69,7 @@ def presence(
 
 
 def _measure_haunting(run: JudgedRun) -> list[Score]:
-    """Gives nothing where every prompt names somebody, or where the prompts are not in words that we can read."""
+    """Give nothing where every prompt names somebody, or where the prompts are not in words that we can read."""
     witness = run.subject_witness
     if not isinstance(witness, ProbeWitness):
         return []
@@ -78,4 +82,44 @@ def _measure_haunting(run: JudgedRun) -> list[Score]:
     return [presence(run.sampled, found, spans, "haunting", witness.backend)]
 
 
-MEASURES = (Measure("haunting", _measure_haunting),)
+def _measure_entering(run: JudgedRun) -> list[Score]:
+    """Measure the stretches of a script: opening, visit, gone, back."""
+    sampled, late = run.sampled, run.late_subject
+    if not late:
+        return []
+    whole = stretches(run.trace, run.clip.fps, sampled.duration_s)
+    starts = [each.span.start for each in whole]
+    scores = [
+        reappearance(sampled, witness, late, starts, f"return_{name}", presence=run.subject_witness)
+        for name, witness in run.witnesses
+    ]
+    _, visit, gone, back = whole
+    if (witness := run.subject_witness) is not None:
+        found, _ = witness.look(sampled.pictures, late)
+        opening, _ = witness.look(sampled.pictures, run.subject)
+        for name, who, span in (
+            ("late_found_on_visit", found, visit.without_first(SETTLING_S)),
+            ("late_haunting", found, gone.without_first(LEAVING_S)),
+            ("late_found_on_return", found, back.without_first(SETTLING_S)),
+            ("opening_found", opening, Span(0.0, sampled.duration_s)),
+        ):
+            scores.append(presence(sampled, who, [span], name, witness.backend))
+    if run.has_bank:
+        first, end = (run.trace[each.first_block].first_frame for each in (visit, gone))
+        bank = bank_before(run.trace, back.first_block)
+        slots = float(slots_from(bank, first, end))
+        scores.append(Score("bank_slots_from_visit", slots, "native", len(bank)))
+        content = content_before(run, back.first_block)
+        scores += [replace(each, name=f"{each.name}_at_return") for each in content]
+    return scores
+
+
+MEASURES = (
+    Measure("haunting", _measure_haunting),
+    Measure(
+        "entering",
+        _measure_entering,
+        headlines=("return_subject", "late_found_on_return", "late_haunting", "return_frame"),
+        of_subject=True,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Controlled reappearance: empty, subject, empty, subject again. Is it the same subject?
+"""Measures controlled reappearance: empty, subject, empty, subject again. Is it the same subject?
 
 Segments A to D follow each other with cuts that clear the prior, so only a bank can carry the subject from B to D.
 The first second after every cut is left out. A video is verified if the subject is found in at least half of the
@@ -22,21 +22,22 @@ SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
 """Seconds of each segment; the subject is there in B and D."""
 SETTLING_S = 1.0
 PRESENT, ABSENT = 0.5, 0.1
-NAMES = tuple(SEGMENTS)
 
 
 def segment_spans(starts_s: Sequence[float], duration_s: float) -> dict[str, Span]:
-    """The four segments without their first second (scaled down for short videos), from where they begin."""
+    """Return the four segments without their first second (scaled down for short videos), from where they begin."""
     if len(starts_s) != len(SEGMENTS) or list(starts_s) != sorted(starts_s):
         limit = f"a reappearance has {len(SEGMENTS)} segments in order"
         raise refuse("segments", list(starts_s), limit, "give the second in which each begins")
     settling = min(SETTLING_S, SETTLING_S * duration_s / sum(SEGMENTS.values()))
     ends = [*starts_s[1:], duration_s + 1.0]
-    return {name: Span(start + settling, end) for name, start, end in zip(NAMES, starts_s, ends, strict=True)}
+    return {
+        name: Span(start + settling, end) for name, start, end in zip(SEGMENTS, starts_s, ends, strict=True)
+    }
 
 
 def starts_from_trace(trace: Sequence[BlockTrace], fps: float) -> list[float]:
-    """Where the segments of a rollout begin, in seconds: its start, and every cut."""
+    """Return the seconds in which the segments of a rollout begin: its start, and every cut."""
     return [0.0, *(line.first_pictures[0] / fps for line in trace if line.clears_prior)]
 
 
@@ -48,7 +49,7 @@ def reappearance(
     name: str = "reappearance",
     presence: Witness | None = None,
 ) -> Score:
-    """Likeness of B's sightings to D's; details say where it was found, and whether the video is verified.
+    """Measure the likeness of B's sightings to D's; details say where it was found and whether it is verified.
 
     `presence` finds the subject where `witness` cannot, as one that looks at whole frames.
     """
@@ -64,7 +65,7 @@ def reappearance(
 
 
 def slots_from(bank: Bank, first_frame: int, end_frame: int) -> int:
-    """How many of a bank's slots come from these frames."""
+    """Count the slots of a bank that come from these frames."""
     return sum(first_frame <= frame < end_frame for frame, _, _ in bank)
 
 

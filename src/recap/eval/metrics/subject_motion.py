@@ -1,4 +1,4 @@
-"""Subject motion: how far the subject's centroid travels, and how much its outline changes.
+"""Measures subject motion: how far the subject's centroid travels, and how much its outline changes.
 
 Dynamic degree counts camera motion, and a memory that freezes its subject loses little of it. Here a witness reports
 which cells show the subject, in pictures half a second apart. A step is that of its centroid minus the camera's,
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.judges.witness import ProbeWitness
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import ForwardFlow, Pictures, Sampled, as_tensor
 from recap.eval.scores import Floats, Score
@@ -87,7 +87,7 @@ def _camera_step(pair: Pictures, on_subject: NDArray[np.bool_], flow: ForwardFlo
 
 
 def _measure(run: JudgedRun) -> list[Score]:
-    """Needs the cells that show the subject: a box would change its outline with every wobble of its detector."""
+    """Use the cells that show the subject: a box would change its outline with every wobble of its detector."""
     witness = run.subject_witness
     if not isinstance(witness, ProbeWitness):
         return []

@@ -1,0 +1,151 @@
+"""`recap vbench setup`, `draw` and `run`: the videos of a suite, judged by VBench-Long in its own environment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recap.cli.console import show_notice
+from recap.cli.examples import as_epilog
+from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
+from recap.cli.settings import full_config
+from recap.errors import refuse
+from recap_vbench.environment import describe, python_of, set_up, vbench_folder
+from recap_vbench.judge import Question, judge
+from recap_vbench.suites import SUITES
+from recap_vbench.videos import Order, generate_suite
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
+)
+EXAMPLES = {
+    "setup": "recap vbench setup --dry-run",
+    "draw": "recap vbench draw --suite vbench946 --out videos --num 2",
+    "run": "recap vbench run videos --suite vbench946 --partial",
+}
+
+Folder = Annotated[
+    Path | None, typer.Option(help="Folder of VBench's environment [default: vbench in $RECAP_HOME].")
+]
+SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts: {', '.join(SUITES)}.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="File of the prompts, a line each, if VBench does not have them.")
+]
+PAPERS_SECONDS = 60.0
+
+
+@app.command("setup", epilog=as_epilog(EXAMPLES["setup"]))
+def setup_command(
+    folder: Folder = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print packages, size and licences, and install nothing.")
+    ] = False,
+) -> None:
+    """Install VBench into an environment of its own.
+
+    A finished one is left as it is.
+    """
+    goal = vbench_folder(folder)
+    for line in describe(goal):
+        show_notice(line)
+    if not dry_run:
+        set_up(goal, show_notice)
+        typer.echo(python_of(goal))
+
+
+@app.command("draw", epilog=as_epilog(EXAMPLES["draw"]))
+def draw_command(
+    suite: SuiteName,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the videos; all other files of the work go to VIDEOS-work next to it."),
+    ],
+    prompts: Prompts = None,
+    backbone: Backbone = None,
+    memory: Memory = None,
+    settings: Setting = None,
+    flow: Flow = None,
+    seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
+    seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
+    num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    folder: Folder = None,
+) -> None:
+    """Generate the videos of a suite.
+
+    They have the names that `run` looks for. The same command resumes a stopped one.
+    """
+    chosen = {"backbone": backbone, "memory": memory, "flow": flow, "device": device, "dtype": dtype}
+    for text in settings or []:
+        if text.partition("=")[0] in ("shots", "seeds", "opening"):
+            raise refuse("--set", text, "the suite determines it", "leave it out")
+    template = full_config({"shots": [{"prompt": "", "seconds": seconds}], **chosen}, settings or [])
+    order = Order(suite, template, prompts, num, seeds)
+    count, complete = generate_suite(
+        order,
+        vbench_folder(folder),
+        out,
+        workers=workers,
+        report=show_notice,
+        notice=show_notice,
+    )
+    following = ["recap", "vbench", "run", str(out), "--suite", suite]
+    following += ["--prompts", str(prompts)] if prompts else []
+    following += ["--folder", str(folder)] if folder else []
+    following += [] if complete else ["--partial"]
+    show_notice(f"{count} videos are there; next: {shlex.join(following)}")
+    typer.echo(out)
+
+
+@app.command("run", epilog=as_epilog(EXAMPLES["run"]))
+def run_command(
+    videos: Annotated[Path, typer.Argument(help="Folder of the videos, named <prompt>-<seed>.mp4.")],
+    suite: SuiteName,
+    dimension: Annotated[
+        list[str] | None, typer.Option(help="Dimension to measure; repeatable [default: all of the suite].")
+    ] = None,
+    prompts: Prompts = None,
+    static_filter: Annotated[
+        bool,
+        typer.Option("--static-filter", help="Score flickering on still clips only, as VBench's lists ask."),
+    ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Score the videos that exist, though others are missing.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda [default: cuda if there is one].")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of scores and clips [default: VIDEOS-vbench].")
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Judge a folder of videos.
+
+    The same command resumes a stopped one.
+    """
+    question = Question(videos, suite, tuple(dimension or ()), prompts, static_filter, partial, device)
+    goal = out or videos.resolve().with_name(f"{videos.resolve().name}-vbench")
+    scores = judge(question, vbench_folder(folder), goal, show_notice)
+    for line in _lines(scores):
+        show_notice(line)
+    typer.echo(goal / "scores.json")
+
+
+def _lines(scores: dict[str, Any]) -> list[str]:
+    lines = [f"suite {scores['suite']}, {', '.join(scores['backend'])}"]
+    for name, score in scores["dimensions"].items():
+        count = (
+            f"{score['num_clips']} clips of {score['num_videos']} of {score['num_videos_of_suite']} videos"
+        )
+        lines.append(f"{name}: {score['value']:.4f} ({count})")
+    lines += [f"{name}: {scores[name]:.4f}" for name in ("quality", "semantic", "total") if name in scores]
+    if scores["not_complete"]:
+        lines.append(f"no Total: {', '.join(scores['not_complete'])} not complete")
+    return lines
