@@ -32,10 +32,10 @@ from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
+from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, rollout
-from recap.trace import BlockTrace, read_seconds
 from recap.types import BackboneSpec, GeneratedBlock
 
 VERSION = "0.1.0"

@@ -16,12 +16,12 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.cli import main as cli
 from recap.contracts import Flow
 from recap.errors import RecapError
+from recap.io.trace import BlockTrace
 from recap.io.weights import LARGEST_PICKLE, load_pickle
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.tables.executors import OnRay, Processes
-from recap.trace import BlockTrace
 from recap.types import Candidates
 
 

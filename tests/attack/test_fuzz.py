@@ -29,6 +29,7 @@ from recap.backbones.wan.lora import open_lora
 from recap.config import RunConfig, read_json
 from recap.errors import RecapError
 from recap.io.opening import read_opening
+from recap.io.trace import read_seconds, read_trace, replay_bank
 from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import make_plan
 from recap.run import read_record, read_spec
@@ -39,7 +40,6 @@ from recap.show.sheet import write_png
 from recap.tables.folder import begun_with, check_folder
 from recap.tables.page import write_report
 from recap.tables.runner import ResultStore
-from recap.trace import read_seconds, read_trace, replay_bank
 
 FEW, MANY = 12, 900
 LONGEST_S = 10.0

@@ -13,11 +13,11 @@ import torch
 
 from benchmarks.scenes import make_scene, render
 from recap.flow import ClassicalFlow
+from recap.io.trace import BlockTrace
 from recap.memory.bank import NoveltyBank
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
 from recap.rollout import Resume, rollout
-from recap.trace import BlockTrace
 from recap.types import Block, Candidates, Role
 
 PROMPT = "a boat on the sea"

@@ -15,12 +15,12 @@ from recap.admission.base import ScoredAdmission
 from recap.backbones.helios.spec import ROWS as HELIOS
 from recap.backbones.wan.spec import RELEASED
 from recap.contracts import MemoryPolicy
+from recap.io.trace import BlockTrace
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES, MEMORIES, load_backbone
 from recap.rollout import Resume, block_noise, rollout
-from recap.trace import BlockTrace
 from recap.types import Card, Role
 
 # Settings with which three blocks already compress, fold and replay; a memory without a row runs as it is.

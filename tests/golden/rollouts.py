@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from recap.config import RunConfig
+from recap.io.trace import BlockTrace
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
-from recap.trace import BlockTrace
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SEED = 3

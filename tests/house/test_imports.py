@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "recap"
 
 # Room -> what it may import of ours. A room may always import from itself.
 GROUND = {"types", "contracts", "errors"}
-CORE = GROUND | {"attention", "flow", "admission", "memory", "backbones", "plan", "trace", "rollout", "io"}
+CORE = GROUND | {"attention", "flow", "admission", "memory", "backbones", "plan", "rollout", "io"}
 COMPOSED = CORE | {"run", "registry", "config", "fast", "__init__"}
 MAY_IMPORT = {
     "types": set(),
@@ -24,7 +24,6 @@ MAY_IMPORT = {
     "memory": GROUND | {"attention.rope"},  # a memory may choose by rotated keys, as attention reads them
     "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
-    "trace": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
@@ -34,7 +33,7 @@ MAY_IMPORT = {
     "fast": COMPOSED | {"show.svg"},
     "__init__": COMPOSED | {"attach", "session", "show.result"},
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
-    "eval": GROUND | {"io", "trace", "flow", "backbones.tiny"},  # judges of the embedded world know its words
+    "eval": GROUND | {"io", "flow", "backbones.tiny"},  # judges of the embedded world know its words
     "show": COMPOSED,
     "tables": COMPOSED | {"eval", "show"},
     "cli": COMPOSED | {"show", "eval", "tables"},

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from recap.config import RunConfig
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Reporter
+from recap.io.trace import read_trace
 from recap.io.video import ClipWriter, open_clip
 from recap.registry import load_backbone
 from recap.run import generate, resume
 from recap.show.sheet import write_png
-from recap.trace import read_trace
 
 SHOTS = [{"prompt": "a fox on a beach by day", "seconds": 1.5}]
 

@@ -26,13 +26,13 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.contracts import Flow
 from recap.fast.raft import FastRaftFlow
 from recap.flow.raft import RaftFlow, RaftSmall
+from recap.io.trace import BlockTrace
 from recap.memory.bank import NoveltyBank
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
-from recap.trace import BlockTrace
 from recap.types import Block
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "equal", "is_nonzero"}

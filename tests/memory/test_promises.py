@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import recap
 from recap.contracts import MemoryPolicy
 from recap.io.files import append_line
+from recap.io.trace import BlockTrace, read_trace
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
 from recap.memory.relax_forcing import RelaxForcingConfig
@@ -25,7 +26,6 @@ from recap.memory.store import Store
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
 from recap.rollout import Resume, rollout
-from recap.trace import BlockTrace, read_trace
 from recap.types import Role
 
 SOURCE = Path(recap.__file__).parent

@@ -15,11 +15,11 @@ from recap.config import RunConfig
 from recap.contracts import Curve
 from recap.eval.judges.probe import Probe, save_probe
 from recap.io.report import SILENT, Reporter
+from recap.io.trace import bank_before, has_bank, read_trace
 from recap.io.video import open_clip
 from recap.run import resume
 from recap.show.comparison import ComparisonSummary, compare
 from recap.show.run_page import ColourJudge, contrast, histogram_cosine
-from recap.trace import bank_before, has_bank, read_trace
 
 SHOTS = [{"prompt": "a red boat </script>", "seconds": 2}, {"prompt": "a house", "seconds": 2}]
 MEMORIES = ("none", "sink", "recap")

@@ -16,6 +16,7 @@ from recap.eval.judged import JudgedRun
 from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
 from recap.io.report import SILENT
+from recap.io.trace import read_trace
 from recap.io.video import open_clip
 from recap.run import generate
 from recap.tables import executors
@@ -31,7 +32,6 @@ from recap.tables.generating import (
 from recap.tables.recipes import TABLES, Ask, find_recipe
 from recap.tables.runner import ResultStore, Rules, run_jobs
 from recap.tables.runs import TableRuns, plan_runs
-from recap.trace import read_trace
 
 SMALL = {"backbone": "untrained", "prompts": 2, "seconds": 4.5}
 

@@ -15,7 +15,7 @@ from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.sampling import InMemoryClip
-from recap.trace import BlockTrace
+from recap.io.trace import BlockTrace
 
 FPS = 16
 SIZE = (48, 64)

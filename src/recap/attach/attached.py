@@ -12,8 +12,8 @@ from recap.config import Choice, RunConfig
 from recap.contracts import MemoryConfig, MemoryPolicy
 from recap.errors import refuse
 from recap.io.report import each_once
+from recap.io.trace import BlockTrace
 from recap.run import build_memory
-from recap.trace import BlockTrace
 from recap.types import BackboneSpec, Block, GeneratedBlock
 
 ABSENT = object()

@@ -20,7 +20,7 @@ from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sampl
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
 from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
-from recap.trace import BlockTrace, has_bank
+from recap.io.trace import BlockTrace, has_bank
 
 Value = TypeVar("Value")
 EMBEDDED = "embedded"

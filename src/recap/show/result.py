@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from recap import run
 from recap.config import RunConfig
 from recap.io.report import Reporter
+from recap.io.trace import BlockTrace, read_trace
 from recap.io.video import open_clip
 from recap.plan import Shot
 from recap.show.clips import embed
 from recap.show.run_page import PAGE, read_summary, write_run_page
-from recap.trace import BlockTrace, read_trace
 
 
 class Run:

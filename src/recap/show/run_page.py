@@ -18,13 +18,7 @@ from recap.config import RunConfig, read_json
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.io.files import write_whole
-from recap.io.video import Picture, open_clip
-from recap.registry import JUDGES
-from recap.run import read_record, read_spec, versions
-from recap.show.clips import EMBED_LIMIT, embed
-from recap.show.page import Method, Plot, Scene, VideoPage, build_video_page, describe_bank
-from recap.show.sheet import Patches
-from recap.trace import (
+from recap.io.trace import (
     BlockTrace,
     Position,
     bank_before,
@@ -33,6 +27,12 @@ from recap.trace import (
     read_lines,
     read_trace,
 )
+from recap.io.video import Picture, open_clip
+from recap.registry import JUDGES
+from recap.run import read_record, read_spec, versions
+from recap.show.clips import EMBED_LIMIT, embed
+from recap.show.page import Method, Plot, Scene, VideoPage, build_video_page, describe_bank
+from recap.show.sheet import Patches
 from recap.types import BackboneSpec
 
 VIDEO = r"video(-\d+)?\.mp4"

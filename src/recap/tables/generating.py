@@ -31,13 +31,13 @@ from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
 from recap.io import video
+from recap.io.trace import BlockTrace, has_bank, pictures_of_frames
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
 from recap.show.chart import BankHistory
 from recap.tables.runner import Job, Result, canonical
 from recap.tables.runs import LOOK
-from recap.trace import BlockTrace, has_bank, pictures_of_frames
 from recap.types import GeneratedBlock
 
 MOMENTS = 5

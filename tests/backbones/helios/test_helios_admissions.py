@@ -12,11 +12,11 @@ from recap import attach
 from recap.contracts import Flow
 from recap.eval.metrics.bank import bank_story
 from recap.flow import ClassicalFlow
+from recap.io.trace import BlockTrace
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS
 from recap.rollout import Resume, rollout
-from recap.trace import BlockTrace
 from recap.types import Block
 
 CHUNKS, CHUNK_S = 4, 33 / 24

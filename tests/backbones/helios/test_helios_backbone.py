@@ -27,12 +27,12 @@ from recap.attention.context import BlockContext
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.family import offload_groups
 from recap.backbones.helios.sampler import correlated
+from recap.io.trace import BlockTrace
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
 from recap.rollout import Resume, rollout
-from recap.trace import BlockTrace
 from recap.types import Block, Past, Role
 
 

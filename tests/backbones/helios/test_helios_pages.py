@@ -23,6 +23,7 @@ from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import InMemoryClip
 from recap.flow import ClassicalFlow
 from recap.io.report import SILENT
+from recap.io.trace import BlockTrace, bank_before, read_trace
 from recap.io.video import open_clip
 from recap.memory.sink import NoMemoryConfig
 from recap.plan import make_plan
@@ -36,7 +37,6 @@ from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
 from recap.tables.scripts import reappearance_scripts
-from recap.trace import BlockTrace, bank_before, read_trace
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
 CHUNKS = 8

@@ -11,11 +11,11 @@ import torch
 from recap.admission.base import retain_top
 from recap.config import RunConfig
 from recap.eval.metrics.bank import bank_story, uniform_distance
+from recap.io.trace import BlockTrace, Offered, bank_before, banks_of, read_trace
 from recap.memory.bank import NoveltyBank
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory, generate
-from recap.trace import BlockTrace, Offered, bank_before, banks_of, read_trace
 from recap.types import Candidates
 
 CAPACITY, FRAMES, GRID = 20, 3, (3, 4)

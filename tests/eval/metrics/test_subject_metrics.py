@@ -11,7 +11,7 @@ from recap.eval.metrics.identity import identity, retention
 from recap.eval.metrics.reappearance import reappearance, segment_spans, slots_from, starts_from_trace
 from recap.eval.sampling import Sampled
 from recap.eval.witnesses import Box, CropWitness, FrameWitness, crop
-from recap.trace import BlockTrace
+from recap.io.trace import BlockTrace
 
 SUBJECT = Box(60, 30, 100, 70)
 

@@ -10,7 +10,7 @@ from recap.eval.judged import build_motion_judge
 from recap.eval.metrics.presence import presence, stretches
 from recap.eval.metrics.subject_motion import outline_change, subject_motion
 from recap.eval.sampling import Sampled, Span
-from recap.trace import BlockTrace
+from recap.io.trace import BlockTrace
 
 CELL = 16
 # In cells: 96 x 160 pixels.

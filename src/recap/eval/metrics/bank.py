@@ -17,7 +17,7 @@ from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.scores import Score
-from recap.trace import Bank, BlockTrace, bank_before, has_bank, pictures_of_frames, replay_bank
+from recap.io.trace import Bank, BlockTrace, bank_before, has_bank, pictures_of_frames, replay_bank
 
 AGE_BINS = 10
 

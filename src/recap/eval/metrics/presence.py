@@ -21,7 +21,7 @@ from recap.eval.metrics.bank import content_before
 from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
-from recap.trace import BlockTrace, bank_before
+from recap.io.trace import BlockTrace, bank_before
 
 LEAVING_S = 3.0
 """Without a cut, a subject that the prompt no longer names may take this long to leave, which is not haunting."""

@@ -16,7 +16,7 @@ from recap.eval.metrics.identity import compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.witnesses import Witness
-from recap.trace import Bank, BlockTrace, bank_before
+from recap.io.trace import Bank, BlockTrace, bank_before
 
 SEGMENTS = {"A": 3.0, "B": 6.0, "C": 7.5, "D": 7.5}
 """Seconds of each segment; the subject is there in B and D."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recap.io.files import append_line
-from recap.trace import (
+from recap.io.trace import (
     BlockTrace,
     bank_before,
     pictures_of_frames,
