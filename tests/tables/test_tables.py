@@ -36,6 +36,15 @@ def test_less_than_one_is_nothing_to_ask_for():
             Ask(**asked)
 
 
+def test_too_much_is_refused_before_anything_is_planned():
+    """A slip of the keyboard once planned runs until memory was full, or as many processes as runs."""
+    with pytest.raises(ValueError, match=r"--seeds is 99999999999999: at most 1,000"):
+        Ask(seeds=99_999_999_999_999)
+    for name in ("workers", "rows", "scorers"):
+        with pytest.raises(ValueError, match=rf"--{name} is 99999999: at most 1,024"):
+            How(**{name: 99_999_999})
+
+
 def test_arms_are_paired_and_prompts_have_their_own_seeds():
     runs = list(plan_runs(find_recipe("identity"), Ask(prompts=2, seeds=2)))
     for start in range(0, len(runs), 4):

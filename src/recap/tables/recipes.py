@@ -13,8 +13,12 @@ from typing import Any
 from recap.errors import refuse, unknown_name
 from recap.eval.judged import USUAL
 from recap.io.lookup import look_up
+from recap.plan import check_amount
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.tables.paper_numbers import paper_value
+
+MOST_SEEDS = 1000
+"""Seed k of prompt n is 1000 n + k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class Ask:
         ):
             if number is not None and number < 1:
                 raise refuse(name, number, "must be 1 or more", remedy)
+        check_amount("--seeds", self.seeds or 1, MOST_SEEDS, "seeds of a prompt", "5 is the paper's number")
         if self.seconds is not None and not self.seconds > 0:
             raise refuse("--seconds", self.seconds, "must be above 0", "60 is the paper's length")
 

@@ -23,6 +23,7 @@ from recap.errors import refuse
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
+from recap.plan import check_amount
 from recap.tables.executors import ROWS, Batches, OnRay, Processes
 from recap.tables.folder import (
     LEFT_OUT,
@@ -46,6 +47,7 @@ from recap.tables.table import ScoredRun, build_cells
 WORK = "recap.tables.generating:generate_and_score"
 SHOWN = "shown"
 """Folder of the videos that pages show."""
+MOST_AT_ONCE = 1024
 SOME_LEFT = 3
 """The exit status where runs are left, for want of time or since they failed."""
 
@@ -69,6 +71,7 @@ class How:
         ):
             if value is not None and value < 1:
                 raise refuse(name, value, "must be 1 or more", remedy)
+            check_amount(name, value or 1, MOST_AT_ONCE, "at once", remedy)
         # Written so that nan is refused, too.
         if not self.minutes > 0:
             raise refuse("--minutes", self.minutes, "must be above 0", "leave it out for as long as it takes")
