@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recap.config import RunConfig
+from recap.io.report import Reporter
 from recap.run import generate
 
 
@@ -33,7 +34,7 @@ def soak(folder: Path, blocks: int, every: int) -> list[float]:
                 flush=True,
             )
 
-    assert generate(config, folder, progress=progress, notice=lambda _: None).num_blocks == blocks
+    assert generate(config, folder, reporter=Reporter(lambda _: None, progress)).num_blocks == blocks
     return measured
 
 

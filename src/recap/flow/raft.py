@@ -258,13 +258,15 @@ class RaftFlow:
         weight = next(self.model.parameters())
         here, there = pair_indices(pictures, weight.device, both=both)
         padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, self.smallest)
-        encoded = self.model.encode(padded)
+        return self._track(self.model.encode(padded), here, there)[(..., *crop)].to(pictures.device)
+
+    def _track(self, encoded: Encoded, here: Tensor, there: Tensor) -> Tensor:
+        """Return the padded flow of all pairs; another network overrides this."""
         area = encoded.features.shape[-2] * encoded.features.shape[-1]
         # All levels together have 4/3 of the finest; their rings of zeros are what the 3/2 is for.
         num = max(1, int(self.volume_bytes / (area * area * encoded.features.element_size() * 3 / 2)))
         parts = zip(here.split(num), there.split(num), strict=True)
-        flow = [self.model.track(encoded.of(a), encoded.of(b), self.num_updates) for a, b in parts]
-        return torch.cat(flow)[(..., *crop)].to(pictures.device)
+        return torch.cat([self.model.track(encoded.of(a), encoded.of(b), self.num_updates) for a, b in parts])
 
 
 def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -161,8 +162,9 @@ def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
 
 
 def test_the_page_and_the_report_show_cuts_where_they_are(results):
-    page = (results / "reappearance" / "index.html").read_text()
-    report = write_report(results).read_text()
+    # Figures are pictures within the page.
+    page = unquote((results / "reappearance" / "index.html").read_text())
+    report = unquote(write_report(results).read_text())
     for cut in CUTS:
         # The chart's left edge and width.
         x = f"{60 + cut / LASTS * 670:.2f}".rstrip("0").rstrip(".")
