@@ -1,4 +1,4 @@
-"""What tests share: the real data beside the checkout, and a small backbone."""
+"""What tests share: the real data next to the checkout, and a small backbone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def random_raft(tmp_path_factory) -> Path:
 def shared_data() -> Path:
     """Real weights and clips, never part of the product."""
     if not SHARED.is_dir():
-        pytest.skip("the folder of real weights and clips is not beside this checkout")
+        pytest.skip("the folder of real weights and clips is not next to this checkout")
     return SHARED
 
 
@@ -99,6 +99,12 @@ def spec() -> BackboneSpec:
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _each_test_is_a_process(monkeypatch):
+    """Let every test see the notice about missing weights, which a process prints once."""
+    monkeypatch.setattr("recap.flow._reported", set())
 
 
 # Left out by `make test` and run by `make test-all`: each takes long, and cheaper tests of the same promise stay.

@@ -16,7 +16,7 @@ MOST_SHOTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank stay.
+    """Gives a prompt its span. `cut` drops the prior where the shot begins; sink and bank stay.
 
     Without a cut the prior was generated under the old prompt; `reread` makes it again under the new one.
     """

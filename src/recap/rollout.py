@@ -1,4 +1,4 @@
-"""THE loop: plan, denoise, decode, settle, commit; an iterator of finished blocks.
+"""This module is THE loop: it plans, denoises, decodes, settles and commits, and yields finished blocks.
 
 It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a longer plan,
 a resumed run and another batch generate the same block from the same noise. It can also come from outside.
@@ -30,7 +30,7 @@ from recap.types import BackboneSpec, Block, GeneratedBlock, Past, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
-    """The recorder that records nothing."""
+    """Record nothing."""
 
 
 def at_once(work: Callable[[], None]) -> Callable[[], None]:
@@ -254,7 +254,7 @@ class Rollout(Iterator[GeneratedBlock]):
     def send(self, prompt: str | None) -> GeneratedBlock:
         """Generate the next block under another prompt, which then stays until the plan's next shot.
 
-        A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
+        A prompt that the backbone refuses raises here and changes nothing: the rollout continues without it.
         """
         if prompt is not None:
             if not isinstance(prompt, str):
@@ -291,7 +291,7 @@ def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: Backbon
 
 
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
-    """The noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
+    """Make the noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
 
     With `first` the first call gives that of the block of this index, as some memories want it.
     """
@@ -309,7 +309,7 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
 
 
 def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: int) -> Noise:
-    """The noise of one block from another program; its first draw is that of the block of index `first`."""
+    """Take the noise of one block from another program; its first draw is that of the block of index `first`."""
     shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
     earlier = replace(
         block, index=first, first_frame=block.first_frame - (block.index - first) * block.num_frames

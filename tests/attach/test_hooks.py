@@ -11,7 +11,7 @@ import upstream_wan as wan
 from pipelines import AS_RELEASED, KINDS, draw, draw_interrupted, layers_of, make, noise_of
 
 from recap import attach
-from recap.attach.session import Pictures, Session
+from recap.attach.session import AttachedSession, Pictures
 
 # --- pictures ---
 
@@ -95,7 +95,7 @@ def test_put_back_after_an_error_and_usable_again():
 def test_put_back_when_attaching_fails_halfway(monkeypatch):
     pipeline = make("self-forcing")
     before = snapshot(pipeline)
-    monkeypatch.setattr(Session, "_hook_attention", lambda *_: 1 / 0)
+    monkeypatch.setattr(AttachedSession, "_hook_attention", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), attach(pipeline, "none"):
         raise AssertionError("not reached")
     monkeypatch.undo()

@@ -95,7 +95,7 @@ class JudgedRun:
 
     @cached_property
     def sampled(self) -> Sampled:
-        """The pictures at which the protocols of identity and reappearance look."""
+        """Return the pictures at which the protocols of identity and reappearance look."""
         return sample_clip(self.clip, PER_SECOND)
 
     @property

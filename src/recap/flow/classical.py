@@ -1,4 +1,4 @@
-"""Flow without weights: OpenCV's dense inverse search (Kroeger et al., ECCV 2016), on the CPU."""
+"""Estimates flow without weights, by OpenCV's dense inverse search (Kroeger et al., ECCV 2016) on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RAFT-small: recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
+"""RAFT-small is recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
 
 Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations contains how
 well every pixel of one picture matches every pixel of the next; a recurrent unit reads the neighbourhood its

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Notice = Callable[[str], None]
-"""Called with a line for the user."""
+"""It is called with a line for the user."""
 
 Progress = Callable[[int, int | None, float], None]
-"""Called with (done, total or None, units per second)."""
+"""It is called with (done, total or None, units per second)."""
 
 
 def no_progress(done: int, total: int | None, rate: float) -> None:

@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def videos(self) -> list[Path]:
-        """The video of each row."""
+        """Return the video of each row."""
         rows = self._rows
         return [self.path / ("video.mp4" if len(rows) == 1 else f"video-{row}.mp4") for row in rows]
 

@@ -29,7 +29,7 @@ Shares = dict[Role, list[float] | None]
 
 
 class Offered(NamedTuple):
-    """All that the bank could choose from: whole frames, row-major."""
+    """Holds all that the bank could choose from: whole frames, row-major."""
 
     frames: list[int]
     grid: tuple[int, int]
@@ -38,7 +38,7 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """One block of a trace. Lists have an entry per row of the batch; None is what the memory does not have."""
+    """Holds one block of a trace. Lists have an entry per row of the batch; None is what the memory does not have."""
 
     block: int
     first_frame: int
@@ -144,7 +144,7 @@ class BlockTrace:
             raise refuse("trace", block, limit, "generate the run again") from error
 
     def row(self, row: int) -> BlockTrace:
-        """One row of the batch, as if it had been generated alone."""
+        """Return one row of the batch, as if it had been generated alone."""
 
         def only(rows: Sequence[Any] | None) -> Any:
             return None if rows is None else [rows[row]]
@@ -179,7 +179,7 @@ def has_bank(trace: Sequence[BlockTrace]) -> bool:
 
 
 def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
-    """The contents of one row's bank after each block."""
+    """Return the contents of one row's bank after each block."""
     bank: Bank = {}
     for line in trace:
         evicted = line.evicted[row] if line.evicted else {}
@@ -192,7 +192,7 @@ def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
 
 
 def bank_before(trace: Sequence[BlockTrace], block: int, row: int = 0) -> Bank:
-    """The contents of one row's bank when a block begins."""
+    """Return the contents of one row's bank when a block begins."""
     empty: Bank = {}
     return [empty, *replay_bank(trace[:block], row)][-1]
 
@@ -208,7 +208,7 @@ def pictures_of_frames(trace: Sequence[BlockTrace]) -> dict[int, range]:
 
 
 def banks_of(candidates: Candidates) -> list[Bank]:
-    """Per row of the batch its tokens, without the slots where nothing happened."""
+    """Return per row of the batch its tokens, without the slots where nothing happened."""
     return [
         {(t, h, w): score for (t, h, w), score in zip(source, scores, strict=True) if score >= 0}
         for source, scores in zip(candidates.source.tolist(), candidates.score.tolist(), strict=True)
@@ -230,7 +230,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_trace(path: Path) -> list[BlockTrace]:
-    """The blocks of a trace file."""
+    """Return the blocks of a trace file."""
     lines = read_lines(path)
     for line, following in itertools.pairwise(lines):
         # Lines of an older version do not count their pictures.

@@ -53,7 +53,7 @@ def can_encode() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A readable video file. `num_pictures` is what the file claims, or None."""
+    """Describes a readable video file. `num_pictures` is what the file claims, or None."""
 
     path: Path
     width: int

@@ -1,4 +1,4 @@
-"""`none` and `sink`: the plain window, without and with a permanent first frame.
+"""`none` and `sink` keep the plain window, without and with a permanent first frame.
 
 The sink is the memory of the opening scene: its tokens stay cached, their phase is re-applied at retrieval,
 and eq. (sink) multiplies their unnormalised weight by lambda (`reinforcement`).

@@ -24,7 +24,7 @@ from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
-from recap.tables.table import Cell, ScoredRun, measured_of, remarks
+from recap.tables.table import Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
@@ -32,12 +32,16 @@ MARK = "<!-- tables: written by `recap report`, which keeps what stands above th
 
 
 def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
-    """Return curves where there are any, then an interval chart per measure; the first is the table's figure."""
+    """Return curves where there are any, then an interval chart per measure; the first is the table's figure.
+
+    What no row has a value of is left out.
+    """
+    cells = [cell for cell in cells if cell.value.n]
     bars = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
-        bars.append(interval_chart(measure, shown))
+        bars.append(interval_chart(plain_name(measure), shown))
     return [*_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
 
 
@@ -68,11 +72,11 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
     for cell in cells:
         if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
-            curves = charts.setdefault((f"{timed[1]} over length", "seconds"), {})
+            curves = charts.setdefault((f"{plain_name(timed[1])} over length", "seconds"), {})
             curves.setdefault(cell.row, {})[float(timed[2])] = cell
         if cell.row in values:
-            curves = charts.setdefault((cell.measure, recipe.name), {})
-            curves.setdefault(cell.measure, {})[values[cell.row]] = cell
+            curves = charts.setdefault((plain_name(cell.measure), recipe.name), {})
+            curves.setdefault(plain_name(cell.measure), {})[values[cell.row]] = cell
     return [
         line_chart(title, [_curve(label, points) for label, points in curves.items()], axis)
         for (title, axis), curves in charts.items()

@@ -82,7 +82,7 @@ def build_embedded(
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedConfig:
-    """A small causal Wan that we trained, with weights in the package."""
+    """Generates with a small causal Wan that we trained, with weights in the package."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, notice: Callable[[str], None] = print, **_: object
