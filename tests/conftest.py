@@ -113,7 +113,7 @@ SLOW = (
     # On `untrained` these stay in `make test`.
     "tests/contracts/test_policies.py::test_policy_runs_and_its_trace_adds_up[embedded-",
     "tests/contracts/test_policies.py::test_stopping_and_continuing_changes_nothing[embedded-",
-    "tests/contracts/test_policies.py::test_memory_changes_what_is_drawn[embedded",
+    "tests/contracts/test_policies.py::test_memory_changes_what_is_generated[embedded",
     "tests/contracts/test_policies.py::test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit[embedded",
     # Growth over fewer blocks is tested on `untrained`.
     "tests/contracts/test_admissions.py::test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow",

@@ -262,7 +262,7 @@ class Backbone(Protocol):
 
 
 class BackboneConfig(Protocol):
-    """A frozen dataclass that says what a backbone is loaded from and how it is set up."""
+    """Is a frozen dataclass that says what a backbone is loaded from and how it is set up."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]

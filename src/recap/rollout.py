@@ -40,7 +40,7 @@ def at_once(work: Callable[[], None]) -> Callable[[], None]:
 
 
 class BlockRun:
-    """One block between a memory and whatever runs the model: the order of their calls is written down here only.
+    """Conducts one block between a memory and whatever runs the model: the order of calls is written down here only.
 
     Beginning it freezes the memory. `context` serves the denoising steps and `clean` the clean pass, which may come
     before or after the pixels are known; `commit` ends it, and the prior slides.
@@ -81,7 +81,7 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a rollout continues from; by default nothing. Latents are B F C rows columns.
+    """Holds what a rollout continues from; by default nothing. Latents are B F C rows columns.
 
     A stopped rollout also needs its policy and decoder, with their states loaded.
     """
@@ -230,7 +230,7 @@ class Conductor:
 
 
 class Rollout(Iterator[GeneratedBlock]):
-    """The blocks of a plan, each generated when it is asked for; see `rollout`."""
+    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`."""
 
     def __init__(
         self,
@@ -278,12 +278,12 @@ class Rollout(Iterator[GeneratedBlock]):
 
 
 def reach(spec: BackboneSpec) -> int:
-    """How many blocks before the current one a window can have frames of."""
+    """Return how many blocks before the current one a window can have frames of."""
     return -(-(spec.window_frames - spec.frames_per_block) // spec.frames_per_block)
 
 
 def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSpec) -> Tensor | None:
-    """The newest latents since the last cut, for a backbone that reads them; others have them in their memory."""
+    """Return the newest latents since the last cut, for a backbone that reads them; others have them in memory."""
     if not spec.carries_history or block.clears_prior or not past:
         return None
     since = max((i for i, (earlier, _) in enumerate(past) if earlier.clears_prior), default=0)

@@ -209,8 +209,8 @@ class _Run:
         self.reporter = reporter
         self.backbone = build_backbone(config, reporter.notice)
         self.opening_latents = self._read_opening(config, fresh) if config.opening else None
-        given = 0 if self.opening_latents is None else self.opening_latents.shape[1]
-        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
+        opening_frames = 0 if self.opening_latents is None else self.opening_latents.shape[1]
+        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)

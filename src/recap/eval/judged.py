@@ -100,7 +100,7 @@ class JudgedRun:
 
     @property
     def motion_judge(self) -> MotionJudge:
-        """The flow that motion is measured with."""
+        """Return the flow that motion is measured with."""
         return _motion_judge(self._judge_flow, device=self._device)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a piece of work reports to: notices in words, and how far it is."""
+"""This module defines where a piece of work reports to: notices in words, and how far it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a run: what happened in each block. This file alone knows its JSON, and replays the bank from it.
+"""The trace of a run says what happened in each block. This file alone knows its JSON, and replays the bank from it.
 
 A trace holds no times: the same run gives the same bytes, resumed or not. Times go to a file of their own.
 """
@@ -61,7 +61,7 @@ class BlockTrace:
 
     @classmethod
     def of(cls, made: GeneratedBlock, *, offered: bool = False, video: int | None = None) -> BlockTrace:
-        """The trace of a finished block; reading its tensors is where the device is waited for."""
+        """Return the trace of a finished block; reading its tensors is where the device is waited for."""
         memory = made.memory
         if memory.offered is not None and not bool(memory.offered.score.isfinite().all()):
             limit = f"block {made.block.index} holds NaN or infinity, mostly from the flow"
@@ -89,7 +89,7 @@ class BlockTrace:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The line of a trace file; what is None or empty is left out."""
+        """Return the line of a trace file; what is None or empty is left out."""
         line: dict[str, Any] = {
             "block": self.block,
             "first_frame": self.first_frame,
@@ -113,7 +113,7 @@ class BlockTrace:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> BlockTrace:
-        """A line of a trace file, also of an older version where it says which pictures its frames are."""
+        """Read a line of a trace file, also of an older version where it says which pictures its frames are."""
         block, starts = f"block {line.get('block')}", line.get("first_pictures")
         if not starts:
             limit = "does not say which pictures its frames are: an older version wrote it"
@@ -165,7 +165,7 @@ class BlockTrace:
         )
 
     def candidates(self, row: int = 0) -> Bank:
-        """Every token that the bank could choose from, with its score."""
+        """Return every token that the bank could choose from, with its score."""
         if self.offered is None:
             return {}
         rows, columns = self.offered.grid
@@ -174,7 +174,7 @@ class BlockTrace:
 
 
 def has_bank(trace: Sequence[BlockTrace]) -> bool:
-    """Whether the run's memory has a bank."""
+    """Tell whether the run's memory has a bank."""
     return any(line.admitted is not None for line in trace)
 
 
@@ -216,7 +216,7 @@ def banks_of(candidates: Candidates) -> list[Bank]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
+    """Return the whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -47,7 +47,7 @@ Picture = NDArray[np.uint8]
 
 
 def can_encode() -> bool:
-    """Whether PyAV is installed, so that clips can be read and written."""
+    """Tell whether PyAV is installed, so that clips can be read and written."""
     return av is not None
 
 

@@ -265,7 +265,7 @@ class DeepForcing(WindowMemory):
 
 @dataclass(frozen=True, slots=True)
 class DeepForcingConfig(MemoryConfig):
-    """A deep sink of 10 frames, and the tokens that recent queries ask for most (Deep Forcing).
+    """Keeps a deep sink of 10 frames, and the tokens that recent queries ask for most (Deep Forcing).
 
     `variant`: "release" follows the published code; "paper" has no cap on reuse and moves chosen tokens and sink to
     contiguous times; "sink-only" is the deep sink and a sliding window, nothing is chosen.

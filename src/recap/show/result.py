@@ -49,7 +49,7 @@ class Run:
 
     @cached_property
     def pictures(self) -> NDArray[np.uint8]:
-        """All pictures of `video`, T Y X 3 in RGB, read when first asked for."""
+        """Return all pictures of `video`, T Y X 3 in RGB, read when first asked for."""
         return np.stack(list(open_clip(self.video).pictures()))
 
     @cached_property

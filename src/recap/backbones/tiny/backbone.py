@@ -1,4 +1,4 @@
-"""The embedded backbone: the smallest causal Wan, with weights that come with the package."""
+"""The embedded backbone is the smallest causal Wan, with weights that come with the package."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from recap.errors import refuse
 
 
 class Kind(StrEnum):
-    """The kind of a word; the lists of words.toml have these names."""
+    """Names the kind of a word; the lists of words.toml have these names."""
 
     ACTOR = auto()
     SCENE = auto()
