@@ -16,8 +16,7 @@ from recap.errors import refuse
 from recap.eval.metrics import find_measures
 from recap.io.files import write_whole
 from recap.io.report import Notice
-from recap.show.chart import Bar, draw_bank, interval_chart, line_chart
-from recap.show.chart import Line as Curve
+from recap.show.chart import Bar, Line, draw_bank, interval_chart, line_chart
 from recap.show.clips import embed, write_side_by_side
 from recap.show.page import Measured, Section, build_results_page
 from recap.show.sheet import pictures_sheet, png_bytes
@@ -54,7 +53,7 @@ def _curves(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[str]:
             own = [run.scores[name]["details"] for run in runs if run.row == row.name and name in run.scores]
             if own:
                 seconds = max((details["seconds"] for details in own), key=len)
-                shown.append(Curve(row.name, seconds, _mean_curve([details["curve"] for details in own])))
+                shown.append(Line(row.name, seconds, _mean_curve([details["curve"] for details in own])))
         label = name.removesuffix("_end").replace("_", ", ")
         charts.append(line_chart(f"{label}: likeness to the opening", shown, "seconds"))
     return charts
@@ -83,10 +82,10 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _curve(label: str, points: Mapping[float, Cell]) -> Curve:
+def _curve(label: str, points: Mapping[float, Cell]) -> Line:
     values = [cell.value for cell in points.values()]
     means = [None if np.isnan(value.mean) else value.mean for value in values]
-    return Curve(label, list(points), means, [(value.low, value.high) for value in values])
+    return Line(label, list(points), means, [(value.low, value.high) for value in values])
 
 
 def section_of(
@@ -155,10 +154,11 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     sections = []
     for place, _, about, section in tables:
         own = ", ".join(f"{name} {value}" for name, value in about.items() if name not in shared)
-        where = f"{own}. Its own page: {place.name}/index.html."
-        sections.append(replace(section, remarks=[*section.remarks, where]))
+        where = f"Its own page: {place.name}/index.html."
+        sections.append(replace(section, remarks=[*section.remarks, f"{own}. {where}" if own else where]))
     page = folder / "report.html"
-    subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
+    count = "1 table" if len(sections) == 1 else f"{len(sections)} tables"
+    subtitle = f"{count}; the paper's numbers next to ours, where it has them"
     write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
     if markdown is not None:
         texts = [(place / "table.md").read_text(encoding="utf-8").strip() for place, *_ in tables]
