@@ -35,7 +35,7 @@ def policy_of(config, backbone):
     return config.build(spec, lambda: FlowNoveltyConfig().build(spec, StillFlow()))
 
 
-def draw(backbone, config, shots, **more):
+def generate(backbone, config, shots, **more):
     plan = make_plan([shots], backbone.spec, more.pop("given_frames", 0))
     return list(rollout(backbone, policy_of(config, backbone), plan, seeds=[0], **more))
 
@@ -47,10 +47,10 @@ def latents(blocks):
 @pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig(), RecapConfig()])
 def test_given_frames_are_remembered_as_if_they_had_been_generated(backbone, config):
     shots = [Shot("a red boat", 6.0)]
-    whole = draw(backbone, config, shots)
-    again = draw(backbone, config, shots, resume=Resume(opening_latents=latents(whole[:3])))
+    whole = generate(backbone, config, shots)
+    again = generate(backbone, config, shots, resume=Resume(opening_latents=latents(whole[:3])))
     assert torch.equal(latents(again), latents(whole))
-    assert all(not made.shares for made in again[:3])  # nothing was drawn, so nothing was attended to
+    assert all(not made.shares for made in again[:3])  # nothing was generated, so nothing was attended to
     assert torch.equal(
         torch.cat([made.pixels for made in again], 1), torch.cat([made.pixels for made in whole], 1)
     )
@@ -59,9 +59,9 @@ def test_given_frames_are_remembered_as_if_they_had_been_generated(backbone, con
 def test_where_nothing_is_new_a_bank_without_zero_scores_is_a_sink(backbone):
     """Until something fires it holds nothing, and what it holds nothing of is not attended to."""
     shots = [Shot("a red boat", 6.0)]
-    empty = draw(backbone, RecapConfig(zero_scores_fill=False), shots)
-    sink = draw(backbone, SinkConfig(reinforcement=5.0), shots)
-    filled = draw(backbone, RecapConfig(), shots)
+    empty = generate(backbone, RecapConfig(zero_scores_fill=False), shots)
+    sink = generate(backbone, SinkConfig(reinforcement=5.0), shots)
+    filled = generate(backbone, RecapConfig(), shots)
     if any(made.memory.fired.sum() for made in empty):
         pytest.fail("the flow is still and yet something fired: choose other pictures")
     torch.testing.assert_close(latents(empty), latents(sink), atol=1e-5, rtol=1e-4)
@@ -74,7 +74,7 @@ def test_given_frames_need_not_fill_blocks(backbone, frames):
     spec = backbone.spec
     opening = torch.randn(1, frames, spec.latent_channels, *spec.latent_size)
     resume = Resume(opening_latents=opening)
-    made = draw(backbone, RecapConfig(), [Shot("a red boat", 4.5)], resume=resume, given_frames=frames)
+    made = generate(backbone, RecapConfig(), [Shot("a red boat", 4.5)], resume=resume, given_frames=frames)
     blocks = [each.block for each in made]
     assert blocks[0].num_frames == (frames % spec.frames_per_block or spec.frames_per_block)
     assert [b.first_frame for b in blocks[1:]] == [b.end_frame for b in blocks[:-1]]
@@ -94,7 +94,7 @@ def test_given_frames_need_not_fill_blocks(backbone, frames):
 def test_a_prompt_that_is_sent_holds_until_the_next_shot(backbone):
     shots = [Shot("a red boat", 3.0), Shot("a house", 1.5, cut=False)]
     plan = make_plan([shots], backbone.spec)
-    planned = draw(backbone, SinkConfig(), shots)
+    planned = generate(backbone, SinkConfig(), shots)
     live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
     made = [next(live), live.send("a blue tree"), *live]
     prompts = [each.block.prompts[0] for each in made]
@@ -106,17 +106,17 @@ def test_a_prompt_that_is_sent_holds_until_the_next_shot(backbone):
 def test_rereading_changes_the_prior_and_keeps_the_sink(backbone):
     plain = [Shot("a red boat", 3.0), Shot("a house", 1.5, cut=False)]
     reread = [plain[0], Shot("a house", 1.5, cut=False, reread=True)]
-    kept, anew = (policy_of(SinkConfig(), backbone) for _ in range(2))
+    kept, other = (policy_of(SinkConfig(), backbone) for _ in range(2))
     plan = [make_plan([shots], backbone.spec) for shots in (plain, reread)]
     one = list(rollout(backbone, kept, plan[0], seeds=[0]))
-    two = list(rollout(backbone, anew, plan[1], seeds=[0]))
+    two = list(rollout(backbone, other, plan[1], seeds=[0]))
     assert torch.equal(latents(one[:4]), latents(two[:4]))
     assert not torch.equal(one[4].latents, two[4].latents)
-    assert torch.equal(kept.state()["sink.keys"], anew.state()["sink.keys"])
+    assert torch.equal(kept.state()["sink.keys"], other.state()["sink.keys"])
     # Under the same prompt a prior read again is what it was, but for what it saw of its own past.
     same = [plain[0], Shot("a red boat", 1.5, cut=False, reread=True)]
     short = [Shot("a red boat", 4.5)]
-    three, four = draw(backbone, SinkConfig(), same), draw(backbone, SinkConfig(), short)
+    three, four = generate(backbone, SinkConfig(), same), generate(backbone, SinkConfig(), short)
     near = (three[4].latents - four[4].latents).abs().mean()
     assert near < (two[4].latents - four[4].latents).abs().mean()
 
@@ -124,7 +124,7 @@ def test_rereading_changes_the_prior_and_keeps_the_sink(backbone):
 def test_a_stopped_rollout_rereads_what_it_is_handed(backbone):
     shots = [Shot("a red boat", 2.25), Shot("a house", 1.5, cut=False, reread=True)]
     plan, spec = make_plan([shots], backbone.spec), backbone.spec
-    whole = draw(backbone, SinkConfig(), shots)
+    whole = generate(backbone, SinkConfig(), shots)
     first = policy_of(SinkConfig(), backbone)
     *_, last = islice(rollout(backbone, first, plan, seeds=[0]), 3)
     second = policy_of(SinkConfig(), backbone)
@@ -176,20 +176,20 @@ def stream(spec, num_blocks, rows=1, seed=11):
 def test_noise_from_outside_replaces_the_seeds(backbone):
     plan = make_plan([[Shot("a red boat", 3.0)]] * 2, backbone.spec)
 
-    def drawn(seeds, noise=None):
+    def generated(seeds, noise=None):
         policy = policy_of(RecapConfig(), backbone)
         return latents(rollout(backbone, policy, plan, seeds=seeds, noise=noise))
 
     noise, asked = stream(backbone.spec, 4, rows=2)
-    one = drawn([0, 1], noise)
+    one = generated([0, 1], noise)
     assert asked == [(block, draw) for block in range(4) for draw in range(4)]
-    assert torch.equal(one, drawn([5, 9], noise))
+    assert torch.equal(one, generated([5, 9], noise))
     other, _ = stream(backbone.spec, 4, rows=2, seed=12)
-    assert not torch.equal(one, drawn([0, 1], other))
-    assert not torch.equal(one, drawn([0, 1]))
+    assert not torch.equal(one, generated([0, 1], other))
+    assert not torch.equal(one, generated([0, 1]))
 
 
-def test_the_seeds_own_noise_handed_in_draws_the_same(backbone):
+def test_the_seeds_own_noise_from_outside_gives_the_same_video(backbone):
     plan = make_plan([[Shot("a red boat", 3.0)]], backbone.spec)
     own = {}
     for block in plan.blocks:
@@ -207,7 +207,7 @@ def test_the_seeds_own_noise_handed_in_draws_the_same(backbone):
         assert torch.equal(latents(found), expected)
 
 
-def test_a_stopped_rollout_goes_on_with_noise_from_outside(backbone):
+def test_a_stopped_rollout_continues_with_noise_from_outside(backbone):
     plan = make_plan([[Shot("a red boat", 4.5)]], backbone.spec)
     noise, asked = stream(backbone.spec, 6)
     whole = list(rollout(backbone, policy_of(RecapConfig(), backbone), plan, seeds=[0], noise=noise))
@@ -225,7 +225,7 @@ def test_a_stopped_rollout_goes_on_with_noise_from_outside(backbone):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (
             lambda right: right[:, :2],
@@ -237,11 +237,11 @@ def test_a_stopped_rollout_goes_on_with_noise_from_outside(backbone):
         (lambda right: right.numpy(), "noise is 'ndarray'"),
     ],
 )
-def test_noise_of_another_shape_is_refused(backbone, wrong, said):
+def test_noise_of_another_shape_is_refused(backbone, wrong, message):
     noise, _ = stream(backbone.spec, 2)
     plan = make_plan([[Shot("a red boat", 1.5)]], backbone.spec)
     policy = policy_of(SinkConfig(), backbone)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         next(rollout(backbone, policy, plan, seeds=[0], noise=lambda block, draw: wrong(noise(block, draw))))
 
 
@@ -263,7 +263,7 @@ class Refusing:
 def test_a_refused_prompt_leaves_the_rollout_as_it_was(backbone):
     shots = [Shot("a red boat", 3.0)]
     plan = make_plan([shots], backbone.spec)
-    planned = draw(backbone, SinkConfig(), shots)
+    planned = generate(backbone, SinkConfig(), shots)
     live = rollout(Refusing(backbone), policy_of(SinkConfig(), backbone), plan, seeds=[0])
     made = [next(live), next(live)]
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_a_prompt_may_be_sent_before_the_first_block(backbone):
     plan = make_plan([[Shot("a red boat", 1.5)]], backbone.spec)
     live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
     made = [live.send("a blue tree"), *live]
-    assert torch.equal(latents(made), latents(draw(backbone, SinkConfig(), [Shot("a blue tree", 1.5)])))
+    assert torch.equal(latents(made), latents(generate(backbone, SinkConfig(), [Shot("a blue tree", 1.5)])))
 
 
 @pytest.mark.parametrize("path", ["readable", "fast"])
@@ -324,14 +324,14 @@ def test_another_block_between_two_passes_changes_nothing(backbone, path):
 
 
 @pytest.mark.parametrize("prompt", [1, b"a cat", ["a cat"], 1.5, {"prompt": "a cat"}, object(), True])
-def test_only_text_can_be_sent_and_the_rollout_goes_on(backbone, prompt):
+def test_only_text_can_be_sent_and_the_rollout_continues(backbone, prompt):
     plan = make_plan([[Shot("a red boat", 2.25)]], backbone.spec)
     live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
     made = [next(live)]
     with pytest.raises(ValueError, match=r"prompt is .*must be text"):
         live.send(prompt)
     made += [live.send(None), *live]
-    assert torch.equal(latents(made), latents(draw(backbone, SinkConfig(), [Shot("a red boat", 2.25)])))
+    assert torch.equal(latents(made), latents(generate(backbone, SinkConfig(), [Shot("a red boat", 2.25)])))
 
 
 @pytest.mark.parametrize("seed", ["a", 1.5, None, True, 2.0])

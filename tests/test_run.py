@@ -55,7 +55,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 7])
-def test_a_stopped_run_goes_on_from_its_last_state(tmp_path, whole, blocks):
+def test_a_stopped_run_continues_from_its_last_state(tmp_path, whole, blocks):
     folder = begun(tmp_path / "run", blocks)
     times = (folder / "timing.jsonl").read_text().splitlines()
     record = resume(folder, reporter=SILENT)
@@ -94,7 +94,7 @@ def test_auto_is_written_down_as_what_it_meant(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "sink" / "run.json").read_text())["config"]["flow"] == "auto"
 
 
-def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_drawn(
+def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_generated(
     tmp_path, monkeypatch, random_raft
 ):
     fetched = []
@@ -150,18 +150,18 @@ def test_one_process_per_run(tmp_path):
 
 
 class Broken:
-    """A backbone that draws NaN in its third block."""
+    """A backbone that generates NaN in its third block."""
 
     def __init__(self, real):
-        self.real, self.drawn = real, 0
+        self.real, self.generated = real, 0
 
     def __getattr__(self, name):
         return getattr(self.real, name)
 
     def denoise(self, noise, given, context):
-        self.drawn += 1
+        self.generated += 1
         made = self.real.denoise(noise, given, context)
-        return made * torch.nan if self.drawn == 3 else made
+        return made * torch.nan if self.generated == 3 else made
 
 
 def test_latents_that_are_not_finite_stop_the_run_and_spoil_nothing(tmp_path, monkeypatch, backbone, whole):
@@ -173,7 +173,7 @@ def test_latents_that_are_not_finite_stop_the_run_and_spoil_nothing(tmp_path, mo
     resume(tmp_path / "run", reporter=SILENT)
 
 
-def test_other_versions_are_said_once(tmp_path):
+def test_other_versions_are_reported_once(tmp_path):
     folder = begun(tmp_path / "run", 2)
     about = json.loads((folder / "run.json").read_text())
     assert about["versions"] == versions() and about["versions"]["opencv-python-headless"] != "none"
@@ -184,7 +184,7 @@ def test_other_versions_are_said_once(tmp_path):
     assert len(notices) == 1 and "other versions" in notices[0]
 
 
-def test_what_a_prompt_loses_is_told_once_in_a_run(tmp_path, capsys):
+def test_what_a_prompt_loses_is_reported_once_in_a_run(tmp_path, capsys):
     lines = []
     texts = ("a lion on a beach", "a boat on a beach", "a lion on a beach")
     shots = [{"prompt": text, "seconds": 0.5} for text in texts]

@@ -54,7 +54,7 @@ def same_state(one, other):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_session_generates_what_a_rollout_does_and_then_goes_on(backbone, memory):
+def test_a_session_generates_what_a_rollout_does_and_then_continues(backbone, memory):
     shots = (
         Shot("a red boat", 2.0),
         Shot("two birds", 2.0),

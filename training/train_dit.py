@@ -42,7 +42,7 @@ class Options:
     resume: Path | None = None
     seed: int = 0
     batch: int = 24
-    extra: int = 4  # further noisy openings beside each clip, of other clips
+    extra: int = 4  # further noisy openings next to each clip, of other clips
     muon_rate: float = 2.5e-3
     adam_rate: float = 1e-3
     mean_decay: float = 0.9985

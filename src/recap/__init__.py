@@ -1,4 +1,4 @@
-"""RECAP: appearance memory for long video generation.
+"""RECAP gives long video generation a memory of appearances.
 
 `recap.generate("a fox on a beach by day")` makes a video; `recap.rollout` is the loop under it, block by block;
 `recap.Session` lets you direct a video while it is generated; `recap.attach` puts a memory into somebody else's

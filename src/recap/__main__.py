@@ -1,4 +1,4 @@
-"""`python -m recap`."""
+"""This module runs the command line as `python -m recap`."""
 
 from recap.cli.main import main
 

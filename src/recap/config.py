@@ -81,7 +81,7 @@ class Choice(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything that decides what a run generates.
+    """Holds everything that decides what a run generates.
 
     `device` and `dtype` may be given as "auto"; a config holds what that means on this machine.
     """
@@ -265,7 +265,7 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 
 
 def _typed(kind: Any, value: Any, path: str) -> Any:
-    """The value as its field's type; whole numbers are accepted as floats, nothing else is converted."""
+    """Return the value as its field's type; whole numbers are accepted as floats, nothing else is converted."""
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list):
         # JSON writes a tuple so.

@@ -1,4 +1,4 @@
-"""Every promise between rooms, on one page.
+"""This module states every promise between rooms, on one page.
 
 Novelty notices, memory keeps, attention reads, a backbone generates, the rollout conducts.
 """
@@ -86,7 +86,7 @@ class Admission(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig(ABC):
-    """Base of an admission's settings: a frozen dataclass in the admission's own file."""
+    """Is the base of an admission's settings: a frozen dataclass in the admission's own file."""
 
     keeps: ClassVar[str]
     needs: ClassVar[str]
@@ -175,7 +175,7 @@ class MemoryPolicy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig(ABC):
-    """Base of a memory's settings: a frozen dataclass in the memory's own file."""
+    """Is the base of a memory's settings: a frozen dataclass in the memory's own file."""
 
     card: ClassVar[Card]
     """Required of a memory in the registry; `recap list memories` prints it."""
@@ -236,7 +236,7 @@ class Decoder(Protocol):
 
 
 class Backbone(Protocol):
-    """A causal video model. One model serves many rollouts, one call at a time.
+    """Generates latents, as a causal video model. One model serves many rollouts, one call at a time.
 
     No call's result depends on the calls before it, so rollouts may take turns block by block, or even between a
     block's `denoise` and its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
@@ -262,7 +262,7 @@ class Backbone(Protocol):
 
 
 class BackboneConfig(Protocol):
-    """A frozen dataclass that says what a backbone is loaded from and how it is set up."""
+    """Is a frozen dataclass that says what a backbone is loaded from and how it is set up."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""How the package refuses: one line that names the field, the value, the limit and the remedy."""
+"""This module makes the errors of the package: one line that names the field, the value, the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class RecapError(ValueError):
-    """A value that cannot be used, in a sentence that says why and what to do instead."""
+    """Says in one sentence why a value cannot be used, and what to do instead."""
 
 
 def refuse(field: str, value: object, limit: str, remedy: str) -> RecapError:

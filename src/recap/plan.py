@@ -16,7 +16,7 @@ MOST_SHOTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A prompt's span. `cut` drops the prior where the shot begins; sink and bank stay.
+    """Gives a prompt its span. `cut` drops the prior where the shot begins; sink and bank stay.
 
     Without a cut the prior was generated under the old prompt; `reread` makes it again under the new one.
     """
@@ -91,14 +91,14 @@ def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: 
 
 
 def _given_blocks(frames: int, spec: BackboneSpec, prompts: tuple[str, ...]) -> list[Block]:
-    """Blocks of given frames; what does not fill one comes first, as a short block."""
+    """Return blocks of given frames; what does not fill one comes first, as a short block."""
     short = frames % spec.frames_per_block
     sizes = [short] * bool(short) + [spec.frames_per_block] * (frames // spec.frames_per_block)
     return [Block(index, sum(sizes[:index]), size, prompts) for index, size in enumerate(sizes)]
 
 
 def _block_ends(shots: Sequence[Shot], spec: BackboneSpec) -> list[int]:
-    """Where each shot ends, in blocks: rounded from the running total, so that errors do not add up.
+    """Return where each shot ends, in blocks: rounded from the running total, so that errors do not add up.
 
     A shot shorter than half a block still gets one: a prompt that is never used would be a silent loss. What
     follows then starts where that block ends, so that no later shot pays for it.

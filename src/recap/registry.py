@@ -56,6 +56,6 @@ JUDGES: dict[str, Callable[[], Judge]] = {"embedded": ProbeJudge}
 
 
 def load_backbone(name: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
-    """A backbone by name with its default settings, ready to use."""
+    """Load a backbone by name, with its default settings, ready to use."""
     kind: type[BackboneConfig] = look_up("backbone", name, BACKBONES)
     return kind().build(device=device, dtype=dtype, prompts=(), notice=print)

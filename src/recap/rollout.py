@@ -1,4 +1,4 @@
-"""THE loop: plan, denoise, decode, settle, commit; an iterator of finished blocks.
+"""This module is THE loop: it plans, denoises, decodes, settles and commits, and yields finished blocks.
 
 It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a longer plan,
 a resumed run and another batch generate the same block from the same noise. It can also come from outside.
@@ -30,7 +30,7 @@ from recap.types import BackboneSpec, Block, GeneratedBlock, Past, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
-    """The recorder that records nothing."""
+    """Record nothing."""
 
 
 def at_once(work: Callable[[], None]) -> Callable[[], None]:
@@ -40,7 +40,7 @@ def at_once(work: Callable[[], None]) -> Callable[[], None]:
 
 
 class BlockRun:
-    """One block between a memory and whatever runs the model: the order of their calls is written down here only.
+    """Conducts one block between a memory and whatever runs the model: the order of calls is written down here only.
 
     Beginning it freezes the memory. `context` serves the denoising steps and `clean` the clean pass, which may come
     before or after the pixels are known; `commit` ends it, and the prior slides.
@@ -81,7 +81,7 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a rollout continues from; by default nothing. Latents are B F C rows columns.
+    """Holds what a rollout continues from; by default nothing. Latents are B F C rows columns.
 
     A stopped rollout also needs its policy and decoder, with their states loaded.
     """
@@ -230,7 +230,7 @@ class Conductor:
 
 
 class Rollout(Iterator[GeneratedBlock]):
-    """The blocks of a plan, each generated when it is asked for; see `rollout`."""
+    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class Rollout(Iterator[GeneratedBlock]):
     def send(self, prompt: str | None) -> GeneratedBlock:
         """Generate the next block under another prompt, which then stays until the plan's next shot.
 
-        A prompt that the backbone refuses raises here and changes nothing: the rollout can go on without it.
+        A prompt that the backbone refuses raises here and changes nothing: the rollout continues without it.
         """
         if prompt is not None:
             if not isinstance(prompt, str):
@@ -278,12 +278,12 @@ class Rollout(Iterator[GeneratedBlock]):
 
 
 def reach(spec: BackboneSpec) -> int:
-    """How many blocks before the current one a window can have frames of."""
+    """Return how many blocks before the current one a window can have frames of."""
     return -(-(spec.window_frames - spec.frames_per_block) // spec.frames_per_block)
 
 
 def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: BackboneSpec) -> Tensor | None:
-    """The newest latents since the last cut, for a backbone that reads them; others have them in their memory."""
+    """Return the newest latents since the last cut, for a backbone that reads them; others have them in memory."""
     if not spec.carries_history or block.clears_prior or not past:
         return None
     since = max((i for i, (earlier, _) in enumerate(past) if earlier.clears_prior), default=0)
@@ -291,7 +291,7 @@ def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: Backbon
 
 
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
-    """The noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
+    """Make the noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
 
     With `first` the first call gives that of the block of this index, as some memories want it.
     """
@@ -309,7 +309,7 @@ def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: i
 
 
 def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: int) -> Noise:
-    """The noise of one block from another program; its first draw is that of the block of index `first`."""
+    """Take the noise of one block from another program; its first draw is that of the block of index `first`."""
     shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
     earlier = replace(
         block, index=first, first_frame=block.first_frame - (block.index - first) * block.num_frames

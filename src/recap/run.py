@@ -1,4 +1,4 @@
-"""The only place where a config becomes parts, a rollout and files.
+"""This module is the only place where a config becomes parts, a rollout and files.
 
 A run is a folder. While a run is under way `work/` holds one clip and one file of latents per block, and
 `state.safetensors` all that later blocks depend on; each file is whole or absent, and the state is written last.
@@ -98,7 +98,7 @@ def _no_flow(pictures: Tensor) -> Flow:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A finished run on disk."""
+    """Names the files of a finished run."""
 
     folder: Path
     # One per row of the batch.
@@ -202,15 +202,15 @@ def versions() -> dict[str, Any]:
 
 
 class _Run:
-    """The parts and the folder of one run."""
+    """Holds the parts and the folder of one run."""
 
     def __init__(self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False):
         self.folder = folder
         self.reporter = reporter
         self.backbone = build_backbone(config, reporter.notice)
         self.opening_latents = self._read_opening(config, fresh) if config.opening else None
-        given = 0 if self.opening_latents is None else self.opening_latents.shape[1]
-        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
+        opening_frames = 0 if self.opening_latents is None else self.opening_latents.shape[1]
+        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
@@ -384,7 +384,7 @@ class _Run:
         raise refuse("file", str(bad), limit, f"put it back, or {again}")
 
     def _recent(self, start: int) -> range:
-        """The blocks before `start` that the next block may need."""
+        """Return the blocks before `start` that the next block may need."""
         return range(max(0, start - reach(self.backbone.spec)), start)
 
     def _load(self, block: int) -> Tensor:

@@ -103,10 +103,10 @@ class Session:
         self._history = math.ceil(history_s / block_s)
         self._states_bytes = states_bytes
         self._opening = self._read_opening()
-        given = 0 if self._opening is None else self._opening.shape[1]
+        opening_frames = 0 if self._opening is None else self._opening.shape[1]
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
-        plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, given)
-        self._given = tuple(block for block in plan.blocks if block.end_frame <= given)
+        plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
+        self._opening_blocks = tuple(block for block in plan.blocks if block.end_frame <= opening_frames)
         self._cues = {0: Cue(config.shots[0].prompt)}
         for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
             if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
@@ -292,18 +292,18 @@ class Session:
         cue = _latest(self._cues, index)
         assert cue is not None, "a timeline has a prompt at block 0"
         prompts = (cue.prompt,) * len(self.config.seeds)
-        if index < len(self._given):
-            return replace(self._given[index], prompts=prompts)
+        if index < len(self._opening_blocks):
+            return replace(self._opening_blocks[index], prompts=prompts)
         length = self.backbone.spec.frames_per_block
-        given = self._given[-1].end_frame if self._given else 0
-        first = given + (index - len(self._given)) * length
+        opening_end = self._opening_blocks[-1].end_frame if self._opening_blocks else 0
+        first = opening_end + (index - len(self._opening_blocks)) * length
         begins = index in self._cues
         return Block(index, first, length, prompts, begins and cue.cut, begins and cue.reread)
 
     def _known_latents(self, index: int) -> Tensor | None:
-        if self._opening is None or index >= len(self._given):
+        if self._opening is None or index >= len(self._opening_blocks):
             return None
-        block = self._given[index]
+        block = self._opening_blocks[index]
         return self._opening[:, block.first_frame : block.end_frame]
 
     def _at_or_after_next(self, at: int | None) -> int:

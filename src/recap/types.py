@@ -1,4 +1,4 @@
-"""Plain data that travels between the rooms.
+"""This module defines the plain data that travels between the rooms.
 
 Shape letters used all over the package:
     B rows of a batch     N tokens            H heads           D channels of a head

@@ -364,7 +364,7 @@ def test_content_that_moves_by_fractions_of_a_pixel_stays_claimed():
 # --- its promises --------------------------------------------------------------------------------------------
 
 
-def test_state_goes_on_bit_for_bit():
+def test_state_continues_bit_for_bit():
     seen = render(scene("demo"))
     flows = [half(f)[None] for f in (seen.forward, seen.backward)]
 

@@ -101,7 +101,7 @@ def test_a_calm_place_is_flow_bit_for_bit():
         assert torch.equal(plain.fired, picky.fired) and torch.equal(plain.score, picky.score)
 
 
-def test_state_goes_on_bit_for_bit_and_scores_are_given_once():
+def test_state_continues_bit_for_bit_and_scores_are_returned_once():
     scene = render(make_scene("rain", (96, 160), 93))
     parts = [scene.pictures[None, a:b] for a, b in ((0, 9), *((s, s + 12) for s in range(9, 93, 12)))]
 

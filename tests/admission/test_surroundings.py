@@ -101,7 +101,7 @@ def test_somebody_who_walks_in_slowly_before_a_camera_at_rest_fires_as_by_the_eq
     assert (plain > 0).any() and torch.equal(fired, plain) and torch.equal(score, plain_score)
 
 
-def test_its_state_goes_on_bit_for_bit():
+def test_its_state_continues_bit_for_bit():
     seen = render(swaying())
 
     def fresh(start=0):

@@ -75,7 +75,7 @@ def noise_of(blocks, rows=1, seed=3):
     return torch.randn(rows, 3 * blocks, wan.CHANNELS, *wan.LATENT_SIZE, generator=generator, device="cpu")
 
 
-def draw(pipeline, blocks=6, seed=0, **options):
+def generate(pipeline, blocks=6, seed=0, **options):
     """Video and latents of one upstream call, from the same noise each time."""
     torch.manual_seed(
         seed
@@ -95,7 +95,7 @@ def layers_of(pipeline):
     return [block.self_attn for block in model.blocks]
 
 
-def draw_interrupted(pipeline, at):
+def generate_interrupted(pipeline, at):
     randn_like, calls = torch.randn_like, []
 
     def drawn(x):
@@ -106,4 +106,4 @@ def draw_interrupted(pipeline, at):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randn_like", drawn)
-        draw(pipeline, seed=2)
+        generate(pipeline, seed=2)

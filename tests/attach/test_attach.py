@@ -8,7 +8,17 @@ from contextlib import nullcontext
 import pytest
 import torch
 import upstream_wan as wan
-from pipelines import AS_RELEASED, KINDS, SPEC, causal_wan, draw, draw_interrupted, make, noise_of, switch
+from pipelines import (
+    AS_RELEASED,
+    KINDS,
+    SPEC,
+    causal_wan,
+    generate,
+    generate_interrupted,
+    make,
+    noise_of,
+    switch,
+)
 from upstream_ll1 import InteractiveCausalInferencePipeline
 
 import recap
@@ -51,12 +61,12 @@ def same_caches(one, other):
 @pytest.mark.parametrize("memory", [AS_RELEASED, EMPTY], ids=["as released", "lambda 1, no bank"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_released_is_unpatched_bit_for_bit(kind, memory, lora):
-    bare, held = make(kind, lora=lora), make(kind, lora=lora)
-    video, latents = draw(bare)
-    with attach(held, memory[kind], phases="released", flow="classical") as attached:
-        remembered_video, remembered = draw(held)
+    bare, remembering = make(kind, lora=lora), make(kind, lora=lora)
+    video, latents = generate(bare)
+    with attach(remembering, memory[kind], phases="released", flow="classical") as attached:
+        remembered_video, remembered = generate(remembering)
     assert torch.equal(latents, remembered) and torch.equal(video, remembered_video)
-    same_caches(bare, held)
+    same_caches(bare, remembering)
     assert attached.checkout == kind and len(attached.trace) == 6
     assert [list(line.first_pictures) for line in attached.trace[:2]] == [[0, 1, 5], [9, 13, 17]]
     absolute = kind in ("self-forcing", "longlive-1.0")
@@ -74,15 +84,15 @@ def test_as_released_is_unpatched_bit_for_bit(kind, memory, lora):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_bit_for_bit_in_half_precision_and_on_a_gpu_too(kind, device, dtype):
-    drawn = []
+    generated = []
     for memory in (None, AS_RELEASED[kind], "recap"):
         pipeline = moved(make(kind), device, dtype)
         noise = noise_of(6).to(device, dtype)
         torch.manual_seed(0)
         options = {"phases": "window" if memory == "recap" else "released", "flow": "classical"}
         with torch.device(device), attach(pipeline, memory, **options) if memory else nullcontext():
-            drawn.append(pipeline.inference(noise, ["a red boat"], return_latents=True)[1])
-    bare, same, remembered = drawn
+            generated.append(pipeline.inference(noise, ["a red boat"], return_latents=True)[1])
+    bare, same, remembered = generated
     assert torch.equal(bare, same) and torch.equal(bare[:, :3], remembered[:, :3])
     assert remembered.isfinite().all() and (bare[:, 3:] - remembered[:, 3:]).abs().max() > 1e-2
 
@@ -102,31 +112,31 @@ def moved(pipeline, device, dtype):
 @pytest.mark.parametrize(("window", "sink"), [(6, 0), (6, 1), (7, 0), (7, 3), (12, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_windows_and_sinks_too(kind, window, sink):
-    bare, held = make(kind, window=window, sink=sink), make(kind, window=window, sink=sink)
-    _, latents = draw(bare)
-    with attach(held, SinkConfig(sink_frames=sink), phases="released"):
-        _, remembered = draw(held)
+    bare, remembering = make(kind, window=window, sink=sink), make(kind, window=window, sink=sink)
+    _, latents = generate(bare)
+    with attach(remembering, SinkConfig(sink_frames=sink), phases="released"):
+        _, remembered = generate(remembering)
     assert torch.equal(latents, remembered)
-    same_caches(bare, held)
+    same_caches(bare, remembering)
 
 
 def test_self_forcing_without_a_window_within_one_clip():
-    bare, held = make("self-forcing", window=-1), make("self-forcing", window=-1)
-    _, latents = draw(bare, blocks=7)
-    with attach(held, "none", phases="released"):
-        _, remembered = draw(held, blocks=7)
+    bare, remembering = make("self-forcing", window=-1), make("self-forcing", window=-1)
+    _, latents = generate(bare, blocks=7)
+    with attach(remembering, "none", phases="released"):
+        _, remembered = generate(remembering, blocks=7)
         assert torch.equal(latents, remembered)
         with pytest.raises(ValueError, match=r"kv_cache is 126: .*set the model's local_attn_size"):
-            draw(held, blocks=8)
+            generate(remembering, blocks=8)
 
 
 @pytest.mark.parametrize("kind", ["self-forcing", "longlive-1.0"])
 def test_window_phases_differ_from_absolute_ones_only_once_the_sink_lags(kind):
     """Only differences of time count, so without a sink the two are equal to rounding; a sink that drifts is not."""
-    bare, held = make(kind), make(kind)
-    _, latents = draw(bare)
-    with attach(held, AS_RELEASED[kind]):
-        _, remembered = draw(held)
+    bare, remembering = make(kind), make(kind)
+    _, latents = generate(bare)
+    with attach(remembering, AS_RELEASED[kind]):
+        _, remembered = generate(remembering)
     full = 12 if kind == "longlive-1.0" else 18
     torch.testing.assert_close(remembered[:, :full], latents[:, :full], atol=1e-4, rtol=1e-4)
     if kind == "longlive-1.0":
@@ -139,28 +149,28 @@ def test_window_phases_differ_from_absolute_ones_only_once_the_sink_lags(kind):
 @pytest.mark.parametrize("kind", ["longlive-1.0", "longlive-1.0-infinity"])
 def test_a_prompt_switch_is_followed_bit_for_bit(kind, at, global_sink):
     """After block 0 the re-cache has the range of its clean pass; from frame 15 on it leaves the sink alone."""
-    bare, held = (
+    bare, remembering = (
         make(kind, pipeline=InteractiveCausalInferencePipeline, global_sink=global_sink) for _ in range(2)
     )
     _, latents = switch(bare, 7, at)
-    with attach(held, AS_RELEASED[kind], phases="released") as attached:
-        _, remembered = switch(held, 7, at)
+    with attach(remembering, AS_RELEASED[kind], phases="released") as attached:
+        _, remembered = switch(remembering, 7, at)
     assert torch.equal(latents, remembered)
-    same_caches(bare, held)
+    same_caches(bare, remembering)
     assert [line.block for line in attached.trace] == [*range(7)]
 
 
 def test_given_frames_go_in_by_the_clean_pass():
-    bare, held = make("self-forcing"), make("self-forcing")
+    bare, remembering = make("self-forcing"), make("self-forcing")
     given = noise_of(2, seed=8)
-    _, latents = draw(bare, initial_latent=given)
-    with attach(held, "none", phases="released") as attached:
-        _, remembered = draw(held, initial_latent=given)
+    _, latents = generate(bare, initial_latent=given)
+    with attach(remembering, "none", phases="released") as attached:
+        _, remembered = generate(remembering, initial_latent=given)
     assert torch.equal(latents, remembered)
     assert len(attached.trace) == 8 and not any(attached.trace[0].shares.values())
 
 
-def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
+def test_our_own_rollout_generates_what_the_attached_checkout_does(monkeypatch):
     """The same weights and noise in CausalWan under our loop, with a sink, reinforced, and with each rival."""
     encode, spec = wan.TextEncoder(), SPEC.backbone_spec()
     backbone = WanBackbone(
@@ -170,9 +180,9 @@ def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
         {"shots": [{"prompt": "a red boat", "seconds": 4.5}], "memory": "sink"}
     )
     plan = recap.make_plan([config.shots], spec)
-    draws = [block_noise(spec, [7], block) for block in plan.blocks[:6]]
-    noise = torch.cat([draw() for draw in draws], dim=1)
-    fresh = [draw() for draw in draws for _ in range(3)]
+    sources = [block_noise(spec, [7], block) for block in plan.blocks[:6]]
+    noise = torch.cat([source() for source in sources], dim=1)
+    fresh = [source() for source in sources for _ in range(3)]
 
     def upstream(pipeline):
         order = iter(fresh)
@@ -196,10 +206,10 @@ def test_our_own_rollout_draws_what_the_attached_checkout_draws(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recap_changes_all_but_the_first_block(kind):
-    bare, held = make(kind), make(kind)
-    video, latents = draw(bare)
-    with attach(held, "recap", flow="classical") as attached:
-        seen, remembered = draw(held)
+    bare, remembering = make(kind), make(kind)
+    video, latents = generate(bare)
+    with attach(remembering, "recap", flow="classical") as attached:
+        seen, remembered = generate(remembering)
     assert torch.equal(latents[:, :3], remembered[:, :3])
     changed = (latents - remembered).abs().amax(dim=(0, 2, 3, 4)) > 1e-2
     assert changed.tolist() == [False] * 3 + [True] * 15
@@ -217,14 +227,14 @@ def test_reinforcement_moves_attention_to_the_sink():
     for reinforcement in (2.0, 8.0):
         pipeline = make("infinite-forcing")
         with attach(pipeline, {"name": "sink", "reinforcement": reinforcement}) as attached:
-            draw(pipeline, blocks=2)
+            generate(pipeline, blocks=2)
         shares.append(attached.trace[1].shares["sink"][0])
     assert shares[1] > 1.5 * shares[0]
 
 
 def test_the_memory_holds_the_clean_pass():
     """What Infinite-Forcing's own cache ends with; the last noisy step made something else of the same frames."""
-    bare, held = make("infinite-forcing"), make("infinite-forcing")
+    bare, remembering = make("infinite-forcing"), make("infinite-forcing")
     noisy = []
     forward = bare.generator.forward
 
@@ -235,9 +245,9 @@ def test_the_memory_holds_the_clean_pass():
         return result
 
     vars(bare.generator)["forward"] = watched
-    draw(bare)
-    with attach(held, SinkConfig()) as attached:
-        draw(held)
+    generate(bare)
+    with attach(remembering, SinkConfig()) as attached:
+        generate(remembering)
     state = attached.memory.state()
     for layer, cache in enumerate(bare.kv_cache1):
         for name, part in (("keys", "k"), ("values", "v")):
@@ -249,10 +259,10 @@ def test_the_memory_holds_the_clean_pass():
 @pytest.mark.parametrize("global_sink", [True, False])
 def test_a_switch_refreshes_the_prior_keeps_the_sink_and_the_bank_and_scores_nothing(global_sink):
     """Where the checkout takes a new sink, ours stays: it is the opening scene."""
-    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline, global_sink=global_sink)
+    remembering = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline, global_sink=global_sink)
     states, recomputed = [], []
-    with attach(held, "recap", flow="classical", window_frames=6) as attached:
-        hook = held.generator.forward
+    with attach(remembering, "recap", flow="classical", window_frames=6) as attached:
+        hook = remembering.generator.forward
 
         def watched(**given):
             if given["noisy_image_or_video"].shape[1] == 3:
@@ -260,12 +270,12 @@ def test_a_switch_refreshes_the_prior_keeps_the_sink_and_the_bank_and_scores_not
             states.append(attached.memory.state())
             result = hook(**given)
             states.append(attached.memory.state())
-            recomputed.append([cache["v"][:, -12:].clone() for cache in held.kv_cache1])
+            recomputed.append([cache["v"][:, -12:].clone() for cache in remembering.kv_cache1])
             return result
 
-        vars(held.generator)["forward"] = watched
-        switch(held, 7, [14])
-        vars(held.generator)["forward"] = hook
+        vars(remembering.generator)["forward"] = watched
+        switch(remembering, 7, [14])
+        vars(remembering.generator)["forward"] = hook
     before, after = states
     assert before.keys() == after.keys()
     for name in before:
@@ -275,7 +285,7 @@ def test_a_switch_refreshes_the_prior_keeps_the_sink_and_the_bank_and_scores_not
 
 
 def test_a_memory_that_cannot_be_refreshed_says_so_at_the_switch():
-    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
+    remembering = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
 
     class Stubborn(WindowMemory):
         refresh = MemoryPolicy.refresh
@@ -287,50 +297,50 @@ def test_a_memory_that_cannot_be_refreshed_says_so_at_the_switch():
 
     with (
         pytest.raises(ValueError, match="cannot take keys recomputed for a new prompt"),
-        attach(held, StubbornConfig()),
+        attach(remembering, StubbornConfig()),
     ):
-        switch(held, 4, [6])
-    switch(held, 4, [6])
+        switch(remembering, 4, [6])
+    switch(remembering, 4, [6])
 
 
 @pytest.mark.parametrize("memory", RIVALS, ids=lambda m: type(m).__name__)
 def test_rivals_follow_a_switch_of_prompts(memory):
-    held = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
-    with attach(held, memory) as attached:
-        _, latents = switch(held, 6, [9])
+    remembering = make("longlive-1.0", pipeline=InteractiveCausalInferencePipeline)
+    with attach(remembering, memory) as attached:
+        _, latents = switch(remembering, 6, [9])
     assert len(attached.trace) == 6 and torch.isfinite(latents).all()
 
 
 def test_noise_that_the_checkout_draws_is_not_promised():
-    held = make("self-forcing")
+    remembering = make("self-forcing")
     with (
         pytest.raises(ValueError, match=r"RollingSink.*same noise.*switch that setting off"),
-        attach(held, RollingSinkConfig(tiled_noise=True)),
+        attach(remembering, RollingSinkConfig(tiled_noise=True)),
     ):
-        draw(held)
+        generate(remembering)
 
 
 def test_each_video_starts_with_an_empty_memory():
     alone = make("infinite-forcing")
     with attach(alone, "recap", flow="classical"):
-        _, expected = draw(alone, seed=4)
+        _, expected = generate(alone, seed=4)
     pipeline = make("infinite-forcing")
     with attach(pipeline, "recap", flow="classical") as attached:
-        draw(pipeline, seed=1)
+        generate(pipeline, seed=1)
         with pytest.raises(KeyboardInterrupt):
-            draw_interrupted(pipeline, at=5)
-        _, latents = draw(pipeline, seed=4)
+            generate_interrupted(pipeline, at=5)
+        _, latents = generate(pipeline, seed=4)
     assert torch.equal(latents, expected)
     assert [(line.video, line.block) for line in attached.trace] == [
         *((0, block) for block in range(6)), (1, 0), *((2, block) for block in range(6))
     ]  # fmt: skip
 
 
-def test_what_flow_is_used_is_said_once(capsys):
+def test_the_flow_in_use_is_reported_once(capsys):
     pipeline = make("infinite-forcing")
     with attach(pipeline, "recap"):
-        draw(pipeline, blocks=1)
-        draw(pipeline, blocks=1)
+        generate(pipeline, blocks=1)
+        generate(pipeline, blocks=1)
     assert capsys.readouterr().out.count("flow: classical") == 1
 
 
@@ -352,11 +362,11 @@ def test_the_rotary_table_is_no_limit():
     short, whole = make("self-forcing"), make("self-forcing")
     short.generator.model.freqs = short.generator.model.freqs[:9]
     with pytest.raises((IndexError, RuntimeError)):
-        draw(short)
-    drawn = []
+        generate(short)
+    generated = []
     for pipeline in (short, whole):
         with attach(pipeline, "recap", flow="classical"):
-            drawn.append(draw(pipeline)[1])
-    assert torch.equal(*drawn)
+            generated.append(generate(pipeline)[1])
+    assert torch.equal(*generated)
     for mine, yours in zip(short.kv_cache1, whole.kv_cache1, strict=True):
         torch.testing.assert_close(mine["k"], yours["k"], atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""The bookkeeping of the upstream caches, held against the stand-ins' own writing of it."""
+"""The bookkeeping of the upstream caches, compared with the stand-ins' own writing of it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from pipelines import draw, make
+from pipelines import generate, make
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import recap
@@ -62,17 +62,19 @@ def parts_wrapped(pipeline):
         ("self-forcing", wrapped, True),
     ],
 )
-def test_a_compiled_pipeline_draws_the_same_and_no_frame_of_ours_is_traced(kind, compiled, inside, traced):
+def test_a_compiled_pipeline_generates_the_same_and_no_frame_of_ours_is_traced(
+    kind, compiled, inside, traced
+):
     plain, pipeline = make(kind), make(kind)
     with attach(plain, "recap", flow="classical"):
-        expected = draw(plain, blocks=4)[1]
+        expected = generate(plain, blocks=4)[1]
     assert not traced
     if not inside:
         compiled(pipeline)
     with attach(pipeline, "recap", flow="classical") as attached:
         if inside:
             compiled(pipeline)
-        found = draw(pipeline, blocks=4)[1]
+        found = generate(pipeline, blocks=4)[1]
     assert len(attached.trace) == 4, "the hooks were reached"
     assert torch.equal(found, expected)
     assert sum(count for file, count in traced.items() if file.startswith(THEIRS)) > 0

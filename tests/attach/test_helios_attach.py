@@ -48,8 +48,8 @@ def traces_of(pipeline):
 def test_off_is_the_stock_pipeline_bit_for_bit(stock, kind, memory):
     pipeline = make_pipeline(kind)
     with attach(pipeline, OFF[memory], flow="classical") as attached:
-        drawn = call(pipeline, kind)
-    assert torch.equal(drawn, stock[kind])
+        generated = call(pipeline, kind)
+    assert torch.equal(generated, stock[kind])
     assert len(attached.trace) == CHUNKS and attached.spec.grid == (4, 8)
 
 
@@ -57,11 +57,11 @@ def test_off_is_the_stock_pipeline_bit_for_bit(stock, kind, memory):
 def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
     pipeline = make_pipeline(kind)
     with attach(pipeline, "recap", flow="classical") as attached:
-        drawn = call(pipeline, kind)
-    assert torch.equal(drawn[:, :FRAMES], stock[kind][:, :FRAMES])
+        generated = call(pipeline, kind)
+    assert torch.equal(generated[:, :FRAMES], stock[kind][:, :FRAMES])
     for chunk in range(1, CHUNKS):
         own = slice(chunk * FRAMES, (chunk + 1) * FRAMES)
-        assert not torch.equal(drawn[:, own], stock[kind][:, own])
+        assert not torch.equal(generated[:, own], stock[kind][:, own])
     assert not any(attached.trace[0].shares.values())
     assert attached.trace[1].tokens["bank"] == attached.spec.frame_tokens
     assert len(attached.trace[1].stage_shares) == len(ROWS[kind].steps)
@@ -69,7 +69,7 @@ def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
     assert torch.equal(call(pipeline, kind), stock[kind])  # and all of it is gone
 
 
-def test_our_loop_and_theirs_draw_the_same_with_a_memory():
+def test_our_loop_and_theirs_generate_the_same_with_a_memory():
     """Two roads to one model: the pipeline with a memory attached, and the backbone with the pipeline's noise."""
     from helios_fakes import make_backbone
     from test_helios_backbone import generate_chunks
@@ -100,7 +100,7 @@ def test_nothing_is_left_behind():
     assert traces_of(pipeline) == before
 
 
-@pytest.mark.parametrize("where", ["in a layer", "in a callback", "in the autoencoder", "beside"])
+@pytest.mark.parametrize("where", ["in a layer", "in a callback", "in the autoencoder", "next to it"])
 def test_nothing_is_left_behind_after_an_error(stock, where):
     pipeline = make_pipeline("distilled")
     call(pipeline, "distilled", chunks=1)
@@ -164,8 +164,8 @@ def test_an_image_is_a_sink_from_the_start(stock):
     given = {"image_latents": latents, "fake_image_latents": latents.clone(), "chunks": 2}
     plain = call(pipeline, "distilled", **given)
     with attach(pipeline, "recap", flow="classical") as attached:
-        drawn = call(pipeline, "distilled", **given)
-    assert not torch.equal(plain, drawn)
+        generated = call(pipeline, "distilled", **given)
+    assert not torch.equal(plain, generated)
     assert attached.trace[0].shares["sink"]
     assert attached.trace[0].first_frame == 1
     # The image is frame 0 and none of the video's pictures.
@@ -181,10 +181,10 @@ def test_a_pipeline_of_the_authors_own_goes_by_the_name_of_its_class(stock):
     with attach(pipeline, "none") as attached:
         assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
     with attach(pipeline, "recap", flow="classical"):
-        drawn = call(pipeline, "distilled")
+        generated = call(pipeline, "distilled")
     assert len(attached.trace) == CHUNKS
-    assert torch.equal(drawn[:, :FRAMES], stock["distilled"][:, :FRAMES])
-    assert not torch.equal(drawn[:, FRAMES:], stock["distilled"][:, FRAMES:])
+    assert torch.equal(generated[:, :FRAMES], stock["distilled"][:, :FRAMES])
+    assert not torch.equal(generated[:, FRAMES:], stock["distilled"][:, FRAMES:])
 
 
 def test_what_a_callback_changes_is_what_is_remembered():

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import upstream_wan as wan
-from pipelines import AS_RELEASED, KINDS, draw, draw_interrupted, layers_of, make, noise_of
+from pipelines import AS_RELEASED, KINDS, generate, generate_interrupted, layers_of, make, noise_of
 
 from recap import attach
-from recap.attach.session import Pictures, Session
+from recap.attach.session import AttachedSession, Pictures
 
 # --- pictures ---
 
@@ -19,18 +19,18 @@ from recap.attach.session import Pictures, Session
 def test_nothing_is_decoded_twice():
     pipeline = make("infinite-forcing")
     with attach(pipeline, "recap", flow="classical"):
-        draw(pipeline)
+        generate(pipeline)
         assert pipeline.vae.model.frames_decoded == 18
         other = pipeline.vae.decode_to_pixel(noise_of(6))
     assert torch.equal(other, wan.WanVAEWrapper().decode_to_pixel(noise_of(6)))
     with attach(pipeline, "recap", flow="classical", reuse_pictures=False):
         before = vars(pipeline.vae).get("decode_to_pixel")
-        video, latents = draw(pipeline)
+        video, latents = generate(pipeline)
     assert before is None and pipeline.vae.model.frames_decoded == 18 + 18 + 36
     assert torch.equal(video, (wan.WanVAEWrapper().decode_to_pixel(latents) * 0.5 + 0.5).clamp(0, 1))
 
 
-def test_latents_changed_since_are_decoded_anew():
+def test_latents_changed_since_are_decoded_again():
     vae, latents = wan.WanVAEWrapper(), noise_of(2)
     pictures = Pictures(vae, None, keep=True)
     pictures.restart()
@@ -68,12 +68,12 @@ def assert_untouched(before, may_change=("kv_cache1", "crossattn_cache", "last",
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_attribute_is_put_back(kind, lora):
     pipeline = make(kind, lora=lora)
-    draw(pipeline, blocks=1)  # upstream sets attributes of its own in its first run
+    generate(pipeline, blocks=1)  # upstream sets attributes of its own in its first run
     mine = layers_of(pipeline)[1].forward
     vars(layers_of(pipeline)[1])["forward"] = mine  # somebody's own patch stays theirs
     before = snapshot(pipeline)
     with attach(pipeline, "recap", flow="classical"):
-        draw(pipeline, blocks=2)
+        generate(pipeline, blocks=2)
         assert all(vars(layer)["forward"] is not mine for layer in layers_of(pipeline))
         assert {"forward"} <= vars(pipeline.generator).keys()
     assert_untouched(before)
@@ -82,20 +82,20 @@ def test_every_attribute_is_put_back(kind, lora):
 
 def test_put_back_after_an_error_and_usable_again():
     pipeline = make("longlive-1.0")
-    _, latents = draw(pipeline, blocks=3)
+    _, latents = generate(pipeline, blocks=3)
     before = snapshot(pipeline)
     with pytest.raises(KeyboardInterrupt), attach(pipeline, "recap", flow="classical"):
-        draw_interrupted(pipeline, at=7)
+        generate_interrupted(pipeline, at=7)
     assert_untouched(before)
-    assert torch.equal(draw(pipeline, blocks=3)[1], latents)
+    assert torch.equal(generate(pipeline, blocks=3)[1], latents)
     with attach(pipeline, AS_RELEASED["longlive-1.0"], phases="released"):
-        assert torch.equal(draw(pipeline, blocks=3)[1], latents)
+        assert torch.equal(generate(pipeline, blocks=3)[1], latents)
 
 
 def test_put_back_when_attaching_fails_halfway(monkeypatch):
     pipeline = make("self-forcing")
     before = snapshot(pipeline)
-    monkeypatch.setattr(Session, "_hook_attention", lambda *_: 1 / 0)
+    monkeypatch.setattr(AttachedSession, "_hook_attention", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), attach(pipeline, "none"):
         raise AssertionError("not reached")
     monkeypatch.undo()
@@ -108,7 +108,7 @@ def test_nesting_is_refused_and_harms_nothing():
     with attach(pipeline, "none"):
         with pytest.raises(ValueError, match=r"attached to it already; leave"), attach(pipeline, "sink"):
             raise AssertionError("not reached")
-        draw(pipeline, blocks=2)
+        generate(pipeline, blocks=2)
     assert_untouched(before)
 
 
@@ -189,7 +189,7 @@ def test_longlive_2_and_strangers_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("memory", "options", "said"),
+    ("memory", "options", "message"),
     [
         ("recup", {}, "did you mean 'recap'"),
         ({"name": "recap", "reinforcment": 2}, {}, "did you mean 'reinforcement'"),
@@ -198,11 +198,11 @@ def test_longlive_2_and_strangers_are_refused(monkeypatch):
         ("recap", {"flow": "farneback"}, "flow is 'farneback'"),
     ],
 )
-def test_settings_are_refused_as_a_run_refuses_them(memory, options, said):
+def test_settings_are_refused_as_a_run_refuses_them(memory, options, message):
     pipeline = make("self-forcing")
     before = snapshot(pipeline)
-    with pytest.raises(ValueError, match=said), attach(pipeline, memory, **options):
-        draw(pipeline)
+    with pytest.raises(ValueError, match=message), attach(pipeline, memory, **options):
+        generate(pipeline)
     assert_untouched(before)
 
 
@@ -210,4 +210,4 @@ def test_another_picture_size_than_the_checkouts_is_refused():
     pipeline = make("self-forcing")
     pipeline.frame_seq_length = 5
     with pytest.raises(ValueError, match="the pipeline counts 5 tokens a frame"), attach(pipeline):
-        draw(pipeline)
+        generate(pipeline)

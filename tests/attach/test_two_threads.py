@@ -1,4 +1,4 @@
-"""Two threads and one pipeline: one of them works, the other is refused in words, and no hook stays."""
+"""Two threads and one pipeline: one of them works, the other is refused by a message, and no hook stays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines import draw, layers_of, make
+from pipelines import generate, layers_of, make
 
 from recap import attach
 
@@ -81,9 +81,9 @@ def race(pipeline, hooks, times):
 @pytest.mark.parametrize("kind", ["self-forcing", "longlive-1.0"])
 def test_two_threads_that_attach_to_one_pipeline(kind, often):
     pipeline = make(kind)
-    _, expected = draw(pipeline, blocks=2)
+    _, expected = generate(pipeline, blocks=2)
     assert race(pipeline, hooks_on, RACES // 2) > 0
-    assert torch.equal(draw(pipeline, blocks=2)[1], expected)
+    assert torch.equal(generate(pipeline, blocks=2)[1], expected)
 
 
 def test_two_threads_that_attach_to_one_helios_pipeline(often):
@@ -120,7 +120,7 @@ def test_pipelines_that_share_an_autoencoder_take_turns():
     assert not any("forward" in vars(owner) for owner in (other.generator, *layers_of(other)))
     first.__exit__(None, None, None)
     with attach(other, "none"):
-        draw(other, blocks=1)
+        generate(other, blocks=1)
     assert not hooks_on(one) and not hooks_on(other)
 
 
@@ -142,19 +142,21 @@ def paused(owner, name, at):
 
 @pytest.mark.parametrize("kind", ["self-forcing", "longlive-1.0"])
 @pytest.mark.parametrize("at", [1, 7], ids=["its first block", "its second block"])
-def test_a_draw_while_another_thread_is_between_two_calls_ends_the_other(kind, at, monkeypatch):
+def test_a_video_while_another_thread_is_between_two_calls_ends_the_other(kind, at, monkeypatch):
     """The later video is whole; the earlier one, whose cache upstream has emptied, is refused at its next call."""
     alone, pipeline = make(kind), make(kind)
     with attach(alone, "recap", flow="classical"):
-        _, expected = draw(alone, blocks=3)
+        _, expected = generate(alone, blocks=3)
     method, reached, go = paused(torch, "randn_like", at)
     with attach(pipeline, "recap", flow="classical") as attached:
         monkeypatch.setattr(torch, "randn_like", method)
         results = []
-        thread = threading.Thread(target=lambda: results.extend(at_once(lambda: draw(pipeline, blocks=3))))
+        thread = threading.Thread(
+            target=lambda: results.extend(at_once(lambda: generate(pipeline, blocks=3)))
+        )
         thread.start()
         assert reached.wait(60)
-        _, latents = draw(pipeline, blocks=3)
+        _, latents = generate(pipeline, blocks=3)
         go.set()
         thread.join()
     assert torch.equal(latents, expected)
@@ -166,22 +168,24 @@ def test_a_draw_while_another_thread_is_between_two_calls_ends_the_other(kind, a
 
 
 @pytest.mark.parametrize("at", [1, 12])
-def test_a_draw_during_a_call_of_another_thread_is_refused(at):
+def test_a_video_during_a_call_of_another_thread_is_refused(at):
     """The other one continues, or is refused too where upstream has emptied its cache: never a video of two."""
     alone, pipeline = make("self-forcing"), make("self-forcing")
     with attach(alone, "recap", flow="classical"):
-        _, expected = draw(alone, blocks=3)
+        _, expected = generate(alone, blocks=3)
     layer = layers_of(pipeline)[1]
     method, reached, go = paused(layer.q, "forward", at)
     layer.q.forward = method
     with attach(pipeline, "recap", flow="classical"):
         results = []
-        thread = threading.Thread(target=lambda: results.extend(at_once(lambda: draw(pipeline, blocks=3))))
+        thread = threading.Thread(
+            target=lambda: results.extend(at_once(lambda: generate(pipeline, blocks=3)))
+        )
         thread.start()
         assert reached.wait(60)
         state = torch.get_rng_state()
         with pytest.raises(ValueError, match=OTHER_THREAD):
-            draw(pipeline, blocks=3)
+            generate(pipeline, blocks=3)
         torch.set_rng_state(state)
         go.set()
         thread.join()
@@ -193,15 +197,15 @@ def test_a_draw_during_a_call_of_another_thread_is_refused(at):
             raise found
 
 
-def test_draws_at_once_are_never_mixed(often):
-    """Whatever the order of two threads, each draws a whole video or is refused in words."""
+def test_videos_at_once_are_never_mixed(often):
+    """Whatever the order of two threads, each generates a whole video or is refused by a message."""
     pipeline, refused = make("self-forcing"), 0
     # Upstream's first video allocates its caches, and is not safe in two threads by itself.
-    draw(pipeline, blocks=1)
+    generate(pipeline, blocks=1)
     with attach(pipeline, "none") as attached:
         for _ in range(10):
             begun = len(attached.trace)
-            results = at_once(*[lambda: draw(pipeline, blocks=2)] * 2)
+            results = at_once(*[lambda: generate(pipeline, blocks=2)] * 2)
             errors = [found for found in results if isinstance(found, Exception)]
             for error in errors:
                 assert isinstance(error, ValueError) and "one video at a time" in str(error), repr(error)

@@ -78,13 +78,13 @@ def test_a_switch_recomputes_the_window_and_says_whose_sink_it_keeps(monkeypatch
 def test_the_past_counts(kind):
     """Block 1 is another one if block 0 was; else equal latents would prove nothing."""
     pipeline = make(kind)
-    drawn = []
+    generated = []
     for scale in (1.0, 0.5):
         torch.manual_seed(0)
         noise = noise_of(3)
         noise[:, :3] *= scale
-        drawn.append(pipeline.inference(noise, ["a red boat"], return_latents=True)[1])
-    assert (drawn[0][:, 3:6] - drawn[1][:, 3:6]).abs().max() > 1e-3
+        generated.append(pipeline.inference(noise, ["a red boat"], return_latents=True)[1])
+    assert (generated[0][:, 3:6] - generated[1][:, 3:6]).abs().max() > 1e-3
 
 
 def test_streaming_decode_equals_the_whole():

@@ -109,14 +109,14 @@ def check(name: str, room_kb: int, disk: Path, made: Path, capfd: pytest.Capture
     ballast = leave(disk, room_kb)
     capfd.readouterr()
     code = command(*words)
-    said = capfd.readouterr().err
-    assert "Traceback" not in said and code in (0, 2), said
+    message = capfd.readouterr().err
+    assert "Traceback" not in message and code in (0, 2), message
     if code == 2:
-        errors = [line for line in said.splitlines() if line.startswith("error: ")]
-        assert len(errors) == 1 and "No space left" in errors[0] and "; make room there" in errors[0], said
-        assert str(disk) in errors[0] or "the file being written" in errors[0], said
+        errors = [line for line in message.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and "No space left" in errors[0] and "; make room there" in errors[0], message
+        assert str(disk) in errors[0] or "the file being written" in errors[0], message
         # No half of a file is left under a final or a hidden name.
-        assert not list(disk.rglob(".recap-*")), said
+        assert not list(disk.rglob(".recap-*")), message
     ballast.unlink()
     again = words
     if name == "generate" and code == 2 and (disk / "run" / "run.json").is_file():
@@ -158,7 +158,7 @@ def test_a_full_home_of_weights(disk, random_raft, monkeypatch, capfd, room_kb: 
     monkeypatch.delenv(OFFLINE)
     ballast = leave(disk, room_kb)
     assert command("weights", "raft-small") == 2
-    said = capfd.readouterr().err
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "RECAP_HOME" in errors[0] and "Traceback" not in said, said
+    message = capfd.readouterr().err
+    errors = [line for line in message.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "RECAP_HOME" in errors[0] and "Traceback" not in message, message
     assert not [path for path in disk.rglob("*") if path.is_file() and path != ballast]

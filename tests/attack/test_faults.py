@@ -138,6 +138,6 @@ def test_disk_faults_name_file_reason_and_remedy(capsys, number: str, words: str
 
     with pytest.raises(SystemExit) as stopped:
         cli.run_safely(fails)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.count("\n") == 1
-    assert "some/file" in said and words in said
+    message = capsys.readouterr().err
+    assert stopped.value.code == 2 and message.count("\n") == 1
+    assert "some/file" in message and words in message

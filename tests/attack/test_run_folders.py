@@ -73,8 +73,8 @@ def recap(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["recap", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
-        said = capsys.readouterr().err.splitlines()
-        return stopped.value.code or 0, [line for line in said if line.startswith("error: ")]
+        lines = capsys.readouterr().err.splitlines()
+        return stopped.value.code or 0, [line for line in lines if line.startswith("error: ")]
 
     return call
 

@@ -39,6 +39,7 @@ def test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_fin
     assert page.stat().st_size > 20_000 and figure.read_bytes().startswith(b"\x89PNG")
     assert '<video src="data:video/mp4;base64,' in page.read_text() and "the bus" in page.read_text()
 
+    assert not list(Path("demo").rglob("state.safetensors"))
     first = times("none"), times("sink")
     page.unlink()
     shutil.rmtree("demo/comparison/sink")  # as if killed between the two

@@ -28,9 +28,9 @@ def test_a_stopped_run_says_how_to_continue(tmp_path, number, code):
         assert time.monotonic() < limit and process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
-    assert f"recap generate --resume '{folder}'" in said and "Traceback" not in said
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == code, message
+    assert f"recap generate --resume '{folder}'" in message and "Traceback" not in message
 
 
 def test_a_list_that_is_not_read_to_its_end_ends_without_a_word(tmp_path):
@@ -45,8 +45,8 @@ def test_a_list_that_is_not_read_to_its_end_ends_without_a_word(tmp_path):
 def test_a_script_comes_from_a_file_or_a_stream_and_not_from_a_pipe_nobody_writes_to(tmp_path):
     os.mkfifo(tmp_path / "script.json")
     process = recap("generate", "--script", tmp_path / "script.json", "--backbone", "untrained")
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2 and "is not a regular file" in said
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 2 and "is not a regular file" in message
     shots = json.dumps([{"prompt": "a boat", "seconds": 1}])
     words = ("generate", "--script", "/dev/stdin", "--backbone", "untrained", "--out", tmp_path / "run")
     process = recap(*words, stdin=subprocess.PIPE)

@@ -57,6 +57,6 @@ def test_a_report_of_an_empty_folder_is_refused(tmp_path, monkeypatch):
     for words in ((tmp_path,), ()):
         asked = invoke("report", *words)
         assert isinstance(asked.exception, ValueError)
-        said = str(asked.exception)
-        assert "holds no finished table" in said and "recap reproduce TABLE" in said
+        message = str(asked.exception)
+        assert "holds no finished table" in message and "recap reproduce TABLE" in message
     assert not list(tmp_path.iterdir())

@@ -135,7 +135,7 @@ def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(back
     assert same(*outcomes)
 
 
-def test_memory_changes_what_is_drawn(every_backbone):
+def test_memory_changes_what_is_generated(every_backbone):
     names = ("none", "sink", "recap", "relax-forcing", *QUICK)
     results = [generate(every_backbone, CONFIGS[name])[0] for name in names]
     for one, other in itertools.combinations(range(len(results)), 2):
@@ -241,7 +241,7 @@ def test_wrong_number_of_seeds_is_refused(backbone):
 
 
 @pytest.mark.cuda
-def test_a_bank_in_the_memory_of_the_host_draws_the_same():
+def test_a_bank_in_the_memory_of_the_host_gives_the_same():
     backbone = load_backbone("untrained", device="cuda")
     generated = []
     for config in (RecapConfig(), RecapConfig(bank_on_host=True)):
@@ -252,7 +252,7 @@ def test_a_bank_in_the_memory_of_the_host_draws_the_same():
     assert all(torch.equal(one, other) for one, other in zip(*generated, strict=True))
 
 
-def test_a_bank_in_the_memory_of_the_host_goes_on_bit_for_bit(backbone):
+def test_a_bank_in_the_memory_of_the_host_continues_bit_for_bit(backbone):
     whole, _ = generate(backbone, RecapConfig())
     again, policy = generate(backbone, RecapConfig(bank_on_host=True))
     assert same(whole, again)

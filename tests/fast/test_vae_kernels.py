@@ -21,7 +21,7 @@ from recap.fast.vae_kernels import tile_for
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of Hopper
 
 
-def drawn(width: int, device: str = "cpu") -> FastVae:
+def random_vae(width: int, device: str = "cpu") -> FastVae:
     """Random weights that keep features at about unit size."""
     network = FastVae(width, 16).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ def drawn(width: int, device: str = "cpu") -> FastVae:
 
 
 def decoded(fused: bool, width: int, dtype: torch.dtype, video: Tensor, cut: list[int]) -> list[Tensor]:
-    vae = drawn(width, str(video.device)).arrange(dtype, fused)
+    vae = random_vae(width, str(video.device)).arrange(dtype, fused)
     stream: Any = vae.open_decoder()
     pieces = [stream.decode(part) for part in video.split(cut, dim=1)]
     return [*pieces, *stream.state().values()]
@@ -100,12 +100,12 @@ def test_tiles_depend_on_the_shape_alone_and_fit_the_chip() -> None:
         assert tile in fitting
         for tile in fitting:
             assert channels % tile.depth == 0
-            held = 2 * tile.stages * tile.depth * (tile.rows + tile.columns + tile.more)
-            assert held <= SHARED_BYTES, tile
+            used = 2 * tile.stages * tile.depth * (tile.rows + tile.columns + tile.more)
+            assert used <= SHARED_BYTES, tile
     assert tile_for(16, 384) is None and tile_for(32, 8) is None
 
 
 def test_nothing_is_fused_where_kernels_do_not_serve() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        vae = drawn(32).arrange(dtype)
+        vae = random_vae(32).arrange(dtype)
         assert not any(layer.fused for layer in vae.modules() if isinstance(layer, Arranged))

@@ -123,7 +123,7 @@ def test_out_of_reach_auto_is_classical_with_one_notice_and_asks_the_network_onc
     assert isinstance(build_flow("auto", notice=lines.append), ClassicalFlow)
     assert len(lines) == 1
     assert "flow: classical" in lines[0] and "recap weights raft-small" in lines[0]
-    assert resolve_flow("auto", lines.append) == "classical"
+    assert resolve_flow("auto", lines.append) == "classical" and len(lines) == 1
     assert calls == ["pip"] and not home.exists()
 
 

@@ -43,6 +43,15 @@ def test_sizes_of_models_stand_in_spec_tables_only(path):
         assert not numbers & {1560, 4680, 32760, 1536, 8960}
 
 
+def test_no_class_name_stands_twice():
+    places: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_every_name_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     for name in [*BACKBONES, *MEMORIES, *ADMISSIONS, *FLOWS]:

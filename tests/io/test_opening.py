@@ -47,10 +47,10 @@ def pictures_of(path):
 
 
 def test_a_video_continues_from_a_clip(tmp_path, clip, spec):
-    said: list[str] = []
+    notices: list[str] = []
     config = RunConfig.from_dict({"shots": SHOTS, "opening": str(clip), "flow": "classical"})
-    record = generate(config, tmp_path / "run", reporter=Reporter(said.append))
-    assert any("1 pictures fill no whole frame" in line for line in said)
+    record = generate(config, tmp_path / "run", reporter=Reporter(notices.append))
+    assert any("1 pictures fill no whole frame" in line for line in notices)
     shown, wanted = pictures_of(record.videos[0]), pictures_of(clip)
     # 17 pictures are 5 frames, encoded as blocks of 2 and 3; then 1.5 s are generated.
     assert record.num_pictures == len(shown) == 17 + 24 and record.num_blocks == 4
@@ -88,9 +88,9 @@ def test_a_single_picture_is_the_sink(tmp_path, spec):
     picture = np.zeros((256, 512, 3), np.uint8)
     picture[:, :, 2] = 200
     write_png(tmp_path / "blue.png", picture)
-    said: list[str] = []
-    pixels = read_opening(tmp_path / "blue.png", spec, said.append)
-    assert pixels.shape == (1, 1, 3, 128, 208) and said == [
+    notices: list[str] = []
+    pixels = read_opening(tmp_path / "blue.png", spec, notices.append)
+    assert pixels.shape == (1, 1, 3, 128, 208) and notices == [
         "opening: rescaled from 512x256 and cropped to 208x128"
     ]
     settings = {"shots": SHOTS, "opening": str(tmp_path / "blue.png"), "memory": "sink", "seeds": [0, 1]}

@@ -95,7 +95,7 @@ def test_zero_scores_fill_empty_slots_only():
     assert first[0].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0]]
 
 
-def test_state_goes_on_bit_for_bit():
+def test_state_continues_bit_for_bit():
     blocks = list(stream([torch.rand(BATCH, 18) for _ in range(6)], 6))
     straight, first, second = (NoveltyBank(7, LAYERS) for _ in range(3))
     for offered in blocks[:3]:

@@ -110,7 +110,7 @@ def raft(kind):
 
 
 @pytest.mark.parametrize("kind", ["readable", "fast"])
-def test_a_block_is_drawn_and_remembered_without_reading_a_value(elsewhere, kind):
+def test_a_block_is_generated_and_remembered_without_reading_a_value(elsewhere, kind):
     policy = policy_of(RecapConfig(), elsewhere.spec, raft(kind))
     made = list(blocks(elsewhere, policy, 4))
     assert len(made) == 4 and made[-1].pixels.device.type == "meta"
@@ -126,10 +126,10 @@ def test_other_memories_read_none_either(elsewhere, config):
 
 
 def test_only_noise_and_phases_cross_over_and_nobody_waits_for_them(elsewhere):
-    drawing = blocks(elsewhere, policy_of(RecapConfig(), elsewhere.spec, raft("readable")), 2)
-    next(drawing)  # the first block also brings over the text and, in this decoder, its constants
+    rolling = blocks(elsewhere, policy_of(RecapConfig(), elsewhere.spec, raft("readable")), 2)
+    next(rolling)  # the first block also brings over the text and, in this decoder, its constants
     with Crossings() as crossings:
-        next(drawing)
+        next(rolling)
     steps = len(elsewhere.model.spec.steps)
     assert len(crossings.found) == steps + 1, crossings.found
     assert not any(waits for _, waits in crossings.found), crossings.found
@@ -137,10 +137,10 @@ def test_only_noise_and_phases_cross_over_and_nobody_waits_for_them(elsewhere):
 
 def test_on_the_cpu_no_operation_hands_out_a_value(backbone):
     policy = policy_of(RecapConfig(), backbone.spec, SmallShifts())
-    drawing = blocks(backbone, policy, 3)
-    next(drawing)  # reads its prompt's words, once per prompt
+    rolling = blocks(backbone, policy, 3)
+    next(rolling)  # reads its prompt's words, once per prompt
     with NoReads():
-        made = list(drawing)
+        made = list(rolling)
     assert sum(int(each.memory.fired.sum()) for each in made) > 0
 
 

@@ -119,7 +119,7 @@ def test_means_equal_their_closed_form(spec, drops, first):
     assert sum(len(part) for part in gone) + 3 + 4 + (first - 3) == len(frames), "nothing else is lost"
 
 
-def test_a_mean_is_a_frame_of_equal_tokens_told_apart_by_place(spec):
+def test_a_mean_is_a_frame_of_equal_tokens_that_differ_by_place(spec):
     policy = MemRopeConfig().build(spec, None)
     *_, (_, _, seen, _) = drive(policy, spec, 6)
     for segment in (s for s in seen[0] if s.role is Role.SUMMARY):

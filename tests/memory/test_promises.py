@@ -199,7 +199,7 @@ def test_no_verb_of_a_block_waits_for_the_device(spec, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_is_bit_equal_whatever_stands_beside_it(spec, name):
+def test_a_row_is_bit_equal_whatever_stands_next_to_it(spec, name):
     """With keys given, not computed in a batch, not even rounding may differ."""
     together, alone = (EVERY[name].build(spec, None) for _ in range(2))
     for index in range(14):
@@ -306,7 +306,7 @@ HALF = [
 
 
 @pytest.mark.parametrize(("device", "dtype"), HALF)
-def test_other_precisions_and_devices_draw_too(device, dtype):
+def test_other_precisions_and_devices_work_too(device, dtype):
     backbone = load_backbone("untrained", device=device, dtype=dtype)
     for name, config in EVERY.items():
         plan = make_plan([[Shot("a red boat", 7.5)]], backbone.spec)

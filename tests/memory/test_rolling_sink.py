@@ -120,7 +120,7 @@ def test_phases_in_the_window_are_the_absolute_ones_moved_together(spec):
             assert torch.equal(a.positions[..., 0] + moved, b.positions[..., 0])
 
 
-def test_a_cut_drops_the_real_block_and_goes_on_replaying(spec):
+def test_a_cut_drops_the_real_block_and_continues_replaying(spec):
     policy = RollingSinkConfig().build(absolute(spec), None)
     for index in range(14):
         if index in (3, 10):
@@ -133,7 +133,7 @@ def test_a_cut_drops_the_real_block_and_goes_on_replaying(spec):
         assert frames_of(seen[0], Role.SINK, spec) == ([replayed_frame(t, 18) for t in times], times)
 
 
-def test_tiled_noise_starts_every_block_alike_and_is_said_in_the_trace(backbone):
+def test_tiled_noise_starts_every_block_alike_and_is_in_the_trace(backbone):
     plan = make_plan([[Shot("a red boat", 3.0)]], backbone.spec)
     generated = {}
     for tiled in (False, True):

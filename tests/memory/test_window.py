@@ -131,7 +131,7 @@ def test_a_reinforcement_that_is_no_factor_is_refused(spec, factor):
         (4, 11, 1, [0], [10, 111]),  # less than is stored
     ],
 )
-def test_recomputed_frames_replace_those_held_and_the_sink_only_by_its_own(
+def test_recomputed_frames_replace_those_kept_and_the_sink_only_by_its_own(
     spec, blocks, first, frames, sink, prior
 ):
     window = Window(spec, sink_frames=1)

@@ -139,7 +139,7 @@ def test_the_page_has_a_timeline_of_what_was_new_and_of_the_bank(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("count", "scored"), [(5, 5), (8, 5), (9, 9), (12, 9), (13, 13), (22, 21), (24, 21)])
-def test_the_rest_that_fills_no_frame_is_left_and_said(tmp_path: Path, count: int, scored: int) -> None:
+def test_the_rest_that_fills_no_frame_is_left_and_reported(tmp_path: Path, count: int, scored: int) -> None:
     summary = inspect(tmp_path, "pan", count)
     assert (summary.num_pictures, summary.num_scored_pictures) == (count, scored)
     assert open_clip(tmp_path / "out/overlay.mp4").num_pictures == count
@@ -155,7 +155,7 @@ def test_too_few_pictures(tmp_path: Path, count: int) -> None:
     assert names(tmp_path) == ["clip.mp4"]
 
 
-def test_sizes_between_tokens_are_cropped_and_said(tmp_path: Path) -> None:
+def test_sizes_between_tokens_are_cropped_and_reported(tmp_path: Path) -> None:
     film(tmp_path / "clip.mp4", count=9, size=(70, 98))
     config = FlowNoveltyConfig()
     page = inspect_clip(tmp_path / "clip.mp4", tmp_path / "out", flow=still(9, SIZE), config=config)
@@ -203,7 +203,9 @@ def test_a_clip_that_breaks_off_leaves_the_old_result(tmp_path: Path) -> None:
     assert names(tmp_path) == ["clip.mp4", "out"] and names(tmp_path / "out") == FILES
 
 
-def test_few_pictures_are_held_however_long_the_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_pictures_are_in_memory_however_long_the_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, alive, most = 201, 0, 0
     film(tmp_path / "clip.mp4", "static", count)
     plain = Clip.pictures

@@ -350,7 +350,7 @@ def test_lengths_stand_in_order_and_are_shown_as_a_curve():
     cells = build_cells(recipe, lines)
     assert [cell.measure for cell in cells[:2]] == ["dynamic_degree_5s", "dynamic_degree_10s"]
     first = figures_of(recipe, cells, lines)[0]
-    assert "dynamic_degree over length" in first and first.count("<polyline") == 2
+    assert "dynamic degree over length" in first and first.count("<polyline") == 2
 
 
 def test_no_figure_is_empty():
@@ -359,6 +359,21 @@ def test_no_figure_is_empty():
     runs = [ScoredRun(row, f"p{n}", 0, score(0.1 * n)) for row in ("none", "recap") for n in range(5)]
     (figure,) = figures_of(recipe, build_cells(recipe, runs), runs)
     assert ">none<" in figure and ">recap<" in figure
+
+
+def test_a_measure_without_a_value_has_no_figure_and_no_table():
+    """And pages have plain words where files have names of code."""
+    recipe = find_recipe("reappearance")
+    about = {"backend": "standin:hsv-8x4x4 in whole picture", "n": 1, "details": {}}
+    values = {"found_in_B": 0.5, "reappearance_subject": None}
+    scores = {name: {"name": name, "value": value, **about} for name, value in values.items()}
+    runs = [ScoredRun("none", f"p{n}", 0, scores) for n in range(5)]
+    cells = build_cells(recipe, runs)
+    (figure,) = figures_of(recipe, cells, runs)
+    assert ">found in B<" in figure
+    page = as_markdown(recipe, cells, {})
+    assert "reappearance" not in page.partition("**")[2] and "found_in" not in page and "standin" not in page
+    assert "**found in B** (judged by: colour histograms (in place of DINOv2) in whole picture)" in page
 
 
 def test_the_probe_is_a_witness():

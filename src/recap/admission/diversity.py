@@ -1,4 +1,4 @@
-"""`diversity` and `diversity-keys`: the tokens of a bank should look as different as possible.
+"""`diversity` and `diversity-keys` fill a bank with tokens that look as different as possible.
 
 With every block, k-means continues over the descriptors of what the bank has and what is new, and the bank keeps
 the tokens nearest to the centres, equally many of each. A score is only a token's distance from all centres when
@@ -31,7 +31,7 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(AdmissionConfig):
-    """The k-means behind both rules of diversity."""
+    """Runs the k-means behind both rules of diversity."""
 
     keeps: ClassVar[str] = "tokens near the centres of k-means, equally many of each"
     needs_flow: ClassVar[bool] = False

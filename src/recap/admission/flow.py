@@ -42,7 +42,7 @@ BORDERS = ("seen", "literal")
 
 @dataclass(frozen=True, slots=True)
 class FlowNoveltyConfig(AdmissionConfig):
-    """Optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
+    """Sets up optical-flow novelty, eq. (novelty) of the paper; defaults are the paper's."""
 
     keeps: ClassVar[str] = "what no reliable antecedent in the previous picture explains"
     needs: ClassVar[str] = "optical flow"

@@ -38,7 +38,7 @@ LAG = 2
 
 @dataclass(frozen=True, slots=True)
 class FlowTextureConfig(FlowNoveltyConfig):
-    """Optical-flow novelty that passes over rain, spray and ripples; everywhere else it is `flow`."""
+    """Sets up optical-flow novelty that ignores rain, spray and ripples; everywhere else it is `flow`."""
 
     keeps: ClassVar[str] = "first appearances that last, or look unlike their place; not fleeting texture"
     needs: ClassVar[str] = "optical flow"

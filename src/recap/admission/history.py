@@ -1,4 +1,4 @@
-"""`random` and `recent`: a sample of everything generated so far, and the last that left the window.
+"""`random` samples everything generated so far, `recent` takes the last that left the window.
 
 They are Random History and Recent History of the paper's ablation, expressed with a bank. The K highest of uniform
 scores, each given once, are a uniform sample without replacement. With the clock as score the bank keeps the latest;
@@ -20,7 +20,7 @@ from recap.types import BackboneSpec, Block, Candidates, seeded
 
 @dataclass(frozen=True, slots=True)
 class RandomHistoryConfig(AdmissionConfig):
-    """A uniform sample of all tokens generated so far; the ablation's Random History."""
+    """Keeps a uniform sample of all tokens generated so far: the ablation's Random History."""
 
     keeps: ClassVar[str] = "every past token with equal chance"
     needs: ClassVar[str] = "nothing"
@@ -52,7 +52,7 @@ class RandomHistory(ScoredAdmission):
 
 @dataclass(frozen=True, slots=True)
 class RecentHistoryConfig(AdmissionConfig):
-    """The last tokens that left the window; the ablation's Recent History."""
+    """Keeps the last tokens that left the window: the ablation's Recent History."""
 
     keeps: ClassVar[str] = "as many tokens as fit of those that left the window last"
     needs: ClassVar[str] = "nothing"

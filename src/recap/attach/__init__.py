@@ -9,7 +9,7 @@ from typing import Any, Literal
 from recap.attach.attached import PATCHING, Attached, memory_builder
 from recap.attach.checkout import find_checkout
 from recap.attach.helios import HeliosSession, find_helios
-from recap.attach.session import Pictures, Session
+from recap.attach.session import AttachedSession, Pictures
 from recap.contracts import Decoder, MemoryConfig
 from recap.errors import refuse, unknown_name
 
@@ -58,13 +58,13 @@ def attach(
     undo = ExitStack()
     try:
         with PATCHING:
-            session: Session | HeliosSession
+            session: AttachedSession | HeliosSession
             if helios is not None:
                 session = HeliosSession(helios, pipeline, build, stage_reinforcement)
             else:
                 checkout = find_checkout(pipeline)
                 pictures = Pictures(checkout.vae, decoder, keep=reuse_pictures)
-                session = Session(checkout, build, pictures, phases == "released", window_frames)
+                session = AttachedSession(checkout, build, pictures, phases == "released", window_frames)
             session.hook(undo)
         yield session.attached
     finally:

@@ -102,7 +102,7 @@ class Pictures:
         return video
 
 
-class Session:
+class AttachedSession:
     """Follows the calls of one attached pipeline, video after video."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Attention over segments, each with a log-bias: eq. (sink) of the paper.
+"""This module attends over segments, each with a log-bias: eq. (sink) of the paper.
 
     alpha_j = softmax_j(q.k_j / sqrt(d) + beta_j),   beta_j = ln(lambda) for the sink, 0 elsewhere
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding on three axes, by explicit phases.
+"""This module rotates positions on three axes (RoPE), by explicit phases.
 
 A head of D channels is D/2 pairs of adjacent channels, each one complex number. The pairs are split into
 bands: D/2 // 3 for rows, as many for columns, the rest for time (64 pairs: 22 t, 21 h, 21 w). Pair j of a

@@ -40,9 +40,11 @@ def show_error(text: str) -> None:
 def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Reporter]:
     """Show notices, and a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
 
-    `before` is shown on a terminal until there is something to count.
+    `before` says what happens until there is something to count.
     """
     if not _console.is_terminal:
+        if before:
+            show_notice(f"{what}: {before}")
         yield Reporter(show_notice, _lines(what, unit))
         return
     rate_column = TextColumn("{task.fields[rate]:.1f} pictures/s")

@@ -10,6 +10,7 @@ from pathlib import Path
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
 from recap.config import RunConfig, read_json
+from recap.io.run_folder import STATE
 from recap.plan import Shot
 from recap.show.comparison import RECORD, compare
 from recap.show.sheet import moments_sheet, write_png
@@ -40,6 +41,9 @@ def demo() -> None:
         progress_bar("showing", "pictures") as showing,
     ):
         summary = compare(config, MEMORIES, out, reporter=generating, showing=showing.progress)
+    for run in summary.runs.values():
+        # Four fifths of the folder, and of use only to a run that is not finished.
+        (run / STATE).unlink(missing_ok=True)
     clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
     labels = {second: f"{second:g} s: {who}" for second, who in MOMENTS.items()}
     write_png(FOLDER / "figure.png", moments_sheet(clips, labels))

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,25 +41,24 @@ def generate_command(
 
     The video, its page, its trace and its state are written to a folder, block by block.
     """
-    with progress_bar("generating", "blocks", "loading the model") as reporter:
-        if resume_folder is not None:
-            others = {"--memory": memory, "--set": settings, "--out": out}
-            refuse_with("--resume", {**options.used(), **{n: v for n, v in others.items() if v}})
-            trusted = options.trust_code
-            with _stoppable(resume_folder):
-                run = resume(resume_folder, reporter=reporter, from_block=from_block, trust_code=trusted)
-        else:
-            if from_block is not None:
-                raise refuse("--from-block", from_block, "it belongs to --resume", "name the run's folder")
-            values = options.values(own_memory=memory is not None or options.as_released)
-            if memory is not None:
-                values["memory"] = memory
-            elif options.as_released:
-                values["memory"] = released_memory(str(options.backbone))
-            config = full_config(values, settings or [])
-            folder = new_folder(config) if out is None else out
-            with _stoppable(folder):
-                run = generate_run(config, folder, reporter)
+    if resume_folder is not None:
+        others = {"--memory": memory, "--set": settings, "--out": out}
+        refuse_with("--resume", {**options.used(), **{n: v for n, v in others.items() if v}})
+        folder = resume_folder
+        work = partial(resume, folder, from_block=from_block, trust_code=options.trust_code)
+    else:
+        if from_block is not None:
+            raise refuse("--from-block", from_block, "it belongs to --resume", "name the run's folder")
+        values = options.values(own_memory=memory is not None or options.as_released)
+        if memory is not None:
+            values["memory"] = memory
+        elif options.as_released:
+            values["memory"] = released_memory(str(options.backbone))
+        config = full_config(values, settings or [])
+        folder = new_folder(config) if out is None else out
+        work = partial(generate_run, config, folder)
+    with progress_bar("generating", "blocks", "loading the model") as reporter, _stoppable(folder):
+        run = work(reporter=reporter)
     show_notice(f"page: {run.show(browser=False)}")
     for video in run.videos:
         typer.echo(video)

@@ -1,4 +1,4 @@
-"""`recap reproduce` and `recap report`: the paper's tables, and all of them on one page."""
+"""`recap reproduce` makes the paper's tables, `recap report` puts all of them on one page."""
 
 from __future__ import annotations
 

@@ -95,12 +95,12 @@ class JudgedRun:
 
     @cached_property
     def sampled(self) -> Sampled:
-        """The pictures at which the protocols of identity and reappearance look."""
+        """Return the pictures at which the protocols of identity and reappearance look."""
         return sample_clip(self.clip, PER_SECOND)
 
     @property
     def motion_judge(self) -> MotionJudge:
-        """The flow that motion is measured with."""
+        """Return the flow that motion is measured with."""
         return _motion_judge(self._judge_flow, device=self._device)
 
     @property

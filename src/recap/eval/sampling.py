@@ -48,7 +48,7 @@ Footage = Clip | InMemoryClip
 
 
 class Span(NamedTuple):
-    """A time span in seconds includes `start` but not `end`."""
+    """Spans a time in seconds; it includes `start` but not `end`."""
 
     start: float
     end: float

@@ -1,4 +1,4 @@
-"""Optical flow: estimators that share one contract, and functions that follow the flow they find (`warp`)."""
+"""This room estimates optical flow, by one contract, and follows the flow that is found (`warp`)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ INSTALL = "`recap weights raft-small` installs them"
 
 _out_of_reach: set[Path] = set()
 """Folders for which this process failed to fetch weights: its next videos do not wait for the network again."""
+_reported: set[Path] = set()
+"""Folders for which this process reported that weights are missing: once is enough."""
 
 
 def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
     """Return the estimator that `auto` stands for on this machine, after fetching missing weights.
 
-    Any other name is returned unchanged. A notice reports where `auto` falls back to classical flow.
+    Any other name is returned unchanged. A notice reports, once, that `auto` falls back to classical flow.
     """
     if name != "auto":
         return name
@@ -62,7 +64,9 @@ def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
     if not has_opencv():
         limit = f"the weights of RAFT-small {why}, and OpenCV for the classical flow is not there either"
         raise refuse("flow", name, limit, "or pip install opencv-python-headless")
-    notice(f"flow: classical, as the weights of RAFT-small {why}")
+    if home not in _reported:
+        _reported.add(home)
+        notice(f"flow: classical, as the weights of RAFT-small {why}")
     return "classical"
 
 

@@ -1,4 +1,4 @@
-"""Flow without weights: OpenCV's dense inverse search (Kroeger et al., ECCV 2016), on the CPU."""
+"""Estimates flow without weights, by OpenCV's dense inverse search (Kroeger et al., ECCV 2016) on the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def has_opencv() -> bool:
 
 
 class ClassicalFlow:
-    """A flow estimator that searches each pair of gray pictures both ways, on as many threads as torch has.
+    """Estimates flow by a search of each pair of gray pictures both ways, on as many threads as torch has.
 
     OpenCV releases the interpreter lock while it searches. Searching pairs in parallel pays at any size; OpenCV's
     own threads within a pair do not. The flow is the same for any number of threads.

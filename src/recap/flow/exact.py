@@ -9,7 +9,7 @@ from recap.errors import refuse
 
 
 class ExactFlow:
-    """A flow estimator that returns precomputed flow: a call with T pictures gets the clip's next T - 1 pairs."""
+    """Returns precomputed flow: a call with T pictures gets the clip's next T - 1 pairs."""
 
     def __init__(self, forward: Tensor, backward: Tensor) -> None:
         """Take the flow of the P pairs of a whole clip, B P 2 Y X each, at the size of the pictures."""

@@ -1,4 +1,4 @@
-"""RAFT-small: recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
+"""RAFT-small is recurrent all-pairs optical flow (Teed and Deng, ECCV 2020), for inference, in plain torch.
 
 Two encoders look at each picture once, at an eighth of its size. A pyramid of feature correlations contains how
 well every pixel of one picture matches every pixel of the next; a recurrent unit reads the neighbourhood its
@@ -39,7 +39,7 @@ def stage(channels: int, out: int, size: int, stride: int = 1, *, norm: bool = F
 
 
 class Bottleneck(nn.Module):
-    """A residual block that does its 3x3 convolution at a quarter of its channels."""
+    """Is a residual block that does its 3x3 convolution at a quarter of its channels."""
 
     def __init__(self, channels: int, out: int, stride: int, *, norm: bool) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class MotionEncoder(nn.Module):
 
 
 class Gates(NamedTuple):
-    """A recurrent unit made ready for one context, which stays the same from update to update."""
+    """Is a recurrent unit made ready for one context, which stays the same from update to update."""
 
     update_reset: Tensor  # weights of both gates on (hidden, motion)
     proposal: Tensor  # weights of the proposed state on the same
@@ -95,7 +95,7 @@ class Gates(NamedTuple):
 
 
 class ConvGRU(nn.Module):
-    """A gated recurrent unit whose products are 3x3 convolutions of (hidden, context, motion)."""
+    """Is a gated recurrent unit whose products are 3x3 convolutions of (hidden, context, motion)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Files and video: safe writing, reading and writing of clips, picture sizes, opening pictures from a file."""
+"""This room handles files and video: safe writes, clips, picture sizes, openings, weights and run folders."""

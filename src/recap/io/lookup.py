@@ -13,7 +13,7 @@ from recap.errors import refuse, unknown_name
 
 
 def look_up(field: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The table's entry, or the object a "package.module:Name" points at; the module may be in the current folder."""
+    """Return the table's entry, or what a "package.module:Name" names; the module may be in the current folder."""
     if name in table:
         return table[name]
     if ":" not in name:

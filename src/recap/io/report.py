@@ -1,4 +1,4 @@
-"""Where a piece of work reports to: notices in words, and how far it is."""
+"""This module defines where a piece of work reports to: notices in words, and how far it is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Notice = Callable[[str], None]
-"""Called with a line for the user."""
+"""It is called with a line for the user."""
 
 Progress = Callable[[int, int | None, float], None]
-"""Called with (done, total or None, units per second)."""
+"""It is called with (done, total or None, units per second)."""
 
 
 def no_progress(done: int, total: int | None, rate: float) -> None:

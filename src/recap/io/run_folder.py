@@ -1,4 +1,4 @@
-"""The files of a run, and the list of all that it wrote: damage is found before anything is built upon it.
+"""This module keeps the files of a run and a list of all that it wrote: damage is found before it is built upon.
 
 `manifest.jsonl` has a line about the run, then one per finished block: size, time and digest of the block's files,
 and digests of its lines in the run's other lists. It is only appended to. The state of a run, which is written
@@ -67,7 +67,7 @@ def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
 
 
 class RunFolder:
-    """The files of one run; all of them depend on its config and on the latents of its opening."""
+    """Names, reads and writes the files of one run; all depend on its config and the latents of its opening."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], opening: Tensor | None) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def videos(self) -> list[Path]:
-        """The video of each row."""
+        """Return the video of each row."""
         rows = self._rows
         return [self.path / ("video.mp4" if len(rows) == 1 else f"video-{row}.mp4") for row in rows]
 

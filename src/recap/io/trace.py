@@ -1,4 +1,4 @@
-"""The trace of a run: what happened in each block. This file alone knows its JSON, and replays the bank from it.
+"""The trace of a run says what happened in each block. This file alone knows its JSON, and replays the bank from it.
 
 A trace holds no times: the same run gives the same bytes, resumed or not. Times go to a file of their own.
 """
@@ -29,7 +29,7 @@ Shares = dict[Role, list[float] | None]
 
 
 class Offered(NamedTuple):
-    """All that the bank could choose from: whole frames, row-major."""
+    """Holds all that the bank could choose from: whole frames, row-major."""
 
     frames: list[int]
     grid: tuple[int, int]
@@ -38,7 +38,7 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """One block of a trace. Lists have an entry per row of the batch; None is what the memory does not have."""
+    """Holds one block of a trace. Lists have an entry per row of the batch; None is what the memory does not have."""
 
     block: int
     first_frame: int
@@ -61,7 +61,7 @@ class BlockTrace:
 
     @classmethod
     def of(cls, made: GeneratedBlock, *, offered: bool = False, video: int | None = None) -> BlockTrace:
-        """The trace of a finished block; reading its tensors is where the device is waited for."""
+        """Return the trace of a finished block; reading its tensors is where the device is waited for."""
         memory = made.memory
         if memory.offered is not None and not bool(memory.offered.score.isfinite().all()):
             limit = f"block {made.block.index} holds NaN or infinity, mostly from the flow"
@@ -89,7 +89,7 @@ class BlockTrace:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The line of a trace file; what is None or empty is left out."""
+        """Return the line of a trace file; what is None or empty is left out."""
         line: dict[str, Any] = {
             "block": self.block,
             "first_frame": self.first_frame,
@@ -113,7 +113,7 @@ class BlockTrace:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> BlockTrace:
-        """A line of a trace file, also of an older version where it says which pictures its frames are."""
+        """Read a line of a trace file, also of an older version where it says which pictures its frames are."""
         block, starts = f"block {line.get('block')}", line.get("first_pictures")
         if not starts:
             limit = "does not say which pictures its frames are: an older version wrote it"
@@ -144,7 +144,7 @@ class BlockTrace:
             raise refuse("trace", block, limit, "generate the run again") from error
 
     def row(self, row: int) -> BlockTrace:
-        """One row of the batch, as if it had been generated alone."""
+        """Return one row of the batch, as if it had been generated alone."""
 
         def only(rows: Sequence[Any] | None) -> Any:
             return None if rows is None else [rows[row]]
@@ -165,7 +165,7 @@ class BlockTrace:
         )
 
     def candidates(self, row: int = 0) -> Bank:
-        """Every token that the bank could choose from, with its score."""
+        """Return every token that the bank could choose from, with its score."""
         if self.offered is None:
             return {}
         rows, columns = self.offered.grid
@@ -174,12 +174,12 @@ class BlockTrace:
 
 
 def has_bank(trace: Sequence[BlockTrace]) -> bool:
-    """Whether the run's memory has a bank."""
+    """Tell whether the run's memory has a bank."""
     return any(line.admitted is not None for line in trace)
 
 
 def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
-    """The contents of one row's bank after each block."""
+    """Return the contents of one row's bank after each block."""
     bank: Bank = {}
     for line in trace:
         evicted = line.evicted[row] if line.evicted else {}
@@ -192,7 +192,7 @@ def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
 
 
 def bank_before(trace: Sequence[BlockTrace], block: int, row: int = 0) -> Bank:
-    """The contents of one row's bank when a block begins."""
+    """Return the contents of one row's bank when a block begins."""
     empty: Bank = {}
     return [empty, *replay_bank(trace[:block], row)][-1]
 
@@ -208,7 +208,7 @@ def pictures_of_frames(trace: Sequence[BlockTrace]) -> dict[int, range]:
 
 
 def banks_of(candidates: Candidates) -> list[Bank]:
-    """Per row of the batch its tokens, without the slots where nothing happened."""
+    """Return per row of the batch its tokens, without the slots where nothing happened."""
     return [
         {(t, h, w): score for (t, h, w), score in zip(source, scores, strict=True) if score >= 0}
         for source, scores in zip(candidates.source.tolist(), candidates.score.tolist(), strict=True)
@@ -216,7 +216,7 @@ def banks_of(candidates: Candidates) -> list[Bank]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
+    """Return the whole lines of a JSON-lines file; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -230,7 +230,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_trace(path: Path) -> list[BlockTrace]:
-    """The blocks of a trace file."""
+    """Return the blocks of a trace file."""
     lines = read_lines(path)
     for line, following in itertools.pairwise(lines):
         # Lines of an older version do not count their pictures.

@@ -47,13 +47,13 @@ Picture = NDArray[np.uint8]
 
 
 def can_encode() -> bool:
-    """Whether PyAV is installed, so that clips can be read and written."""
+    """Tell whether PyAV is installed, so that clips can be read and written."""
     return av is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A readable video file. `num_pictures` is what the file claims, or None."""
+    """Describes a readable video file. `num_pictures` is what the file claims, or None."""
 
     path: Path
     width: int

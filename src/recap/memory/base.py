@@ -1,4 +1,4 @@
-"""WindowMemory: the base of a memory around a window. A subclass implements what it keeps and nothing else.
+"""`WindowMemory` is the base of a memory around a window. A subclass implements what it keeps and nothing else.
 
 It overrides `begin` to add what it keeps to what the window shows (`window.add`, `window.show`), `keep` to take it
 from a finished block, and `state` and `load_state` to save it. Everything about sink, prior and current block is

@@ -1,4 +1,4 @@
-"""`deep-forcing`: a deep sink and participative compression (Deep Forcing, arXiv 2512.05081).
+"""`deep-forcing` keeps a deep sink and compresses the rest by participation (Deep Forcing, arXiv 2512.05081).
 
 The first S frames stay for good. Behind them the past is appended until the window is full; then a compression
 keeps of everything between the sink and the last R frames (the current block among them) only the tokens that
@@ -265,7 +265,7 @@ class DeepForcing(WindowMemory):
 
 @dataclass(frozen=True, slots=True)
 class DeepForcingConfig(MemoryConfig):
-    """A deep sink of 10 frames, and the tokens that recent queries ask for most (Deep Forcing).
+    """Keeps a deep sink of 10 frames, and the tokens that recent queries ask for most (Deep Forcing).
 
     `variant`: "release" follows the published code; "paper" has no cap on reuse and moves chosen tokens and sink to
     contiguous times; "sink-only" is the deep sink and a sliding window, nothing is chosen.

@@ -1,4 +1,4 @@
-"""`memrope`: two running means of what leaves the window, at two rates (MemRoPE, arXiv 2603.12513).
+"""`memrope` keeps two running means of what leaves the window, at two rates (MemRoPE, arXiv 2603.12513).
 
 Layout [ sink | long mean | short mean | recent | current ], read at window-relative times 0, 1, 2, ... Whatever
 leaves the recent frames is averaged over all of its tokens to one key and one value per head and layer, and
@@ -119,7 +119,7 @@ class MemRope(WindowMemory):
 
 @dataclass(frozen=True, slots=True)
 class MemRopeConfig(MemoryConfig):
-    """Sink, a slow and a fast running mean of what left the window, recent frames (MemRoPE).
+    """Keeps a sink, a slow and a fast running mean of what left the window, recent frames (MemRoPE).
 
     `accumulation`: "float32" as the paper means it; "bfloat16" as the release runs, which rounds small changes away.
     """

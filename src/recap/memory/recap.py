@@ -1,4 +1,4 @@
-"""`recap`: the paper's memory, eq. (layout_bank): [ reinforced sink | bank K | prior | current ].
+"""`recap` is the paper's memory, eq. (layout_bank): [ reinforced sink | bank K | prior | current ].
 
 Bank keys are read at temporal phase 0 with their own row and column, next to the sink: a time-neutral memory
 of how things looked when they first appeared.

@@ -1,4 +1,4 @@
-"""`relax-forcing`: sink, one chosen frame of the past, the last frame (Relax Forcing, arXiv 2603.21366).
+"""`relax-forcing` keeps the sink, one chosen frame of the past, the last frame (Relax Forcing, arXiv 2603.21366).
 
 Of the frames between sink and tail, four that lie evenly in the newer half, its newest left out, are
 candidates, and one is read:
@@ -138,7 +138,7 @@ class RelaxForcing(WindowMemory):
 
 @dataclass(frozen=True, slots=True)
 class RelaxForcingConfig(MemoryConfig):
-    """Sink, one past frame like the sink and unlike the last one, the last frame (Relax Forcing)."""
+    """Keeps the sink, one past frame like the sink and unlike the last one, the last frame (Relax Forcing)."""
 
     sink_frames: int = 2
     tail_frames: int = 1

@@ -1,4 +1,4 @@
-"""`rolling-sink`: the opening replayed to and fro, under sliding times (Rolling Sink, arXiv 2602.07775).
+"""`rolling-sink` replays the opening forward and backward, under sliding times (Rolling Sink, arXiv 2602.07775).
 
 Of a window of n past frames all but the last R are not what was generated there but the first n frames of the
 video, read forward and backward in turn. In place of frame p the window shows
@@ -106,7 +106,7 @@ class RollingSink(WindowMemory):
 
 @dataclass(frozen=True, slots=True)
 class RollingSinkConfig(MemoryConfig):
-    """The opening replayed forward and backward behind the last real block (Rolling Sink).
+    """Replays the opening forward and backward behind the last real block (Rolling Sink).
 
     `tiled_noise`: every block starts from the first block's noise, as the release does; it changes motion by itself.
     """

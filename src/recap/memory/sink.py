@@ -1,4 +1,4 @@
-"""`none` and `sink`: the plain window, without and with a permanent first frame.
+"""`none` and `sink` keep the plain window, without and with a permanent first frame.
 
 The sink is the memory of the opening scene: its tokens stay cached, their phase is re-applied at retrieval,
 and eq. (sink) multiplies their unnormalised weight by lambda (`reinforcement`).
@@ -18,7 +18,7 @@ from recap.types import BackboneSpec, Card
 
 @dataclass(frozen=True, slots=True)
 class NoMemoryConfig(MemoryConfig):
-    """The sliding window as the backbone has it, no sink."""
+    """Keeps the sliding window as the backbone has it, no sink."""
 
     card: ClassVar[Card] = Card("the last frames", "none", "Self-Forcing, arXiv 2506.08009", "Apache-2.0")
 
@@ -28,7 +28,7 @@ class NoMemoryConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True)
 class SinkConfig(MemoryConfig):
-    """The first `sink_frames` frames stay for good; lambda 1 is the plain sink."""
+    """Keeps the first `sink_frames` frames for good; lambda 1 is the plain sink."""
 
     sink_frames: int = 1
     reinforcement: float = 1.0

@@ -1,4 +1,4 @@
-"""Fixed storage for the keys and values of all layers.
+"""This module allocates fixed storage for the keys and values of all layers.
 
 One tensor serves all layers, so that a bank indexes them in one operation and a state is a few named tensors. It is
 allocated at the first write, when batch size, dtype and device are known, and never again.

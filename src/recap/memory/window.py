@@ -1,4 +1,4 @@
-"""The window that every memory shares: a permanent sink and a prior that slides, around the current block.
+"""This module is the window that every memory shares: a permanent sink and a sliding prior, around the current block.
 
 The layout is the paper's, eq. (layout_base): [ sink s | prior L-s-b | current b ]. Keys are stored unrotated and
 get their phases at retrieval: sink 0..s-1, the current block right behind a full window, the prior just before it.
@@ -226,7 +226,7 @@ class Window:
 
 
 class CarriedWindow(Window):
-    """The window of a backbone that reads its past again at every step, as segments of its own sequence.
+    """Is the window of a backbone that reads its past again at every step, as segments of its own sequence.
 
     It has no sink or prior of its own, so nothing of it fills, slides or needs saving: it stores only the finished
     block, for a bank to choose from, and reinforces the sink inside the backbone's sequence.

@@ -150,9 +150,9 @@ class _Scan:
         self.bank.admit(Candidates(source, score[offered].reshape(1, -1)), patches, patches, retain_top)
         self.num_frames += len(raw)
         self.num_scored += len(pictures)
-        held = self.bank.entries.score
-        cutoff = float(held.min()) if self.bank.count == self.bank.capacity else 0.0
-        self.filling.append((self.num_scored / self.clip.fps, int((held > 0).sum()), cutoff))
+        scores = self.bank.entries.score
+        cutoff = float(scores.min()) if self.bank.count == self.bank.capacity else 0.0
+        self.filling.append((self.num_scored / self.clip.fps, int((scores > 0).sum()), cutoff))
 
     def frames(self, kept: bytearray, kind: type[np.generic] = np.float32) -> NDArray[Any]:
         """Return what was kept of every frame as an array F rows columns."""

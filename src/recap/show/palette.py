@@ -1,4 +1,4 @@
-"""One colour for each memory, the same on every page, sheet and video."""
+"""This module gives each memory a colour, the same on every page, sheet and video."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMORY_COLOURS = dict(zip(MEMORIES, cycle(COLOURS), strict=False))
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
-    """The colours of the rows of one page: memories have their own, and other rows take what is left.
+    """Return the colours of the rows of one page: memories have their own, and other rows take what is left.
 
     A variant such as 'sink, lambda 5' has the colour of its memory where no other row has it.
     """

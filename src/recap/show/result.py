@@ -44,22 +44,22 @@ class Run:
 
     @property
     def video(self) -> Path:
-        """The video file, of the first row."""
+        """Return the video file of the first row."""
         return self.videos[0]
 
     @cached_property
     def pictures(self) -> NDArray[np.uint8]:
-        """All pictures of `video`, T Y X 3 in RGB, read when first asked for."""
+        """Return all pictures of `video`, T Y X 3 in RGB, read when first asked for."""
         return np.stack(list(open_clip(self.video).pictures()))
 
     @cached_property
     def trace(self) -> list[BlockTrace]:
-        """What the memory attended to, admitted and evicted, block by block."""
+        """Return what the memory attended to, admitted and evicted, block by block."""
         return read_trace(self.folder / "trace.jsonl")
 
     @cached_property
     def seconds(self) -> float:
-        """The length of the video."""
+        """Return the length of the video."""
         clip = open_clip(self.video)
         return (clip.num_pictures or 0) / clip.fps
 

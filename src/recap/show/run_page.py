@@ -51,7 +51,7 @@ class _Look(NamedTuple):
 
     @property
     def notices(self) -> bool:
-        """Whether the memory detects what is new."""
+        """Tell whether the memory detects what is new."""
         return any(line.fired for line in self.trace)
 
 

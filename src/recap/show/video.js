@@ -118,7 +118,7 @@ function lineChart(plot, { values, host }) {
   const top = plot.top || niceCeil(Math.max(plot.digits ? 1e-3 : 4, ...shown.flatMap(({ points }) => points)));
   const { x, y, draw } = frameChart(host, 190, top, (v) => +v.toFixed(3)), ends = endsOf(plot.starts_s);
   const follow = draw(shown.map(({ points, i }) => {
-    let pen = false; // down: the line goes on from the value before
+    let pen = false; // down: the line continues from the value before
     const path = points.map((value, k) => {
       if (value === null) { pen = false; return ""; }
       const lead = pen ? "L" : "M", height = y(value).toFixed(1);

@@ -16,15 +16,14 @@ from recap.errors import refuse
 from recap.eval.metrics import find_measures
 from recap.io.files import write_whole
 from recap.io.report import Notice
-from recap.show.chart import Bar, draw_bank, interval_chart, line_chart
-from recap.show.chart import Line as Curve
+from recap.show.chart import Bar, Line, draw_bank, interval_chart, line_chart
 from recap.show.clips import embed, write_side_by_side
 from recap.show.page import Measured, Section, build_results_page
 from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
-from recap.tables.table import Cell, ScoredRun, measured_of, remarks
+from recap.tables.table import Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
@@ -32,12 +31,16 @@ MARK = "<!-- tables: written by `recap report`, which keeps what stands above th
 
 
 def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
-    """Return curves where there are any, then an interval chart per measure; the first is the table's figure."""
+    """Return curves where there are any, then an interval chart per measure; the first is the table's figure.
+
+    What no row has a value of is left out.
+    """
+    cells = [cell for cell in cells if cell.value.n]
     bars = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
-        bars.append(interval_chart(measure, shown))
+        bars.append(interval_chart(plain_name(measure), shown))
     return [*_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
 
 
@@ -50,7 +53,7 @@ def _curves(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[str]:
             own = [run.scores[name]["details"] for run in runs if run.row == row.name and name in run.scores]
             if own:
                 seconds = max((details["seconds"] for details in own), key=len)
-                shown.append(Curve(row.name, seconds, _mean_curve([details["curve"] for details in own])))
+                shown.append(Line(row.name, seconds, _mean_curve([details["curve"] for details in own])))
         label = name.removesuffix("_end").replace("_", ", ")
         charts.append(line_chart(f"{label}: likeness to the opening", shown, "seconds"))
     return charts
@@ -68,21 +71,21 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
     for cell in cells:
         if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
-            curves = charts.setdefault((f"{timed[1]} over length", "seconds"), {})
+            curves = charts.setdefault((f"{plain_name(timed[1])} over length", "seconds"), {})
             curves.setdefault(cell.row, {})[float(timed[2])] = cell
         if cell.row in values:
-            curves = charts.setdefault((cell.measure, recipe.name), {})
-            curves.setdefault(cell.measure, {})[values[cell.row]] = cell
+            curves = charts.setdefault((plain_name(cell.measure), recipe.name), {})
+            curves.setdefault(plain_name(cell.measure), {})[values[cell.row]] = cell
     return [
         line_chart(title, [_curve(label, points) for label, points in curves.items()], axis)
         for (title, axis), curves in charts.items()
     ]
 
 
-def _curve(label: str, points: Mapping[float, Cell]) -> Curve:
+def _curve(label: str, points: Mapping[float, Cell]) -> Line:
     values = [cell.value for cell in points.values()]
     means = [None if np.isnan(value.mean) else value.mean for value in values]
-    return Curve(label, list(points), means, [(value.low, value.high) for value in values])
+    return Line(label, list(points), means, [(value.low, value.high) for value in values])
 
 
 def section_of(
@@ -151,10 +154,11 @@ def write_report(folder: Path, markdown: Path | None = None) -> Path:
     sections = []
     for place, _, about, section in tables:
         own = ", ".join(f"{name} {value}" for name, value in about.items() if name not in shared)
-        where = f"{own}. Its own page: {place.name}/index.html."
-        sections.append(replace(section, remarks=[*section.remarks, where]))
+        where = f"Its own page: {place.name}/index.html."
+        sections.append(replace(section, remarks=[*section.remarks, f"{own}. {where}" if own else where]))
     page = folder / "report.html"
-    subtitle = f"{len(sections)} tables and figures; the paper's numbers next to ours, where it has them"
+    count = "1 table" if len(sections) == 1 else f"{len(sections)} tables"
+    subtitle = f"{count}; the paper's numbers next to ours, where it has them"
     write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
     if markdown is not None:
         texts = [(place / "table.md").read_text(encoding="utf-8").strip() for place, *_ in tables]

@@ -298,14 +298,15 @@ NOTES = {
     "length": "All lengths are cut from one rollout: a prefix of a causal video is a valid video. They are counted "
     "in whole clips of 2 s, so 5 s are 4. In the paper ours is higher by 0.101 at 60 s.",
     "identity": "In the paper ours wins 76 % of the pairs by whole frames and 64 % by crops of the subject.",
-    "reappearance": "The prior is cleared at every cut and the sink holds an empty scene: only a bank can carry the "
-    "subject. In the paper ours wins 73 % of the pairs by whole frames and 66 % by crops of the subject.",
+    "reappearance": "Segment A is empty, B shows the subject, C is empty, D asks for it again. The prior is cleared "
+    "at every cut and the sink is an empty scene: only a bank can carry the subject. In the paper ours "
+    "wins 73 % of the pairs by whole frames and 66 % by crops of the subject.",
     "reappearance-all": "The prior is cleared at every cut and the opening is an empty scene: what else a memory "
     "kept must do it.",
     "entering": "One shot of a minute: a second subject enters after 15 to 25 s, leaves after 8 to 12 more, and "
-    "returns after 10 to 15. return_subject is of videos that show it both times: read it with late_found_on_return.",
-    "time": "Nothing runs next to these, or the times mean nothing. `recap bench` tells parts and memory apart.",
-    "motion": "drift_tail: the share of videos with more than twice the median flow of their own row, of_baseline: "
+    "returns after 10 to 15. Return subject is of videos that show it both times: read it with late found on return.",
+    "time": "Nothing runs next to these, or the times mean nothing. `recap bench` measures the parts.",
+    "motion": "Drift tail: the share of videos with more than twice the median flow of their own row, of baseline: "
     "of that row. The paper counts 37 and 24 videos; shares are of 128, which is inferred.",
 }
 TABLES = {recipe.name: replace(recipe, note=NOTES.get(recipe.name, "")) for recipe in RECIPES}

@@ -47,6 +47,16 @@ COLUMNS = (
 )
 
 
+# What pages call judges whose names in the files say little to a reader.
+JUDGES = {
+    "standin:hsv-8x4x4": "colour histograms (in place of DINOv2)",
+    "standin:mobilenetv2": "MobileNetV2 (in place of DINOv2)",
+    "probe": "the small model's probe",
+    "native": "plain arithmetic",
+    "dis": "classical flow",
+}
+
+
 class ScoredRun(NamedTuple):
     """Holds the scores of one run, and the key of its job."""
 
@@ -90,7 +100,7 @@ class Cell:
         return [
             self.row,
             _interval(self.value),
-            f"{self.value.n} ({self.value.clusters} prompts)",
+            f"{self.value.n} ({self.value.clusters} prompts)" if self.value.n else "none",
             _interval(self.against) if self.against else "",
             "" if self.wins is None or math.isnan(self.wins) else f"{100 * self.wins:.0f} %",
             "" if self.p is None or math.isnan(self.p) else f"{self.p:.2g}",
@@ -193,15 +203,22 @@ def remarks(note: str, left_out: Sequence[str]) -> list[str]:
 
 
 def measured_of(ours: str, cells: Sequence[Cell]) -> list[Measured]:
-    """Return a table per measure, with the row `ours` to stand out."""
+    """Return a table per measure that any row has a value of, with the row `ours` to stand out."""
     # Without a length.
     name = ours.partition(",")[0]
     head = ["row", "here", "n", f"{name} - row", f"{name} higher", "p", "paper"]
     found = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
-        found.append(Measured(measure, own[0].backend, head, [cell.texts() for cell in own], ours))
+        if any(cell.value.n for cell in own):
+            judge = " ".join(JUDGES.get(word, word) for word in own[0].backend.split(" "))
+            found.append(Measured(plain_name(measure), judge, head, [cell.texts() for cell in own], ours))
     return found
+
+
+def plain_name(measure: str) -> str:
+    """Return what pages call a measure; files keep its name in code."""
+    return measure.replace("_", " ")
 
 
 def as_markdown(

@@ -58,7 +58,7 @@ def test_one_curve_per_actor_in_the_order_of_first_mention():
     assert judged(["an empty beach"], [seen]) == {}
 
 
-def test_it_looks_for_what_was_drawn_instead_of_what_was_written():
+def test_it_looks_for_what_was_generated_instead_of_what_was_written():
     seen = {"cat": (1.0, RED, 2)}
     assert judged(["a cute lion", "a beach with no cat"], [seen] * 2) == {"the cat": [1.0, None]}
 

@@ -87,7 +87,7 @@ def test_a_valid_prompt_is_read_as_it_is_and_without_a_word():
         ("a fox’s beach", Prompt(("fox",), "beach"), []),
     ],
 )
-def test_what_is_meant_is_drawn_and_what_is_changed_is_told(text, prompt, notices):
+def test_what_is_meant_is_generated_and_what_is_changed_is_reported(text, prompt, notices):
     reading = read_prompt(text)
     assert reading.prompt == prompt
     assert len(reading.notices) == len(notices)
@@ -143,7 +143,7 @@ def test_the_table_of_nouns_is_sound():
         ("No fox. A bus on a beach.", ("bus",)),
     ],
 )
-def test_what_is_not_wanted_is_not_drawn(text, actors):
+def test_what_is_not_wanted_is_not_generated(text, actors):
     assert read_prompt(text).prompt.actors == actors
 
 
@@ -182,7 +182,7 @@ def test_what_may_not_be_wanted_is_refused(text):
         ["{} on a beach", "a beach {}", "a robot, {}, in a city", "a snowy beach with {} at night"]
     ),
 )
-def test_no_negated_actor_is_ever_drawn(negation, actor, sentence):
+def test_no_negated_actor_is_ever_generated(negation, actor, sentence):
     try:
         shown = read_prompt(sentence.format(f"{negation} {actor}")).prompt.actors
     except ValueError:
@@ -295,7 +295,7 @@ def test_a_reader_gives_every_notice_once():
     assert len(lines) == len(set(lines)) == 3
 
 
-def test_the_backbone_draws_what_was_read_and_says_so_once():
+def test_the_backbone_generates_what_was_read_and_reports_it_once():
     lines = []
     backbone = EmbeddedConfig().build(
         device="cpu", dtype=torch.float32, prompts=("a cute lion",), notice=lines.append

@@ -1,4 +1,4 @@
-"""`recap vbench setup`, `draw` and `run`: the videos of a suite, judged by VBench-Long in its own environment."""
+"""`recap vbench` generates the videos of a suite and has VBench-Long judge them, in its own environment."""
 
 from __future__ import annotations
 

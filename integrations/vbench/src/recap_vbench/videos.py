@@ -43,7 +43,7 @@ class Order:
     prompts: Path | None = None
     """A file of the prompts, where VBench does not have them."""
     num: int | None = None
-    """Only the first so many prompts."""
+    """It takes only the first so many prompts."""
     seeds: int | None = None
     """The videos per prompt; None takes the suite's own number."""
 

@@ -138,19 +138,19 @@ class HeliosConfig:
 
 
 class HeliosBaseConfig(HeliosConfig):
-    """Helios-Base, 14B, 50 steps with guidance: no cache, the past is read at every step (public checkpoint)."""
+    """Helios-Base has 14B parameters, 50 guided steps and no cache: each reads the past (public checkpoint)."""
 
     row = BASE
 
 
 class HeliosMidConfig(HeliosConfig):
-    """Helios-Mid, the same in a pyramid of three stages (public checkpoint)."""
+    """Helios-Mid is the same in a pyramid of three stages (public checkpoint)."""
 
     row = MID
 
 
 class HeliosDistilledConfig(HeliosConfig):
-    """Helios-Distilled, the same in two steps a stage, without guidance (public checkpoint)."""
+    """Helios-Distilled is the same in two steps a stage, without guidance (public checkpoint)."""
 
     row = DISTILLED
 

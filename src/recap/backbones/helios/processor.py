@@ -1,4 +1,4 @@
-"""Here a memory meets Helios: a processor on every `blocks.*.attn1` of diffusers' untouched transformer.
+"""This module joins a memory to Helios, by a processor on every `blocks.*.attn1` of diffusers' untouched transformer.
 
 One `Reading` is shared by all layers and says what the forward in progress is:
     nothing     the stock processor runs, as if we were not here

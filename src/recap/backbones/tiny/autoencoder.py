@@ -1,4 +1,4 @@
-"""The embedded backbone's video autoencoder, in Wan's geometry: one latent for 4 pictures of 8 x 8 pixels.
+"""This module is the autoencoder of the embedded backbone, in Wan's geometry: a latent is 4 pictures of 8 x 8 pixels.
 
 All layers are 2D. A latent frame stands for one *step* of four pictures, which are channels (or, at half
 resolution, rows of the batch); a residual block may also read part of its own input of one step earlier. So the

@@ -1,4 +1,4 @@
-"""The embedded backbone: the smallest causal Wan, with weights that come with the package."""
+"""The embedded backbone is the smallest causal Wan, with weights that come with the package."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def build_embedded(
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedConfig:
-    """A small causal Wan that we trained, with weights in the package."""
+    """Generates with a small causal Wan that we trained, with weights in the package."""
 
     def build(
         self, *, device: str, dtype: torch.dtype, notice: Callable[[str], None] = print, **_: object

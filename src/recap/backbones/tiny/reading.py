@@ -28,7 +28,7 @@ IN_THE_SEA = ("fish", "whale", "boat")
 
 
 class PromptReading(NamedTuple):
-    """A prompt, and notices for the user about what differs from the text."""
+    """Holds a prompt, and notices for the user about what differs from the text."""
 
     prompt: Prompt
     notices: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from recap.errors import refuse
 
 
 class Kind(StrEnum):
-    """The kind of a word; the lists of words.toml have these names."""
+    """Names the kind of a word; the lists of words.toml have these names."""
 
     ACTOR = auto()
     SCENE = auto()
@@ -49,7 +49,7 @@ CAN_BE_EXCLUDED = (*ACTING, Kind.NEAR_SCENE, Kind.NEAR_TIME, Kind.UNKNOWN, Kind.
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a sentence, or a pair with its own meaning."""
+    """Holds one word of a sentence, or a pair with its own meaning."""
 
     # As written, in lower case.
     raw: str

@@ -1,4 +1,4 @@
-"""The prompts of the embedded backbone: a few actors, in one scene, at one time of day.
+"""This module lists what the embedded backbone understands: a few actors, in one scene, at one time of day.
 
     "a fox and a bus on a beach at night"        "an empty beach at night"
 

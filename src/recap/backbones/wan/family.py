@@ -124,19 +124,19 @@ class WanConfig:
 
 
 class SelfForcingConfig(WanConfig):
-    """Self-Forcing, Wan2.1 1.3B distilled to four steps (public checkpoint, not for commercial use)."""
+    """Self-Forcing is Wan2.1 1.3B distilled to four steps (public checkpoint, not for commercial use)."""
 
     row = ROWS["self-forcing"]
 
 
 class InfiniteForcingConfig(WanConfig):
-    """Infinite-Forcing, Wan2.1 1.3B trained with a one-frame sink and phases in the window (public checkpoint)."""
+    """Infinite-Forcing is Wan2.1 1.3B trained with a one-frame sink, phases in the window (public checkpoint)."""
 
     row = ROWS["infinite-forcing"]
 
 
 class LongLiveConfig(WanConfig):
-    """LongLive, Wan2.1 1.3B tuned on long videos and prompt switches (public checkpoint, not for commercial use)."""
+    """LongLive is Wan2.1 1.3B tuned on long videos and prompt switches (public, not for commercial use)."""
 
     row = ROWS["longlive"]
 

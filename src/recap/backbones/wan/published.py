@@ -136,8 +136,15 @@ def find_weights(name: str) -> WeightSet:
     chosen = _set(name)
     absent = [file for file in chosen.files if not file.is_there()]
     if absent:
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        limit = f"{absent[0].path}{more} is not there or not whole"
+        more = len(absent) - 1
+        others = (
+            ""
+            if not more
+            else ", and so is 1 other file"
+            if more == 1
+            else f", and so are {more} other files"
+        )
+        limit = f"{absent[0].path} is missing or incomplete{others}"
         raise refuse("weights", name, limit, f"`recap weights {name}` fetches what is missing")
     return chosen
 
