@@ -162,11 +162,9 @@ def _finish(config: RunConfig, folder: Path, reporter: Reporter, number: int, ru
     def report(done: int, total: int | None, rate: float) -> None:
         reporter.progress(number * (total or 0) + done, runs * (total or 0), rate)
 
-    if (folder / "summary.json").is_file():
-        blocks = read_summary(folder)["blocks"]
+    if (folder / "run.json").is_file():
+        # Its config was found to be this call's own. A finished run is checked and left as it is.
+        blocks = resume(folder, reporter=Reporter(reporter.notice, report), trust_code=True).num_blocks
         report(blocks, blocks, 0.0)
-    elif (folder / "run.json").is_file():
-        # Its config was found to be this call's own.
-        resume(folder, reporter=Reporter(reporter.notice, report), trust_code=True)
     else:
         generate(config, folder, reporter=Reporter(reporter.notice, report))
