@@ -5,6 +5,7 @@ Novelty notices, memory keeps, attention reads, a backbone generates, the rollou
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,65 @@ def copy_of(tensor: Tensor | None) -> Tensor | None:
 def copies(tensors: Mapping[str, Tensor | None]) -> State:
     """Return the state of a part that keeps these tensors: copies of those that are there."""
     return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+
+
+LAST_FRAME = (1 << 23) - 1
+"""The highest number of a frame: tokens are ordered by a whole number whose upper 23 bits are their frame's."""
+
+
+class Entry(NamedTuple):
+    """Says what one tensor of a state must be.
+
+    A size may be a letter, which stands for the same size all over the state, or a range. A word as dtype likewise
+    stands for one type of floats. Floats must be finite, and all values lie in low..high.
+    """
+
+    shape: tuple[int | str | range, ...]
+    dtype: torch.dtype | str
+    low: float | Sequence[int] = -math.inf
+    high: float | Sequence[int] = math.inf
+
+
+def together(state: State, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return entries that are kept all at once, or none of them where the state has none."""
+    return dict(entries) if entries.keys() & state.keys() else {}
+
+
+def check_state(state: State, expected: Mapping[str, Entry], field: str = "state") -> None:
+    """Refuse a state that does not consist of exactly these entries, before anything of it is used."""
+    remedy = "load what `state` returned, with the same settings, sizes and number of rows"
+    for name in sorted(state.keys() ^ expected.keys()):
+        if name in expected:
+            raise refuse(f"{field} {name}", None, "it belongs to the others", remedy)
+        raise refuse(field, name, f"it must consist of {', '.join(expected) or 'nothing'}", remedy)
+    # What letters and words stand for.
+    known: dict[str, Any] = {}
+    for name, entry in expected.items():
+        value, named = state[name], f"{field} {name}"
+        if not isinstance(value, Tensor):
+            raise refuse(named, value, "must be a tensor", remedy)
+        dtype = entry.dtype
+        if isinstance(dtype, str):
+            dtype = known.setdefault(dtype, value.dtype if value.is_floating_point() else torch.float32)
+        if value.dtype != dtype:
+            raise refuse(named, value.dtype, f"must be {dtype}, as the others are", remedy)
+        shape = tuple(value.shape)
+        sides = [known.get(side, side) if isinstance(side, str) else side for side in entry.shape]
+        if len(shape) != len(sides) or not all(map(_fits, shape, sides)):
+            limit = f"must have the shape {' '.join(str(side) for side in sides) or '()'}"
+            raise refuse(named, shape, limit, remedy)
+        known |= {side: size for side, size in zip(entry.shape, shape, strict=True) if isinstance(side, str)}
+        low, high = (torch.as_tensor(limit, device=value.device) for limit in (entry.low, entry.high))
+        bad = value[~(torch.isfinite(value) & (value >= low) & (value <= high))]
+        if bad.numel():
+            limit = f"must be finite and lie in {entry.low}..{entry.high}"
+            raise refuse(named, bad[0].item(), limit, remedy)
+
+
+def _fits(size: int, side: int | str | range) -> bool:
+    if isinstance(side, str):
+        return size > 0
+    return size in side if isinstance(side, range) else size == side
 
 
 class Flow(NamedTuple):
@@ -80,8 +140,13 @@ class Admission(ABC):
     def state(self) -> State:
         return {}
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        """Return what such a state must consist of; a rule without state keeps nothing."""
+        return {}
+
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned; a rule without state has nothing to do."""
+        """Restore what `state` returned; refuses what is none of it."""
+        check_state(state, self.expected(state))
 
 
 @dataclass(frozen=True, slots=True)

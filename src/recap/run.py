@@ -201,6 +201,32 @@ def versions() -> dict[str, Any]:
     }
 
 
+def is_finished(folder: Path) -> bool:
+    """Tell whether a run has ended; refuses results that are not as it wrote them. No model is loaded."""
+    about = read_record(folder, trust_code=True)
+    config, opening = about["config"], None
+    if config.get("opening"):
+        spec = read_spec(about)
+        opening = load_opening(folder, len(config["seeds"]), (spec.latent_channels, *spec.latent_size))
+    return _has_ended(RunFolder(folder, config, opening), None)
+
+
+def _has_ended(files: RunFolder, from_block: int | None) -> bool:
+    """Tell whether the run has ended: its summary alone proves nothing, the files it names must be there."""
+    if not (files.path / SUMMARY).is_file():
+        return False
+    bad = files.first_changed()
+    if bad is None and from_block is None:
+        return True
+    if (files.path / "work").is_dir():
+        return False
+    again = f"generate the run again with --from {files.path / 'run.json'}"
+    if bad is None:
+        raise refuse("--from-block", from_block, "the run is finished and its parts are gone", again)
+    limit = "is missing or not what the finished run wrote"
+    raise refuse("file", str(bad), limit, f"put it back, or {again}")
+
+
 class _Run:
     """Holds the parts and the folder of one run."""
 
@@ -231,7 +257,7 @@ class _Run:
     def finish(self, from_block: int | None = None) -> RunRecord:
         """Generate what is missing, then join the parts."""
         total = len(self.plan.blocks)
-        if not self._is_finished(from_block):
+        if not _has_ended(self.files, from_block):
             start = self._restore() if from_block is None else self._rebuild(from_block)
             self.reporter.progress(start, total, 0.0)
             self._generate(start)
@@ -367,21 +393,6 @@ class _Run:
         write_whole(self.folder / LATENTS, save({"latents": torch.cat(latents, dim=1)}))
         seconds = sum(read_seconds(self.folder / "timing.jsonl"))
         self.files.write_summary(len(blocks), seconds)
-
-    def _is_finished(self, from_block: int | None) -> bool:
-        """Tell whether the run has ended: its summary alone proves nothing, the files it names must be there."""
-        if not (self.folder / SUMMARY).is_file():
-            return False
-        bad = self.files.first_changed()
-        if bad is None and from_block is None:
-            return True
-        if (self.folder / "work").is_dir():
-            return False
-        again = f"generate the run again with --from {self.folder / 'run.json'}"
-        if bad is None:
-            raise refuse("--from-block", from_block, "the run is finished and its parts are gone", again)
-        limit = "is missing or not what the finished run wrote"
-        raise refuse("file", str(bad), limit, f"put it back, or {again}")
 
     def _recent(self, start: int) -> range:
         """Return the blocks before `start` that the next block may need."""

@@ -113,3 +113,36 @@ def test_a_hundred_kills(name: str, seed: int, undisturbed, tmp_path: Path) -> N
     expected, work_s = undisturbed(name)
     moments = attempt(name, tmp_path / "out", KILLS_IN_A_ROW, seed, work_s)
     assert outcome(name, tmp_path / "out") == expected, moments
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
+@pytest.mark.parametrize("victim", ["server", "worker", "both"])
+def test_one_killed_helper_of_a_table_is_named_and_nothing_is_lost(tmp_path, undisturbed, victim) -> None:
+    out = tmp_path / "out"
+    process = start(*words_of("reproduce", out))
+    workers: list[int] = []
+    while not workers and process.poll() is None:
+        servers = [child for child in children(process.pid) if children(child)]
+        workers = [worker for server in servers for worker in children(server)]
+        time.sleep(0.01)
+    assert workers, "the command ended before it had workers"
+    chosen = {"server": servers[:1], "worker": workers[:1], "both": [servers[0], workers[0]]}[victim]
+    for pid in chosen:
+        os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    lines = errors.decode().splitlines()
+    assert process.returncode in (0, 2) and "Traceback" not in errors.decode(), errors.decode()
+    if process.returncode == 2:
+        named = [line for line in lines if line.startswith("error: ")]
+        assert len(named) == 1 and ("worker" in named[0] or "process" in named[0]), errors.decode()
+    finish("reproduce", out)
+    assert outcome("reproduce", out) == undisturbed("reproduce")[0]

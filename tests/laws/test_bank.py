@@ -120,7 +120,7 @@ def test_negative_capacity_is_refused():
 def test_state_of_another_size_is_refused():
     bank = NoveltyBank(4, LAYERS)
     bank.admit(*next(stream([torch.rand(BATCH, 18)], 1)), retain_top)
-    with pytest.raises(ValueError, match="resume with the settings"):
+    with pytest.raises(ValueError, match="with the same settings"):
         NoveltyBank(5, LAYERS).load_state(bank.state())
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from recap.config import RunConfig
 from recap.contracts import Curve
+from recap.errors import RecapError
 from recap.eval.judges.probe import Probe, save_probe
 from recap.io.report import SILENT, Reporter
 from recap.io.trace import bank_before, has_bank, read_trace
@@ -132,6 +133,20 @@ def test_finished_runs_are_kept_and_memories_can_be_added(tmp_path):
     both = compare(config(), ["none", "sink"], tmp_path / "out", reporter=SILENT)
     assert (both.runs["none"] / "timing.jsonl").read_bytes() == kept
     assert [method["name"] for method in page_data(both)["methods"]] == ["none", "sink"]
+
+
+@pytest.mark.parametrize("file", ["video.mp4", "trace.jsonl", "latents.safetensors"])
+def test_a_finished_run_whose_files_were_changed_is_refused(tmp_path, whole, file):
+    """Its summary alone proves nothing, here as in a run that is resumed."""
+    out = shutil.copytree(whole.out, tmp_path / "out")
+    path = out / "none" / file
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(RecapError, match=rf"{file}.*not what the finished run wrote; put it back"):
+        compare(config(), MEMORIES, out, reporter=SILENT)
+    if file == "video.mp4":
+        path.unlink()
+        with pytest.raises(RecapError, match=f"{file}.*is missing"):
+            compare(config(), MEMORIES, out, reporter=SILENT)
 
 
 @pytest.mark.parametrize(

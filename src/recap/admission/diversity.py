@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.admission.base import ScoredAdmission, check_settings, sort_key, sources
-from recap.contracts import AdmissionConfig, FlowEstimator, State, copies
+from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
 
@@ -102,7 +102,16 @@ class Diversity(ScoredAdmission):
     def state(self) -> State:
         return copies({"place": self._place, "descriptor": self._descriptor, "centres": self._centres})
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        own = {
+            "place": Entry(("B", "K"), torch.int64, 0, torch.iinfo(torch.int64).max),
+            "descriptor": Entry(("B", "K", "E"), torch.float32),
+            "centres": Entry(("B", self._config.num_centres, "E"), torch.float32),
+        }
+        return together(state, own)
+
     def load_state(self, state: State) -> None:
+        super().load_state(state)
         self._place, self._descriptor = state.get("place"), state.get("descriptor")
         self._centres, self._fresh = state.get("centres"), None
 
@@ -205,6 +214,12 @@ class KeyDiversity(Diversity):
 
     def state(self) -> State:
         return {**super().state(), **copies({"common": self._common})}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        common = {"common": Entry(("B", 1, "E"), torch.float32)}
+        # It is made before the first token is retained.
+        retained = super().expected(state)
+        return {**retained, **(common if retained else together(state, common))}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from recap.admission.base import ScoredAdmission, check_settings
 from recap.admission.surroundings import CUT_SHARE, Surroundings
-from recap.contracts import AdmissionConfig, Flow, FlowEstimator, State, copies
+from recap.contracts import AdmissionConfig, Entry, Flow, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.types import BackboneSpec, Block
@@ -237,6 +237,15 @@ class FlowNovelty(ScoredAdmission):
     def state(self) -> State:
         return {**copies({"last": self._last, "claimed": self._claimed}), **self._surroundings.state()}
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        size = self._grid[0] * self._side, self._grid[1] * self._side
+        seen = {
+            "last": Entry(("B", 3, *size), torch.float32),
+            "claimed": Entry(("B", *size), torch.float32, 0, 1),
+        }
+        return {**together(state, seen), **self._surroundings.expected(state, size)}
+
     def load_state(self, state: State) -> None:
+        super().load_state(state)
         self._last, self._claimed = state.get("last"), state.get("claimed")
         self._surroundings.load_state(state)

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from recap.admission.base import check_settings
 from recap.admission.flow import Evidence, FlowNovelty, FlowNoveltyConfig
-from recap.contracts import Flow, FlowEstimator, State, copies
+from recap.contracts import Entry, Flow, FlowEstimator, State, copies, together
 from recap.flow.warp import inside, pixel_grid, sample
 from recap.types import BackboneSpec
 
@@ -165,6 +165,12 @@ class FlowTexture(FlowNovelty):
 
     def state(self) -> State:
         return {**super().state(), **copies({name: getattr(self, f"_{name}") for name in KEPT})}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        squares, colours = self._grid[0] * self._grid[1], self.config.colour_levels**3
+        shapes = (self._grid, (squares, colours), (colours,), (LAG, squares + 1, colours))
+        own = {name: Entry(("B", *shape), torch.float32) for name, shape in zip(KEPT, shapes, strict=True)}
+        return {**super().expected(state), **together(state, own)}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.contracts import State, copies, copy_of
+from recap.contracts import Entry, State, copies, copy_of, together
 from recap.flow.warp import reading_grid
 
 MARGIN = 2
@@ -90,6 +90,14 @@ class Surroundings:
 
     def state(self) -> State:
         return copies({"surroundings": self._canvas, "surroundings_offset": self._offset})
+
+    def expected(self, state: State, size: tuple[int, int]) -> dict[str, Entry]:
+        """Return what a state must have of the surroundings of pictures of (rows, columns) `size`."""
+        across, down = _margins(size)
+        canvas = Entry(("B", 4, size[0] + 2 * down, size[1] + 2 * across), torch.float32)
+        return together(
+            state, {"surroundings": canvas, "surroundings_offset": Entry(("B", 2), torch.float32, -1, 1)}
+        )
 
     def load_state(self, state: State) -> None:
         # A copy, since the canvas is written in place and a state may be loaded twice.

@@ -12,13 +12,13 @@ uses its own part of that grid.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.decoder import check_latents, wrong_state
-from recap.contracts import State
+from recap.backbones.wan.decoder import check_latents, check_stream, size_of
+from recap.contracts import Entry, State
 from recap.fast.graphs import Graphed
 
 Size = tuple[int, int, int]
@@ -32,9 +32,9 @@ class FastStream(ABC):
     block ahead of others, so the stream refuses to continue until a state is loaded.
     """
 
-    def __init__(self, channels: int, like: Tensor, keeps: str) -> None:
-        """Keep storage on the device and in the precision of `like`; `keeps` describes it in words."""
-        self._channels, self._like, self._keeps = channels, like, keeps
+    def __init__(self, channels: int, like: Tensor) -> None:
+        """Keep storage on the device and in the precision of `like`."""
+        self._channels, self._like = channels, like
         self._size: Size | None = None
         # B Y X C each, or B T Y X C of the last T frames.
         self._kept: list[Tensor] = []
@@ -97,24 +97,23 @@ class FastStream(ABC):
         """Resume from a state of either stream; an empty one begins again."""
         if not state:
             return self._restore(None, 0, {})
-        frames = next((frames for frames in (2, 1) if self._recognises(state, frames)), 0)
-        if not frames:
-            raise wrong_state(state, self._keeps)
+        # After one frame fewer names may be there.
+        frames = 1 if state.keys() < self._expected(state, 2).keys() else 2
+        check_stream(state, self._expected(state, frames))
         kept = {index: state[name].movedim(1, -1) for name, index in self._names(frames).items()}
-        size = kept[0].shape[0], kept[0].shape[-3], kept[0].shape[-2]
-        shapes = self._shapes(size)
-        if not all(_fits(tensor.shape, shapes[index]) for index, tensor in kept.items()):
-            raise wrong_state(state, self._keeps)
-        self._restore(size, frames, kept)
+        self._restore((kept[0].shape[0], kept[0].shape[-3], kept[0].shape[-2]), frames, kept)
 
-    def _recognises(self, state: State, frames: int) -> bool:
-        """Tell whether this is a state after one frame or more, by its names and marks."""
-        names, marks = self._names(frames), self._marks(frames)
-        return (
-            state.keys() == names.keys() | marks.keys()
-            and all(state[name].tolist() == mark.tolist() for name, mark in marks.items())
-            and all(state[name].dim() > 3 for name in names)
-        )
+    def _expected(self, state: State, frames: int) -> dict[str, Entry]:
+        """Return what a state after one frame or more must consist of; after one, times may be shorter."""
+        names, expected = self._names(frames), {}
+        for name, mark in self._marks(frames).items():
+            expected[name] = Entry(tuple(mark.shape), mark.dtype, mark.tolist(), mark.tolist())
+        shapes = self._shapes((1, *size_of(state, next(iter(names)))))
+        for name, index in names.items():
+            _, *times, rows, columns, channels = shapes[index]
+            lengths = (range(1, most + 1) for most in times)
+            expected[name] = Entry(("B", channels, *lengths, rows, columns), "floats")
+        return expected
 
     @torch.no_grad()
     def _restore(self, size: Size | None, frames: int, kept: Mapping[int, Tensor]) -> None:
@@ -139,12 +138,6 @@ class FastStream(ABC):
                 "an error within a block left this decoding stream between two states: "
                 "load an earlier state, or {} to begin again"
             )
-
-
-def _fits(found: Sequence[int], whole: Sequence[int]) -> bool:
-    """Tell whether a tensor can be copied to storage B [T] Y X C; after one frame it may have only that one."""
-    same = len(found) == len(whole) and (found[0], *found[-3:]) == (whole[0], *whole[-3:])
-    return same and all(1 <= some <= most for some, most in zip(found[1:-3], whole[1:-3], strict=True))
 
 
 def fuse(weight: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class FastTaehvStream(FastStream):
     """Decodes a stream whose states are those of `TaehvStream`."""
 
     def __init__(self, decoder: FastTaehv) -> None:
-        super().__init__(CHANNELS, decoder.like, keeps=", ".join(decoder.names))
+        super().__init__(CHANNELS, decoder.like)
         self._decoder = decoder
 
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:

@@ -354,8 +354,7 @@ class FastVaeStream(FastStream):
     """Decodes a stream whose states are those of `VaeStream`."""
 
     def __init__(self, vae: FastVae) -> None:
-        keeps = f"{len(vae.convs) + 1} {KINDS} and a tensor of features for each"
-        super().__init__(vae.post_quant_conv.in_features, vae.conv_in.bias, keeps)
+        super().__init__(vae.post_quant_conv.in_features, vae.conv_in.bias)
         self._vae = vae
 
     def _shapes(self, size: Size) -> list[tuple[int, ...]]:

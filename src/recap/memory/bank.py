@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recap.contracts import State, copies
+from recap.contracts import LAST_FRAME, Entry, State, copies, together
 from recap.errors import refuse
 from recap.memory.store import Store
 from recap.types import NO_TOKEN, Candidates
@@ -115,6 +115,16 @@ class NoveltyBank:
             return {}
         entries = copies({"bank.source": self._source, "bank.score": self._score})
         return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count)}
+
+    def expected(self, state: State, grid: tuple[int, int]) -> dict[str, Entry]:
+        """Return what a state must have of this bank, whose tokens come from a grid of so many rows and columns."""
+        last = (LAST_FRAME, grid[0] - 1, grid[1] - 1)
+        own = {
+            "bank.source": Entry(("B", self.capacity, 3), torch.int64, 0, last),
+            "bank.score": Entry(("B", self.capacity), "scores"),
+            "bank.count": Entry((), torch.int64, 0, self.capacity),
+        }
+        return together(state, {**self._store.expected("bank"), **own}) if self.capacity else {}
 
     def load_state(self, state: State) -> None:
         self._store.load_state("bank", state)

@@ -1,15 +1,15 @@
 """`WindowMemory` is the base of a memory around a window. A subclass implements what it keeps and nothing else.
 
 It overrides `begin` to add what it keeps to what the window shows (`window.add`, `window.show`), `keep` to take it
-from a finished block, and `state` and `load_state` to save it. Everything about sink, prior and current block is
-done here.
+from a finished block, and `state`, `expected` and `load_state` to save it. Everything about sink, prior and current
+block is done here.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from recap.contracts import MemoryPolicy, State
+from recap.contracts import Entry, MemoryPolicy, State, check_state
 from recap.memory.window import Window, count_tokens
 from recap.types import Block, MemoryTrace, Segment, Tokens
 
@@ -65,5 +65,10 @@ class WindowMemory(MemoryPolicy):
     def state(self) -> State:
         return self.window.state()
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        """Return what such a state must consist of."""
+        return self.window.expected(state)
+
     def load_state(self, state: State) -> None:
+        check_state(state, self.expected(state))
         self.window.load_state(state)

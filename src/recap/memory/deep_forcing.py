@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from recap.attention.rope import Rotation, rotate, rotation
-from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
+from recap.contracts import LAST_FRAME, Admission, Entry, MemoryConfig, State, copies, copy_of, together
 from recap.errors import refuse, unknown_name
 from recap.memory.base import WindowMemory
 from recap.memory.store import Store
@@ -199,6 +199,20 @@ class DeepForcing(WindowMemory):
         body = {**self._body.state("body"), "body.frames": torch.tensor(numbers)}
         return {**super().state(), **body, **copies(chosen)}
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        window, spec = super().expected(state), self.window.spec
+        body = self._body.expected("body")
+        # A sink, where there is one, is made in the same block.
+        body = body if len(window) > 1 else together(state, body)
+        if body and self._capacity:
+            shape = (spec.layers, "B", self._capacity * spec.frame_tokens)
+            most = (LAST_FRAME, spec.frame_tokens - 1, LAST_FRAME)
+            for name, high in zip(CHOSEN, most, strict=True):
+                body[name] = Entry(shape, torch.int64, 0, high)
+            body["chosen.asked"] = Entry((spec.layers, "B", "H", "D"), "queries")
+        extent = (self._capacity, spec.window_frames - self.window.sink_frames) if body else (0, 0)
+        return {**window, **body, "body.frames": Entry((4,), torch.int64, 0, (*extent, LAST_FRAME, 1))}
+
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._body.load_state("body", state)
@@ -207,6 +221,9 @@ class DeepForcing(WindowMemory):
         if CHOSEN[0] in state:
             self._about = torch.stack([state[name] for name in CHOSEN], dim=-1)
         chosen, total, self._sink_frame, refilling = state["body.frames"].tolist()
+        if chosen > total:
+            limit = f"of {total} frames no more than all are chosen"
+            raise refuse("state body.frames", chosen, limit, "load what `state` returned")
         self._extent, self._refilling = Extent(chosen, total - chosen), bool(refilling)
 
     def _rotation(self, like: Tensor) -> Rotation:

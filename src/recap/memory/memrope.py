@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
+from recap.contracts import Admission, Entry, MemoryConfig, State, copies, copy_of, together
 from recap.errors import refuse, unknown_name
 from recap.memory.base import WindowMemory
 from recap.memory.window import Window, check_frames, own_window
@@ -67,6 +67,13 @@ class MemRope(WindowMemory):
 
     def state(self) -> State:
         return {**super().state(), **copies({"means.keys": self._keys, "means.values": self._values})}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        window = super().expected(state)
+        entry = Entry((NUM_MEANS, self.window.spec.layers, "B", 1, "H", "D"), "means")
+        means = together(state, {"means.keys": entry, "means.values": entry})
+        # They are made of what leaves the window.
+        return {**window, **(means if len(window) > 1 else {})}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, MemoryConfig, State
+from recap.contracts import Admission, Entry, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
@@ -94,13 +94,24 @@ class RecapMemory(WindowMemory):
         admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
         return {**super().state(), **self.bank.state(), **admission}
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        bank = self.bank.expected(state, self.window.spec.grid)
+        admission = self._admission.expected(_of_admission(state))
+        return {
+            **super().expected(state),
+            **bank,
+            **{f"admission.{name}": entry for name, entry in admission.items()},
+        }
+
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self.bank.load_state(state)
-        prefix = "admission."
-        self._admission.load_state(
-            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        )
+        self._admission.load_state(_of_admission(state))
+
+
+def _of_admission(state: State) -> State:
+    prefix = "admission."
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)

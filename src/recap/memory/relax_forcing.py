@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from recap.contracts import Admission, MemoryConfig, State, copies, copy_of
+from recap.contracts import LAST_FRAME, Admission, Entry, MemoryConfig, State, copies, copy_of
 from recap.errors import refuse
 from recap.memory.base import WindowMemory
 from recap.memory.store import Store
@@ -95,6 +95,17 @@ class RelaxForcing(WindowMemory):
         means = copies({"ring.means": self._means, "ring.sink": self._sink_sum})
         seen = {"ring.frames": torch.tensor(self._num_seen)}
         return {**super().state(), **self._ring.state("ring"), **means, **seen}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        window = super().expected(state)
+        ring: dict[str, Entry] = {}
+        if len(window) > 1:
+            means = {
+                "ring.means": Entry(("B", self._ring_frames, "D"), "means"),
+                "ring.sink": Entry(("B", "D"), "means"),
+            }
+            ring = {**self._ring.expected("ring"), **means}
+        return {**window, **ring, "ring.frames": Entry((), torch.int64, 0, LAST_FRAME if ring else 0)}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

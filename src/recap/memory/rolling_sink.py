@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, MemoryConfig, State
+from recap.contracts import Admission, Entry, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.base import WindowMemory
 from recap.memory.window import Window, check_frames, own_window
@@ -98,6 +98,11 @@ class RollingSink(WindowMemory):
 
     def state(self) -> State:
         return {**super().state(), "real.frames": torch.tensor(self._num_real)}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        window = super().expected(state)
+        most = self._real_frames if len(window) > 1 else 0
+        return {**window, "real.frames": Entry((), torch.int64, 0, most)}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recap.contracts import State, copies
+from recap.contracts import Entry, State, check_state, copies, together
 
 
 class Store:
@@ -55,15 +55,16 @@ class Store:
     def state(self, name: str) -> State:
         return copies({f"{name}.keys": self._keys, f"{name}.values": self._values})
 
+    def expected(self, name: str) -> dict[str, Entry]:
+        """Return what a state must have of a store that was written to; one without room never is."""
+        entry = Entry((self.num_layers, "B", self.num_tokens, "H", "D"), "tokens")
+        return {f"{name}.keys": entry, f"{name}.values": entry} if self.num_tokens else {}
+
     def load_state(self, name: str, state: State) -> None:
-        if f"{name}.keys" not in state:
-            self._keys = self._values = None
-            return
-        keys, values = state[f"{name}.keys"], state[f"{name}.values"]
-        if keys.shape[0] != self.num_layers or keys.shape[2] != self.num_tokens or keys.shape != values.shape:
-            raise ValueError(
-                f"state of {name} has shape {tuple(keys.shape)}: this memory keeps {self.num_layers} layers of "
-                f"{self.num_tokens} tokens; resume with the settings of the run that wrote it"
-            )
-        home = "cpu" if self.on_host else keys.device
-        self._keys, self._values = keys.to(home, copy=True), values.to(home, copy=True)
+        expected = together(state, self.expected(name))
+        check_state({each: state[each] for each in expected if each in state}, expected)
+        self._keys = self._values = None
+        if expected:
+            keys, values = (state[each] for each in expected)
+            home = "cpu" if self.on_host else keys.device
+            self._keys, self._values = keys.to(home, copy=True), values.to(home, copy=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from recap.contracts import State
+from recap.contracts import Entry, State, together
 from recap.errors import refuse
 from recap.memory.store import Store
 from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions
@@ -219,6 +219,12 @@ class Window:
         frames = torch.tensor([self.num_sink, self.num_prior])
         return {**self.sink.state("sink"), **self.prior.state("prior"), "window.frames": frames}
 
+    def expected(self, state: State) -> dict[str, Entry]:
+        """Return what such a state must consist of; both stores are made with the first block."""
+        stores = together(state, {**self.sink.expected("sink"), **self.prior.expected("prior")})
+        most = (self.sink_frames, self.prior_frames) if stores else (0, 0)
+        return {**stores, "window.frames": Entry((2,), torch.int64, 0, most)}
+
     def load_state(self, state: State) -> None:
         self.sink.load_state("sink", state)
         self.prior.load_state("prior", state)
@@ -266,6 +272,9 @@ class CarriedWindow(Window):
         """Do nothing: the rollout passes past latents to the backbone directly."""
 
     def state(self) -> State:
+        return {}
+
+    def expected(self, state: State) -> dict[str, Entry]:
         return {}
 
     def load_state(self, state: State) -> None:

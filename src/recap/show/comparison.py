@@ -23,7 +23,7 @@ from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import open_clip
 from recap.plan import make_plan
-from recap.run import build_backbone, build_memory, generate, resume, settle_flow
+from recap.run import build_backbone, build_memory, generate, is_finished, resume, settle_flow
 from recap.show.clips import write_side_by_side
 from recap.show.run_page import PAGE, judge_of, read_summary, write_runs_page
 
@@ -162,10 +162,11 @@ def _finish(config: RunConfig, folder: Path, reporter: Reporter, number: int, ru
     def report(done: int, total: int | None, rate: float) -> None:
         reporter.progress(number * (total or 0) + done, runs * (total or 0), rate)
 
-    if (folder / "summary.json").is_file():
+    begun = (folder / "run.json").is_file()
+    if begun and is_finished(folder):
         blocks = read_summary(folder)["blocks"]
         report(blocks, blocks, 0.0)
-    elif (folder / "run.json").is_file():
+    elif begun:
         # Its config was found to be this call's own.
         resume(folder, reporter=Reporter(reporter.notice, report), trust_code=True)
     else:

@@ -16,7 +16,7 @@ from recap.backbones.helios.processor import MemoryProcessor, Reading, check_tra
 from recap.backbones.helios.sampler import Sampler
 from recap.backbones.helios.spec import HeliosSpec
 from recap.backbones.text import EncodeText
-from recap.contracts import Context, Decoder, Noise, State
+from recap.contracts import Context, Decoder, Noise, State, check_state
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
@@ -171,7 +171,8 @@ class ChunkDecoder:
         return {}
 
     def load_state(self, state: State) -> None:
-        """Do nothing: no chunk depends on another."""
+        """Refuse anything: no chunk depends on another."""
+        check_state(state, {}, "decoder state")
 
 
 def check_stages(reinforcement: Sequence[float], stages: int | None = None) -> tuple[float, ...]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
-from recap.contracts import State
+from recap.backbones.wan.decoder import check_clip, check_latents, check_stream, size_of
+from recap.contracts import Entry, State
 
 CELL = 8
 """Side of the square of pixels that one latent covers: three halvings."""
@@ -243,9 +243,12 @@ class StreamingDecoder:
 
     def load_state(self, state: State) -> None:
         blocks = [m for m in self._model.decoder.modules() if isinstance(m, ResidualBlock) and m.remembered]
-        names = {"latents", *(block.name for block in blocks)}
-        if state and set(state) != names:
-            raise wrong_state(state, ", ".join(sorted(names)))
+        rows, columns = size_of(state, "latents")
+        expected = {"latents": Entry(("B", self._model.spec.latent_channels, "y", "x"), "floats")}
+        for block in blocks:
+            scale = 2 if block.name.startswith("middle") else 1
+            expected[block.name] = Entry(("B", block.remembered, scale * rows, scale * columns), "floats")
+        check_stream(state, expected)
         like = self._model.latent_mean
         # The memory layout decides which kernel runs, so restored tensors get the layout they had.
         self._stream.kept = {name: _nhwc(kept.to(like).clone()) for name, kept in state.items()}

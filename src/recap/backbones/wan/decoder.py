@@ -8,12 +8,13 @@ decoding at once. Its pictures mean nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.contracts import State
+from recap.contracts import Entry, State, check_state, copy_of
 from recap.errors import refuse
 from recap.types import BackboneSpec
 
@@ -42,10 +43,15 @@ def check_clip(pixels: Tensor, cell: int, pictures_per_frame: int) -> None:
         raise refuse("pixels.shape", tuple(pixels.shape), limit, f"pass 1 + n {pictures_per_frame} pictures")
 
 
-def wrong_state(state: State, keeps: str) -> ValueError:
-    """Return the refusal of a state that another kind of decoder made."""
-    limit = f"an open stream of this decoder keeps {keeps}"
-    return refuse("decoder state", sorted(state), limit, "load the state of the same decoder")
+def check_stream(state: State, expected: Mapping[str, Entry]) -> None:
+    """Refuse a state that is neither empty nor that of an open stream of this decoder."""
+    check_state(state, expected if state else {}, "decoder state")
+
+
+def size_of(state: State, name: str) -> tuple[int, int]:
+    """Return the rows and columns of a tensor of a state; (0, 0), which fits nothing, where it has none."""
+    tensor = state.get(name)
+    return (tensor.shape[-2], tensor.shape[-1]) if isinstance(tensor, Tensor) and tensor.dim() > 3 else (0, 0)
 
 
 def colour_mixtures(channels: int) -> Tensor:
@@ -81,11 +87,10 @@ class UpsampleDecoder:
         return {} if self._last is None else {"last": self._last.clone()}
 
     def load_state(self, state: State) -> None:
-        last = state.get("last")
-        frame = (self.spec.latent_channels, *self.spec.latent_size)
-        if state.keys() - {"last"} or (last is not None and last.shape[1:] != frame):
-            raise wrong_state(state, f"one tensor, 'last', of frames of shape {frame}")
-        self._last = None if last is None else last.clone()
+        check_stream(
+            state, {"last": Entry(("B", self.spec.latent_channels, *self.spec.latent_size), "floats")}
+        )
+        self._last = copy_of(state.get("last"))
 
     def _pictures(self, frame: Tensor) -> Tensor:
         """Decode B C rows columns to B P 3 Y X: one picture for the first frame of the stream, then fades."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recap.backbones.wan.decoder import check_latents, wrong_state
-from recap.contracts import Decoder, State
+from recap.backbones.wan.decoder import check_latents, check_stream, size_of
+from recap.contracts import Decoder, Entry, State
 from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "tiny decoder"
@@ -145,8 +145,14 @@ class TaehvStream:
 
     def load_state(self, state: State) -> None:
         names = self._model.decoder.remembering()
-        if state and set(state) != set(names):
-            raise wrong_state(state, ", ".join(names))
+        (rows, columns), scale, expected = size_of(state, names[0]), 1, {}
+        for index, layer in enumerate(self._model.decoder):
+            if isinstance(layer, nn.Upsample):
+                scale *= 2
+            if isinstance(layer, MemoryBlock):
+                width = cast(nn.Conv2d, layer.conv[0]).out_channels
+                expected[str(index)] = Entry(("B", width, scale * rows, scale * columns), "floats")
+        check_stream(state, expected)
         weight = self._model.like()
         self._kept = {name: kept.to(weight.device, weight.dtype, copy=True) for name, kept in state.items()}
 

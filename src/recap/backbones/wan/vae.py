@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recap.backbones.wan.decoder import check_clip, check_latents, wrong_state
-from recap.contracts import Decoder, State
+from recap.backbones.wan.decoder import check_clip, check_latents, check_stream, size_of
+from recap.contracts import Decoder, Entry, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.weights import Stored, fill, open_tensors, rename
@@ -182,14 +182,33 @@ class VaeStream:
                 state[str(index)] = entry.clone(memory_format=torch.contiguous_format)
         return state
 
+    def _expected(self, state: State) -> dict[str, Entry]:
+        """Return what the state of an open stream must consist of; shortcuts keep nothing."""
+        named = [
+            (name, module)
+            for name, module in self._vae.model.decoder.named_modules()
+            if isinstance(module, nn.Conv3d) and "shortcut" not in name
+        ]
+        # Those that double time keep only a mark of the first frame.
+        doubling = [str(index) for index, (name, _) in enumerate(named) if "time_conv" in name]
+        marked = set() if state.keys() & set(doubling) else set(doubling)
+        kinds = [MARK if str(index) in marked else FEATURES for index in range(len(named))]
+        kinds += [NOTHING] * (len(self._cache) - len(named))
+        expected = {KINDS: Entry((len(kinds),), torch.uint8, kinds, kinds)}
+        (rows, columns), scale = size_of(state, "0"), 1
+        for index, (name, module) in enumerate(named):
+            if found := re.search(r"up_blocks\.(\d+)\.", name):
+                scale = 2 ** int(found[1])
+            if str(index) not in marked:
+                shape = ("B", module.in_channels, range(1, 3), scale * rows, scale * columns)
+                expected[str(index)] = Entry(shape, "floats")
+        return expected
+
     def load_state(self, state: State) -> None:
         fresh = empty_cache(self._vae.model.decoder)
         if state:
-            kinds = state[KINDS].tolist() if KINDS in state else []
-            named = {KINDS, *(str(index) for index, kind in enumerate(kinds) if kind == FEATURES)}
-            if len(kinds) != len(fresh) or not set(kinds) <= {NOTHING, MARK, FEATURES} or named != set(state):
-                raise wrong_state(state, f"{len(fresh)} {KINDS} and a tensor of features for each")
-            for index, kind in enumerate(kinds):
+            check_stream(state, self._expected(state))
+            for index, kind in enumerate(state[KINDS].tolist()):
                 if kind == FEATURES:
                     fresh[index] = state[str(index)].to(self._vae.device, self._vae.dtype, copy=True)
                 elif kind == MARK:
