@@ -357,9 +357,7 @@ class _Run:
         remove_strays(self.folder)
         most = len(self.files.read())
         if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block <= most:
-            raise refuse(
-                "--from-block", block, f"must be 0 to {most}, the blocks there are", "0 starts again"
-            )
+            raise refuse("--from-block", block, f"must be 0 to {most}", "0 starts again")
         self._check(block, range(block))
         self.reporter.notice(f"making the memory again from {block} blocks")
         for _ in islice(self._rollout(Resume(latents_of=lambda earlier: self._load(earlier.index))), block):

@@ -241,7 +241,7 @@ class FlowNovelty(ScoredAdmission):
         size = self._grid[0] * self._side, self._grid[1] * self._side
         seen = {
             "last": Entry(("B", 3, *size), torch.float32),
-            "claimed": Entry(("B", *size), torch.float32, 0, 1),
+            "claimed": Entry(("B", *size), torch.float32),
         }
         return {**together(state, seen), **self._surroundings.expected(state, size)}
 

@@ -96,7 +96,7 @@ class Surroundings:
         across, down = _margins(size)
         canvas = Entry(("B", 4, size[0] + 2 * down, size[1] + 2 * across), torch.float32)
         return together(
-            state, {"surroundings": canvas, "surroundings_offset": Entry(("B", 2), torch.float32, -1, 1)}
+            state, {"surroundings": canvas, "surroundings_offset": Entry(("B", 2), torch.float32)}
         )
 
     def load_state(self, state: State) -> None:
