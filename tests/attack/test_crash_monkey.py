@@ -98,7 +98,14 @@ def attempt(name: str, out: Path, kills: int, seed: int, work_s: float) -> list[
     return moments
 
 
-@pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("compare", 1), ("reproduce", 1)])
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [
+        ("generate", 3),
+        pytest.param("compare", 1, marks=pytest.mark.slow),
+        pytest.param("reproduce", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_few_kills(name: str, kills: int, undisturbed, tmp_path: Path) -> None:
     expected, work_s = undisturbed(name)
     attempt(name, tmp_path / "out", kills, 0, work_s)
