@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-OUTSIDE = re.compile(r"(?<!!)\[([^]]+)\]\(((?:\.\./)+|(?=LICENSE|src/))(?!http)[^)]*\)")
+OUTSIDE = re.compile(r"(?<!!)\[([^]]+)\]\(((?:\.\./)+|(?=LICENSE|SECURITY|src/))(?!http)[^)]*\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
