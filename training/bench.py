@@ -38,6 +38,8 @@ from training.world import Clips, World
 
 T = TypeVar("T")
 B = TypeVar("B", bound=WanBackbone)
+Answer = tuple[dict[str, Any], list[list[str]]]
+"""The numbers of a part and the table that shows them."""
 
 SEED = 20_000_000
 """This seed is beyond those of training and its own evaluations."""
@@ -125,12 +127,12 @@ def make_cases(num_prompts: int, repeats: int, seed: int) -> list[Case]:
 class Models(NamedTuple):
     """The models under test.
 
-    `four` is the model as shipped. `many` is its teacher, if there is one, because a distilled model no longer
-    predicts a flow.
+    `four` is the model as shipped. `many` is its teacher; without one it is None, because a distilled model no
+    longer predicts a flow.
     """
 
     four: WanBackbone
-    many: EulerBackbone
+    many: EulerBackbone | None
     autoencoder: Autoencoder
 
 
@@ -145,7 +147,9 @@ def load_models(
     """Load the models of a folder, in whole files or parts; the autoencoder stays in fp32."""
     autoencoder = load_autoencoder(folder / "autoencoder.safetensors", device)
     four = join_parts(WanBackbone, *_load_transformer(folder, device, dtype), autoencoder)
-    model, text = _load_transformer(teacher or folder, device, dtype)
+    if teacher is None:
+        return Models(four, None, autoencoder)
+    model, text = _load_transformer(teacher, device, dtype)
     return Models(four, join_many(model, text, autoencoder, guidance), autoencoder)
 
 

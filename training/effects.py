@@ -23,6 +23,7 @@ from training.bench import (
     PAIRS,
     SEGMENTS,
     SETTLING_S,
+    Answer,
     Bench,
     Case,
     make_cases,
@@ -42,7 +43,6 @@ from training.measures import (
     percent,
     plain,
 )
-from training.quality import Answer
 from training.script import ActorScript, Script
 from training.world import block_pictures
 

@@ -27,10 +27,11 @@ from recap.eval.judges.probe import load_probe
 from recap.flow import FLOWS, build_flow, resolve_flow
 from recap.io.files import write_whole
 from training.atlas import load_atlas
-from training.bench import KEPT, MEMORIES, SEED, Bench, Options, load_models
+from training.bench import KEPT, MEMORIES, SEED, Answer, Bench, Options, load_models
 from training.effects import lookup, reappearance, retention
 from training.measures import as_json, markdown
-from training.quality import Answer, autoencoder, opening, speed, stability
+from training.openings import opening
+from training.quality import autoencoder, speed, stability
 from training.world import World
 
 PARTS: dict[str, Callable[[Bench], Answer]] = {

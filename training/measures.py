@@ -188,12 +188,6 @@ class RowsDecoder:
             stream.load_state({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
 
 
-def found_shares(judged: Judged, actors: Sequence[Sequence[str]]) -> list[list[float]]:
-    """Return, per row and prompted actor, the share of the row's pictures in which the probe finds it."""
-    found = (judged.presence > 0.5).float().mean(dim=1).cpu()
-    return [[float(found[row, ACTORS.index(a)]) for a in names] for row, names in enumerate(actors)]
-
-
 # Reporting
 
 

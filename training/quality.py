@@ -1,4 +1,4 @@
-"""The quality of the embedded model itself: autoencoder, first block, stability over a minute, speed."""
+"""The quality of the embedded model itself: autoencoder, stability over a minute, speed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
-from recap.backbones.tiny.vocabulary import Prompt, parse_prompt, prompt_text
+from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
-from training.bench import Bench, Case, make_cases, make_prompts
+from training.bench import Answer, Bench, Case, make_cases
 from training.measures import (
-    RowsDecoder,
     cluster_interval,
     contrast,
-    found_shares,
     interval,
     join_rows,
     mean_of,
@@ -31,10 +29,6 @@ from training.measures import (
 )
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES
-from training.world import block_pictures
-
-Answer = tuple[dict[str, Any], list[list[str]]]
-"""The numbers of a part and the table that shows them."""
 
 
 def autoencoder(bench: Bench) -> Answer:
@@ -65,60 +59,6 @@ def autoencoder(bench: Bench) -> Answer:
         [str(num), f"{result['psnr_mean']:.1f} dB", f"{result['psnr_5th_percentile']:.1f} dB",
          f"{result['first_picture_psnr_mean']:.1f} dB", f"{apart:.1e}", f"{cut:.1e}"],
     ]  # fmt: skip
-
-
-def opening(bench: Bench) -> Answer:
-    """Measure whether the first block shows the prompted actors: with few steps, with many, and rendered."""
-    num = bench.count(200)
-    # The claim is about one actor; two at once are measured as well.
-    casts = {1: make_prompts(num, bench.options.seed), 2: make_prompts(num // 2, bench.options.seed, 2)}
-    result: dict[str, Any] = {"n": num, "guidance_of_many": bench.models.many.guidance}
-    table = [["opening block", "asked for", "found", "every one found", "sharpness", "n"]]
-    for number, prompts in casts.items():
-        found, sharp = _open(bench, prompts)
-        asked = "one actor" if number == 1 else "two actors"
-        result[asked] = {"n": len(prompts), "prompts": [prompt_text(p) for p in prompts]}
-        for name, shares in found.items():
-            # An actor counts as shown if half the block's pictures show it.
-            each = torch.tensor(shares) >= 0.5
-            every, crisp = each.all(dim=1).float(), torch.cat(sharp[name])
-            result[asked][name] = {
-                "every": cluster_interval(every, range(len(prompts))), "found": mean_of(each.float()),
-                "sharpness": mean_of(crisp), "rollouts": {"found_shares": shares, "sharpness": crisp},
-            }  # fmt: skip
-            every_found, found_share = result[asked][name]["every"], percent(mean_of(each.float()))
-            share = interval(every_found, percent)
-            table.append([name, asked, found_share, share, f"{mean_of(crisp):.0f}", str(len(each))])
-        few, many = result[asked]["4 steps"], result[asked]["16 steps"]
-        ratios = {n: few[n] / many[n] if many[n] else math.nan for n in ("found", "sharpness")}
-        result[asked]["four_to_sixteen"] = ratios
-        table.append(["4 / 16 steps", asked, f"{ratios['found']:.2f}", "", f"{ratios['sharpness']:.2f}", ""])
-    return result, table
-
-
-def _open(
-    bench: Bench, prompts: list[Prompt]
-) -> tuple[dict[str, list[list[float]]], dict[str, list[Tensor]]]:
-    """Return, per sampler and prompt, the share of pictures that show each actor, and the sharpness."""
-    seconds = bench.spec.frames_per_block * bench.spec.pictures_per_frame / bench.spec.pictures_per_second
-    found: dict[str, list[list[float]]] = {"4 steps": [], "16 steps": [], "rendered": []}
-    sharp: dict[str, list[Tensor]] = {name: [] for name in found}
-    for rows in bench.batches(len(prompts)):
-        some = prompts[rows]
-        plan = make_plan([[Shot(prompt_text(p), seconds)] for p in some], bench.spec)
-        seeds = [bench.options.seed + row for row in range(rows.start, rows.stop)]
-        scripts = [Script(p.scene, p.time, tuple(ActorScript(a) for a in p.actors)) for p in some]
-        _, latents = bench.film(scripts, block_pictures(0)[1], rows.start)
-        shown = {"rendered": bench.models.autoencoder.decode(latents)}
-        for name, backbone in (("4 steps", bench.models.four), ("16 steps", bench.models.many)):
-            decoder = RowsDecoder(backbone.decoder)
-            (made,) = rollout(backbone, bench.policy("sink"), plan, seeds=seeds, decoder=decoder)
-            shown[name] = made.pixels
-        for name, pixels in shown.items():
-            found[name] += found_shares(bench.probe.judge(pixels), [p.actors for p in some])
-            sharp[name].append(sharpness(pixels).mean(dim=1).cpu())
-        bench.say(f"opening: {rows.stop} of {len(prompts)} prompts of {len(some[0].actors)}")
-    return found, sharp
 
 
 def stability(bench: Bench) -> Answer:

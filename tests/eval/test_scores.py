@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from recap.eval import embedders
+from recap.eval import embedders, scores
 from recap.eval.embedders import HsvEmbedder, Looked, Remembering, build_embedder
+from recap.eval.metrics.bank import uniform_distance
 from recap.eval.sampling import sample_clip
-from recap.eval.scores import Score, cluster_interval, one_backend, paired_interval, wilcoxon, win_share
+from recap.eval.scores import (
+    Score,
+    cluster_interval,
+    one_backend,
+    paired_interval,
+    sign_flip_p,
+    win_share,
+)
 from recap.io.video import ClipWriter, open_clip
 
 
@@ -51,11 +59,49 @@ def test_a_tie_is_half_a_win_and_pairs_without_two_values_do_not_count():
     assert math.isnan(win_share([None], [1.0]))
 
 
-def test_wilcoxon():
-    ours = [float(i) for i in range(1, 21)]
-    assert wilcoxon(ours, [0.0] * 20) < 1e-4
-    assert wilcoxon([1.0, -1.0] * 10, [0.0] * 20) == pytest.approx(1, abs=0.02)
-    assert math.isnan(wilcoxon([1.0] * 5, [0.0] * 5))
+def test_p_of_known_cases():
+    """Of six prompts that all favour ours, only the two extreme choices of signs of 64 are as far from 0."""
+    prompts = [f"prompt {i // 5}" for i in range(30)]
+    ours = [1.0 + i % 3 for i in range(30)]
+    nothing = [0.0] * 30
+    assert sign_flip_p(ours, nothing, prompts) == sign_flip_p(nothing, ours, prompts) == 2 / 64
+    assert sign_flip_p(ours, ours, prompts) == 1
+    # Prompts -1, 1, 1, 1, 1: the sum 3 is reached by all the same (2 ways) and all but one (10 ways) of 32.
+    assert sign_flip_p([-1.0, 1, 1, 1, 1], [0.0] * 5, range(5)) == 12 / 32
+    # A pair without a value says nothing.
+    assert sign_flip_p([None, *ours], [1.0, *nothing], ["other", *prompts]) == 2 / 64
+    assert math.isnan(sign_flip_p(ours[:20], nothing[:20], prompts[:20]))
+
+
+def test_p_of_many_prompts_is_drawn_and_agrees_with_the_exact_one(monkeypatch):
+    gaps = np.random.default_rng(3).normal(0.4, 1, 20)
+    exact = sign_flip_p(list(gaps), [0.0] * 20, range(20))
+    monkeypatch.setattr(scores, "EXACT_CLUSTERS", 10)
+    drawn = sign_flip_p(list(gaps), [0.0] * 20, range(20))
+    assert 0.01 < exact < 0.5 and drawn == pytest.approx(exact, abs=0.01)
+    assert drawn == sign_flip_p(list(gaps), [0.0] * 20, range(20))
+    # It never claims to be impossible.
+    assert 0 < sign_flip_p([1.0] * 40, [0.0] * 40, range(40)) < 1e-4
+
+
+def simulated_p(by_prompt: bool) -> np.ndarray:
+    """300 tables without a difference: 12 prompts of 5 seeds that share most of their gap."""
+    generator = np.random.default_rng(5)
+    found = []
+    for _ in range(300):
+        gaps = np.repeat(generator.normal(size=12), 5) + 0.3 * generator.normal(size=60)
+        labels = np.repeat(range(12), 5) if by_prompt else range(60)
+        found.append(sign_flip_p(list(gaps), [0.0] * 60, labels))
+    return np.array(found)
+
+
+def test_p_is_uniform_where_nothing_differs_and_a_test_that_ignores_prompts_is_not(monkeypatch):
+    monkeypatch.setattr(scores, "NUM_DRAWS", 500)
+    right, naive = simulated_p(by_prompt=True), simulated_p(by_prompt=False)
+    # The Kolmogorov-Smirnov distance of 300 uniform values exceeds 0.094 in one of a hundred cases.
+    assert uniform_distance(right.tolist()) < 0.094
+    assert (right <= 0.05).mean() == pytest.approx(0.05, abs=0.03)
+    assert uniform_distance(naive.tolist()) > 0.2 and (naive <= 0.05).mean() > 0.25
 
 
 def test_columns_with_two_judges_are_refused():

@@ -120,6 +120,8 @@ class Measure:
     """The scores that come first in a table."""
     paper: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Score -> the paper's column for it, and the factor that makes it 0..1."""
+    visible: Mapping[str, float | Mapping[str, float]] = field(default_factory=dict)
+    """Score -> the smallest difference that a viewer could see, by judge where they differ (`recap.eval.visible`)."""
     of_subject: bool = False
     """It says more where somebody can find the subject."""
     uses_flow: bool = False
@@ -130,3 +132,8 @@ class Measure:
     """It needs a trace of all candidates of the bank."""
     shows_bank: bool = False
     """A page of it shows what the bank kept, and when."""
+
+    def smallest_visible(self, score: str, backend: str) -> float:
+        """Return the smallest visible difference of a score by this judge, 0 where none is declared."""
+        found = self.visible.get(score, 0.0)
+        return found if isinstance(found, float) else found.get(backend, found[""])

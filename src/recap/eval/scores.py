@@ -15,7 +15,12 @@ from recap.errors import refuse
 Floats = NDArray[np.float64]
 
 FEWEST_CLUSTERS = 5
-"""Fewer prompts give no interval: resampling two of two gives a narrow one that means nothing."""
+"""Fewer prompts give no interval and no p: resampling two of two gives a narrow one that means nothing."""
+
+EXACT_CLUSTERS = 20
+"""Up to this many prompts every choice of signs is tried, 2^19 by symmetry; beyond, `NUM_DRAWS` random ones are."""
+
+NUM_DRAWS = 50_000
 
 OUTSIDE = [0.025, 0.975]
 """Intervals are 95 %."""
@@ -118,17 +123,27 @@ def win_share(ours: Sequence[float | None], theirs: Sequence[float | None]) -> f
     return float(((gap > 0) + (gap == 0) / 2).mean()) if len(gap) else math.nan
 
 
-def wilcoxon(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
-    """Return the two-sided p of the signed-rank test (normal approximation with ties); nan below 6 pairs."""
+def sign_flip_p(
+    ours: Sequence[float | None], theirs: Sequence[float | None], clusters: Sequence[object]
+) -> float:
+    """Return the two-sided p of the mean of ours - theirs, by flipping the signs of whole clusters (prompts).
+
+    If the two do not differ, ours and theirs may be exchanged in all pairs of a prompt together, whatever these have
+    in common. p is the share of such exchanges whose mean is as far from 0; nan with fewer than five clusters.
+    """
     gap = as_floats(ours) - as_floats(theirs)
-    gap = gap[np.isfinite(gap) & (gap != 0)]
-    if len(gap) < 6:
+    known = np.isfinite(gap)
+    names, index = np.unique(np.array([str(label) for label in clusters])[known], return_inverse=True)
+    if len(names) < FEWEST_CLUSTERS:
         return math.nan
-    _, group, counts = np.unique(np.abs(gap), return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    ranks = (ends - (counts - 1) / 2)[group]
-    num = len(gap)
-    variance = num * (num + 1) * (2 * num + 1) / 24 - (counts**3 - counts).sum() / 48
-    distance = abs(ranks[gap > 0].sum() - num * (num + 1) / 4)
-    z = max(0.0, distance - 0.5) / math.sqrt(variance)
-    return math.erfc(z / math.sqrt(2))
+    sums = np.bincount(index, weights=gap[known])
+    # Sums of the same numbers in another order differ by their last bits.
+    observed = abs(sums.sum()) - 1e-9 * np.abs(sums).sum()
+    if len(sums) <= EXACT_CLUSTERS:
+        totals = sums[:1]
+        for each in sums[1:]:
+            totals = np.concatenate((totals + each, totals - each))
+        return float((np.abs(totals) >= observed).mean())
+    signs = np.random.default_rng(0).integers(0, 2, (NUM_DRAWS, len(sums))) * 2.0 - 1
+    # What was observed is one of the possible choices, so that p is never 0.
+    return float((1 + (np.abs(signs @ sums) >= observed).sum()) / (1 + NUM_DRAWS))

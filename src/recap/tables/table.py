@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from recap.eval.judged import EMBEDDED
+from recap.eval.judged import EMBEDDED, Measure
 from recap.eval.metrics import find_measures
 from recap.eval.metrics.motion import spreads
 from recap.eval.scores import (
@@ -22,7 +22,7 @@ from recap.eval.scores import (
     cluster_statistic,
     one_backend,
     paired_interval,
-    wilcoxon,
+    sign_flip_p,
     win_share,
 )
 from recap.show.page import Measured
@@ -38,12 +38,14 @@ ROW_COLUMNS = ("method", "config", "row")
 FLOW = "total_flow"
 
 REMARK = (
-    f"Intervals are 95 %, by resampling whole prompts, none with fewer than {FEWEST_CLUSTERS} prompts. The paper's "
-    "numbers are of its own models and judges: compare differences, not levels."
+    "Intervals are 95 %, by resampling whole prompts; p is of the mean difference, by exchanging whole prompts; neither "
+    f"is there with fewer than {FEWEST_CLUSTERS} prompts. Where a difference is smaller than a viewer could see, the "
+    "column says so in place of p. The paper's numbers are of its own models and judges: compare differences, not "
+    "levels."
 )
 COLUMNS = (
     *("row", "measure", "backend", "mean", "low", "high", "n", "prompts"),
-    *("ours_minus_this", "difference_low", "difference_high", "ours_higher", "wilcoxon_p", "paper"),
+    *("ours_minus_this", "difference_low", "difference_high", "ours_higher", "p_by_prompts", "smallest_visible", "paper"),
 )
 
 
@@ -71,7 +73,8 @@ class ScoredRun(NamedTuple):
 class Cell:
     """Holds one measure of one row.
 
-    `against` is ours minus this row, pair by pair, `wins` the share of pairs that ours wins, `p` Wilcoxon's.
+    `against` is ours minus this row, pair by pair, `wins` the share of pairs that ours wins, and `p` is by prompts;
+    it is None where the difference is below `visible`, the smallest that a viewer could see.
     """
 
     row: str
@@ -81,6 +84,7 @@ class Cell:
     against: Estimate | None
     wins: float | None
     p: float | None
+    visible: float
     paper: float | None
 
     @property
@@ -91,7 +95,7 @@ class Cell:
     def values(self) -> list[str | float | None]:
         """Return the values of `COLUMNS`, None where there is none."""
         against = self.against[:3] if self.against else (None, None, None)
-        numbers = (*self.value, *against, self.wins, self.p, self.paper)
+        numbers = (*self.value, *against, self.wins, self.p, self.visible or None, self.paper)
         known = (None if n is None or not math.isfinite(n) else n for n in numbers)
         return [self.row, self.measure, self.backend, *known]
 
@@ -103,13 +107,23 @@ class Cell:
             f"{self.value.n} ({self.value.clusters} prompts)" if self.value.n else "none",
             _interval(self.against) if self.against else "",
             "" if self.wins is None or math.isnan(self.wins) else f"{100 * self.wins:.0f} %",
-            "" if self.p is None or math.isnan(self.p) else f"{self.p:.2g}",
+            self._chance(),
             "" if self.paper is None else _short(self.paper),
         ]
+
+    def _chance(self) -> str:
+        if self.against is not None and is_unseen(self.against, self.visible):
+            return f"not visible (< {_short(self.visible)})"
+        return "" if self.p is None or math.isnan(self.p) else f"{self.p:.2g}"
 
 
 Scored = Mapping[tuple[str, int], ScoredRun]
 """The runs of a row by prompt and seed."""
+
+
+def is_unseen(difference: Estimate, visible: float) -> bool:
+    """Tell whether a difference is one that a viewer could not see."""
+    return abs(difference.mean) < visible
 
 
 def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBEDDED) -> list[Cell]:
@@ -117,7 +131,8 @@ def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBED
     by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
     for run in runs:
         by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
-    headlines = [name for measure in find_measures(recipe.measures) for name in measure.headlines]
+    measures = find_measures(recipe.measures)
+    headlines = [name for measure in measures for name in measure.headlines]
 
     def order(name: str) -> tuple[int, str]:
         """Put headlines first; numbers in names count as such: 5 s before 10 s."""
@@ -130,14 +145,18 @@ def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBED
         other = recipe.compared_with(row)
         ours = {} if row.name == other else by_row.get(other, {})
         for name in sorted({name for run in own.values() for name in run.scores}, key=order):
-            cells.append(_cell(row, name, own, ours, _paper(recipe, row, name, backbone)))
+            cells.append(_cell(row, name, own, ours, measures, _paper(recipe, row, name, backbone)))
     return cells + _spread_cells(recipe, by_row, backbone)
 
 
-def _cell(row: Row, measure: str, own: Scored, ours: Scored, paper: float | None) -> Cell:
+def _cell(
+    row: Row, measure: str, own: Scored, ours: Scored, measures: Sequence[Measure], paper: float | None
+) -> Cell:
     scores = {at: Score(**run.scores[measure]) for at, run in own.items() if measure in run.scores}
     values = {at: score.value for at, score in scores.items()}
     estimate = cluster_interval(list(values.values()), [prompt for prompt, _ in values])
+    backend = one_backend(scores.values())
+    visible = max(each.smallest_visible(measure, backend) for each in measures)
     against = wins = p = None
     theirs = {
         at: ours[at].scores[measure]["value"] for at in values if at in ours and measure in ours[at].scores
@@ -146,9 +165,10 @@ def _cell(row: Row, measure: str, own: Scored, ours: Scored, paper: float | None
         # Rounded, lest two rows that are the same win and lose by the last bits.
         best = as_floats(list(theirs.values())).round(6).tolist()
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
-        against = paired_interval(best, mine, [prompt for prompt, _ in theirs])
-        wins, p = win_share(best, mine), wilcoxon(best, mine)
-    return Cell(row.name, measure, one_backend(scores.values()), estimate, against, wins, p, paper)
+        prompts = [prompt for prompt, _ in theirs]
+        against, wins = paired_interval(best, mine, prompts), win_share(best, mine)
+        p = None if is_unseen(against, visible) else sign_flip_p(best, mine, prompts)
+    return Cell(row.name, measure, backend, estimate, against, wins, p, visible, paper)
 
 
 def _spread_cells(recipe: Recipe, by_row: Mapping[str, Scored], backbone: str) -> list[Cell]:
@@ -168,7 +188,7 @@ def _spread_cells(recipe: Recipe, by_row: Mapping[str, Scored], backbone: str) -
         for measure, spread in spreads(values[base or row.name]).items():
             estimate = cluster_statistic(spread, values[row.name], prompts)
             paper = _paper(recipe, row, measure, backbone)
-            cells.append(Cell(row.name, measure, judge, estimate, None, None, None, paper))
+            cells.append(Cell(row.name, measure, judge, estimate, None, None, None, 0.0, paper))
     return cells
 
 

@@ -21,6 +21,7 @@ from recap.eval.judged import JudgedRun, Measure
 from recap.eval.metrics.consistency import consistency
 from recap.eval.sampling import CLIP_S, Footage, ForwardFlow, as_tensor, cut_clips
 from recap.eval.scores import Score
+from recap.eval.visible import CLIPS, FLICKERING, LIKENESS
 from recap.io.video import Picture
 
 PICTURES_PER_S = 8
@@ -107,7 +108,18 @@ MEASURES = (
         _measure,
         headlines=("dynamic_degree",),
         paper={name: (column, 0.01) for name, column in COLUMNS.items()},
+        visible={
+            "temporal_flickering": FLICKERING,
+            "dynamic_degree": CLIPS,
+            "subject_consistency": LIKENESS,
+            "background_consistency": LIKENESS,
+        },
         uses_flow=True,
     ),
-    Measure("length", _measure_lengths, uses_flow=True),
+    Measure(
+        "length",
+        _measure_lengths,
+        visible={f"dynamic_degree_{s}s": CLIPS for s in LENGTHS_S},
+        uses_flow=True,
+    ),
 )

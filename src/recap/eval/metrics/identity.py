@@ -17,6 +17,7 @@ import numpy as np
 from recap.eval.judged import JudgedRun, Measure
 from recap.eval.sampling import Sampled, Span, sample_clip
 from recap.eval.scores import Score
+from recap.eval.visible import LIKENESS
 from recap.eval.witnesses import Witness
 
 EARLY, LATE = Span(2, 8), Span(50, 60)
@@ -26,6 +27,7 @@ FEWEST = 3
 OPENING_S = 1.0
 REACH_S = 1.0
 LATEST_MIDDLE_S = 60.0
+MARKS = ("start", "mid", "end")
 
 
 def identity(sampled: Sampled, witness: Witness, subject: str, name: str = "identity") -> Score:
@@ -89,7 +91,7 @@ def _measure_retention(run: JudgedRun) -> list[Score]:
     scores = []
     for name, witness in run.witnesses:
         whole = retention(sampled, witness, run.subject)
-        for when in ("start", "mid", "end"):
+        for when in MARKS:
             details = whole.details if when == "end" else {}
             scores.append(
                 Score(f"retention_{name}_{when}", whole.details[when], whole.backend, whole.n, details)
@@ -103,13 +105,15 @@ MEASURES = (
         _measure,
         headlines=("identity_subject", "identity_frame"),
         paper={"identity_frame": ("frame_sim", 1.0), "identity_subject": ("crop_sim", 1.0)},
+        visible=dict.fromkeys(("identity_subject", "identity_frame"), LIKENESS),
         of_subject=True,
     ),
     Measure(
         "retention",
         _measure_retention,
         headlines=("retention_subject_end", "retention_frame_end"),
-        paper={f"retention_frame_{when}": (when, 1.0) for when in ("start", "mid", "end")},
+        paper={f"retention_frame_{when}": (when, 1.0) for when in MARKS},
+        visible={f"retention_{who}_{when}": LIKENESS for who in ("subject", "frame") for when in MARKS},
         of_subject=True,
     ),
 )

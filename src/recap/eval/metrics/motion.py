@@ -19,6 +19,7 @@ from recap.errors import refuse
 from recap.eval.judged import Measure
 from recap.eval.sampling import ForwardFlow, as_tensor
 from recap.eval.scores import Floats, Score
+from recap.eval.visible import OF_MOTION, PIXELS
 from recap.flow.classical import load_opencv
 from recap.io.video import Picture
 
@@ -99,6 +100,10 @@ MEASURES = (
         lambda run: motion(run.clip.pictures(), *run.motion_judge),
         # The paper counts videos, of 128 as is inferred.
         paper={**{name: (name, 1.0) for name in COLUMNS}, "drift_tail": ("drift_tail", 1 / 128)},
+        visible={
+            **dict.fromkeys(("camera_flow", "object_flow", "total_flow"), PIXELS),
+            "object_fraction": OF_MOTION,
+        },
         uses_flow=True,
     ),
 )

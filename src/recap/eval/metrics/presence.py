@@ -21,6 +21,7 @@ from recap.eval.metrics.bank import content_before
 from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
+from recap.eval.visible import LIKENESS, MOMENTS
 from recap.io.trace import BlockTrace, bank_before
 
 LEAVING_S = 3.0
@@ -115,11 +116,17 @@ def _measure_entering(run: JudgedRun) -> list[Score]:
 
 
 MEASURES = (
-    Measure("haunting", _measure_haunting),
+    Measure("haunting", _measure_haunting, visible={"haunting": MOMENTS}),
     Measure(
         "entering",
         _measure_entering,
         headlines=("return_subject", "late_found_on_return", "late_haunting", "return_frame"),
+        visible={
+            **dict.fromkeys(("return_subject", "return_frame"), LIKENESS),
+            **dict.fromkeys(
+                ("late_found_on_visit", "late_haunting", "late_found_on_return", "opening_found"), MOMENTS
+            ),
+        },
         of_subject=True,
     ),
 )

@@ -15,6 +15,7 @@ from recap.eval.judged import JudgedRun, Measure
 from recap.eval.metrics.identity import compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
+from recap.eval.visible import LIKENESS, MOMENTS, VIDEOS
 from recap.eval.witnesses import Witness
 from recap.io.trace import Bank, BlockTrace, bank_before
 
@@ -98,6 +99,13 @@ MEASURES = (
         _measure,
         headlines=("reappearance_subject", "reappearance_subject_verified", "reappearance_frame"),
         paper={"reappearance_frame": ("frame_sim", 1.0), "reappearance_subject": ("crop_sim", 1.0)},
+        visible={
+            "reappearance_subject": LIKENESS,
+            "reappearance_subject_verified": LIKENESS,
+            "reappearance_frame": LIKENESS,
+            **{f"found_in_{segment}": MOMENTS for segment in "BCD"},
+            "verified": VIDEOS,
+        },
         of_subject=True,
         shows_bank=True,
     ),

@@ -19,6 +19,7 @@ from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.reappearance import starts_from_trace
 from recap.eval.sampling import ForwardFlow, Pictures, Sampled, as_tensor
 from recap.eval.scores import Floats, Score
+from recap.eval.visible import CELL_OF_SUBJECT, PATH
 
 Shares = NDArray[np.float32]
 """The probability that each cell of N pictures shows the subject, N rows columns."""
@@ -97,4 +98,11 @@ def _measure(run: JudgedRun) -> list[Score]:
     return subject_motion(run.sampled, shares, flow, (witness.backend, judge), cuts)
 
 
-MEASURES = (Measure("subject_motion", _measure, uses_flow=True),)
+MEASURES = (
+    Measure(
+        "subject_motion",
+        _measure,
+        visible={"subject_path": PATH, "subject_shape_change": CELL_OF_SUBJECT},
+        uses_flow=True,
+    ),
+)
