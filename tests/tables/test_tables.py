@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_every_table_gives_configs_that_survive_a_file(name):
     assert len({(run.row.name, run.script.name, run.seed) for run in runs}) == len(runs)
     for run in runs:
         assert RunConfig.from_dict(run.config.to_dict()) == run.config
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_says_what_its_banks_are_made_of_if_it_has_any(name):
+    recipe = find_recipe(name)
+    assert any(row.memory["name"] == "recap" for row in recipe.rows)
+    assert recipe.measures.count("content") == 1
+    bare = replace(recipe, rows=recipe.rows[:1], measures=("identity",))
+    assert ("content" in bare.measures) == (recipe.rows[0].memory["name"] == "recap")
 
 
 def test_less_than_one_is_nothing_to_ask_for():
@@ -173,8 +183,9 @@ def test_a_table_and_a_metric_outside_the_package(tmp_path, monkeypatch):
     done = reproduce(["toy_table:table"], ask, tmp_path / "out", How(workers=1), notice=lambda _: None)
     assert done.left == 0 and done.tables == {"toy": tmp_path / "out" / "toy"}
     rows = list(csv.DictReader((tmp_path / "out" / "toy" / "table.csv").open()))
-    assert [(row["row"], row["measure"]) for row in rows] == [("none", "brightness"), ("recap", "brightness")]
-    assert all(0 < float(row["mean"]) < 255 for row in rows)
+    shown = [("none", "brightness"), ("recap", "brightness"), ("recap", "bank_edge_share")]
+    assert [(row["row"], row["measure"]) for row in rows] == shown
+    assert all(0 < float(row["mean"]) < 255 for row in rows[:2])
     for name, why in (("toy_table:nothing", "cannot be imported"), ("toy_table:TOY", "cannot be imported")):
         with pytest.raises(ValueError, match=why):
             find_recipe(name)

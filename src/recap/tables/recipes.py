@@ -17,6 +17,8 @@ from recap.plan import check_amount
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.tables.paper_numbers import paper_value
 
+BANK_CONTENT = "content"
+"""The measure of how much of a bank lies at the border, and how much on actors."""
 MOST_SEEDS = 1000
 """Seed k of prompt n is 1000 n + k."""
 
@@ -45,10 +47,16 @@ class Row:
         parts = ((self.memory["name"], MEMORIES), (self.admission, ADMISSIONS))
         return all(name in known or ":" in name for name, known in parts)
 
+    @property
+    def may_keep_bank(self) -> bool:
+        """Tell whether its runs may have a bank; of a memory outside the package that is not known beforehand."""
+        name = self.memory["name"]
+        return ":" in name or (name in MEMORIES and MEMORIES[name].keeps_bank)
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Describes a table or figure."""
+    """Describes a table or figure; one with a row that may keep a bank also says what the bank is made of."""
 
     name: str
     title: str
@@ -65,6 +73,10 @@ class Recipe:
     note: str = ""
     # Its runs are timed, so nothing may run next to them.
     alone: bool = False
+
+    def __post_init__(self) -> None:
+        if BANK_CONTENT not in self.measures and any(row.may_keep_bank for row in self.rows):
+            object.__setattr__(self, "measures", (*self.measures, BANK_CONTENT))
 
     def compared_with(self, row: Row) -> str:
         """Return the row that this one is compared with: ours, and of the same length where lengths differ."""
@@ -166,12 +178,12 @@ TIMED = tuple(
 )
 OVERLAP = {"bank_overlap": paper_value("scalars", "oracle_overlap")}
 
-IDENTITY = ("identity", "dynamics", "content")
+IDENTITY = ("identity", "dynamics")
 REAPPEARANCE = Recipe(
     "reappearance",
     "Controlled reappearance",
     ARMS,
-    ("reappearance", "content", "subject_motion", "haunting"),
+    ("reappearance", "subject_motion", "haunting"),
     script="reappearance",
     seconds=24.0,
     paper_table="identity",
@@ -220,14 +232,14 @@ RECIPES = (
         "capacity",
         "Capacity of the bank",
         CAPACITIES,
-        ("identity", "dynamics", "bank", "content", "time"),
+        ("identity", "dynamics", "bank", "time"),
         ours="1 frames",
     ),
     Recipe(
         "lambda",
         "Reinforcement of the sink",
         LAMBDAS,
-        ("identity", "dynamics", "attention", "content"),
+        ("identity", "dynamics", "attention"),
         ours="lambda 5",
     ),
     Recipe("length", "Dynamic degree over length", (NONE, SINK, RECAP), ("length",)),
@@ -280,7 +292,7 @@ RECIPES = (
         ("entering", "identity", "subject_motion"),
         script="entering",
     ),
-    Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank", "content")),
+    Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank",)),
     Recipe("time", "Generation time", TIMED, ("time",), seeds=1, ours="recap, 1 min", alone=True),
     Recipe(
         "motion", "Camera and object motion", (NONE, SINK, RECAP), ("motion",), seeds=1, paper_table="motion"

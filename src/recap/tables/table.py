@@ -38,14 +38,21 @@ ROW_COLUMNS = ("method", "config", "row")
 FLOW = "total_flow"
 
 REMARK = (
-    "Intervals are 95 %, by resampling whole prompts; p is of the mean difference, by exchanging whole prompts; neither "
-    f"is there with fewer than {FEWEST_CLUSTERS} prompts. Where a difference is smaller than a viewer could see, the "
-    "column says so in place of p. The paper's numbers are of its own models and judges: compare differences, not "
-    "levels."
+    "Intervals are 95 %, by resampling whole prompts; p is of the mean difference, by exchanging whole prompts; none "
+    f"with fewer than {FEWEST_CLUSTERS} prompts. Where a difference is smaller than a viewer could see, the column "
+    "says so in place of p. The paper's numbers are of its own models and judges: compare differences, not levels."
 )
 COLUMNS = (
     *("row", "measure", "backend", "mean", "low", "high", "n", "prompts"),
-    *("ours_minus_this", "difference_low", "difference_high", "ours_higher", "p_by_prompts", "smallest_visible", "paper"),
+    *(
+        "ours_minus_this",
+        "difference_low",
+        "difference_high",
+        "ours_higher",
+        "p_by_prompts",
+        "smallest_visible",
+        "paper",
+    ),
 )
 
 
@@ -54,6 +61,7 @@ JUDGES = {
     "standin:hsv-8x4x4": "colour histograms (in place of DINOv2)",
     "standin:mobilenetv2": "MobileNetV2 (in place of DINOv2)",
     "probe": "the small model's probe",
+    "crops": "the crop embedding of the small model's world",
     "native": "plain arithmetic",
     "dis": "classical flow",
 }
