@@ -33,7 +33,7 @@ from training.script import ActorScript, Script
 from training.staging import SCALES
 from training.world import block_pictures
 
-EACH, CONTROLS = 30, 3
+EACH, CONTROLS = 30, 6
 """Openings of every kind, generated and rendered."""
 
 SHOWN = 0.5
@@ -180,10 +180,11 @@ def _look(bench: Bench, prompts: list[Prompt]) -> dict[str, Looked]:
         rendered = some[: max(0, CONTROLS * len(ACTORS) - rows.start)] if len(some[0].actors) == 1 else []
         for name in (RENDERED, FRONT) if rendered else ():
             scripts = [_script(prompt, front=name == FRONT) for prompt in rendered]
-            clips, latents = bench.film(scripts, block_pictures(0)[1], rows.start)
-            pixels = torch.cat([bench.models.autoencoder.decode(part) for part in latents.split(16)])
+            clips = bench.world.film(
+                scripts, bench.options.seed, block_pictures(0)[1], first_index=rows.start
+            )
             visible = clips.visibility[:, 0].mean(dim=1).cpu()
-            parts.setdefault(name, []).append(_judge(bench, rendered, pixels, visible))
+            parts.setdefault(name, []).append(_judge(bench, rendered, clips.pictures, visible))
         longest = max(longest, time.monotonic() - begin)
         bench.say(f"opening: {rows.stop} of {len(prompts)} prompts of {len(some[0].actors)}")
     return {

@@ -8,6 +8,7 @@ It writes samples-16.png and samples-4.png to DIR. Sample i has the i-th prompt 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,17 +101,17 @@ def euler_sigmas(steps: int, shift: float) -> tuple[float, ...]:
     return warp(tuple(round(NUM_TRAIN_STEPS * (1 - i / steps)) for i in range(steps)), shift)
 
 
-def sample(backbone: WanBackbone, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Generate latents and pixels of all PROMPTS, with a plain sink."""
+def sample(backbone: WanBackbone, num_blocks: int, prompts: Sequence[str] = PROMPTS) -> tuple[Tensor, Tensor]:
+    """Generate latents and pixels of all prompts, the i-th with seed i, with a plain sink."""
     spec = backbone.spec
     seconds = num_blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    plan = make_plan([[Shot(prompt, seconds)] for prompt in PROMPTS], spec)
+    plan = make_plan([[Shot(prompt, seconds)] for prompt in prompts], spec)
 
     def admit_nothing() -> None:
         raise AssertionError("a sink has no bank to admit to")
 
     policy = SinkConfig().build(spec, admit_nothing)  # type: ignore[arg-type]
-    made = list(rollout(backbone, policy, plan, seeds=range(len(PROMPTS))))
+    made = list(rollout(backbone, policy, plan, seeds=range(len(prompts))))
     return torch.cat([block.latents for block in made], 1), torch.cat([block.pixels for block in made], 1)
 
 

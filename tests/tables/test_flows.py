@@ -20,6 +20,7 @@ from recap.tables.generating import generate_and_score
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
 from recap.tables.runner import Progress
+from recap.tables.table import ScoredRun, build_cells
 
 ONE = Ask(backbone="untrained", prompts=1, seeds=1, seconds=1.5, embedder="hsv", device="cpu")
 
@@ -113,6 +114,33 @@ def test_judges_of_motion_mark_their_scores(monkeypatch, random_raft):
         assert {each.backend for each in looked} == {"dis" if judge == "classical" else judge}
         found[judge] = moved[2].value
     assert found["classical"] != found["raft-small"]
+
+
+def test_two_judges_of_motion_have_columns_of_their_own(monkeypatch, random_raft):
+    pictures = np.random.default_rng(0).integers(0, 256, (9, 48, 64, 3), np.uint8)
+    monkeypatch.setenv("RECAP_HOME", str(random_raft))
+    one, two = (
+        JudgedRun(data_of("motion", backbone="untrained", judge_flow=judge), InMemoryClip(pictures, 16), [])
+        for judge in ("raft-small", "both")
+    )
+    both = {each.name: each for each in find_measure("dynamics").scores(two)}
+    assert both["dynamic_degree"].backend == "dis" and both["dynamic_degree_by_raft"].backend == "raft-small"
+    # What needs no flow is there once.
+    assert set(both) == {each.name for each in find_measure("dynamics").scores(one)} | {
+        "dynamic_degree_by_raft"
+    }
+    moved = {each.name: each.value for each in find_measure("motion").scores(two)}
+    alone = {each.name: each.value for each in find_measure("motion").scores(one)}
+    assert {name: moved[f"{name}_by_raft"] for name in alone} == alone and moved["total_flow"] != alone[
+        "total_flow"
+    ]
+    runs = [
+        ScoredRun(row, f"p{n}", 0, {name: each.as_dict() for name, each in both.items()})
+        for row in ("none", "recap") for n in range(5)
+    ]  # fmt: skip
+    cells = [cell for cell in build_cells(find_recipe("main"), runs) if cell.row == "none"]
+    assert [cell.measure for cell in cells[:2]] == ["dynamic_degree", "dynamic_degree_by_raft"]
+    assert cells[0].paper == cells[1].paper == 0.275 and cells[1].texts()[5] == "not visible (< 0.0333)"
 
 
 def test_a_judge_by_name(monkeypatch, random_raft):

@@ -11,10 +11,13 @@ import pytest
 from tables_help import data_of
 
 from recap.eval.judged import JudgedRun
+from recap.eval.judges.crops import same_from
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.dynamics import LENGTHS_S
+from recap.eval.metrics.reappearance import same_again
 from recap.eval.sampling import InMemoryClip
+from recap.eval.scores import Score
 from recap.io.trace import BlockTrace
 
 FPS = 16
@@ -202,11 +205,22 @@ def test_who_enters_leaves_and_returns(monkeypatch):
     assert values["return_frame"] is not None
 
 
+@pytest.mark.parametrize(
+    ("found", "likeness", "same"),
+    [((9, 9), 0.1, 1), ((9, 9), -0.1, 0), ((9, 2), None, 0), ((2, 9), None, None)],
+)
+def test_the_same_again_is_alike_and_there(found, likeness, same):
+    """Who does not come back is not the same again; who never was there cannot be."""
+    value = None if likeness is None else same_from() + likeness
+    by_crops = Score("reappearance_crop", value, "crops in probe", 1, {"found": list(found)})
+    assert same_again(by_crops, "same_again").value == same
+
+
 def test_a_memory_without_a_bank_is_asked_for_the_subject_alone(monkeypatch):
     scores = judged(monkeypatch, "entering", ENTERING, lambda _: [("fox", 3, 2)], "entering")
     assert set(scores) == {
-        "return_subject", "return_frame", "late_found_on_visit", "late_haunting", "late_found_on_return",
-        "opening_found",
+        "return_subject", "return_crop", "return_same", "return_frame", "late_found_on_visit", "late_haunting",
+        "late_found_on_return", "opening_found",
     }  # fmt: skip
     assert scores["return_subject"].value is None and scores["late_found_on_return"].value == 0
     assert scores["opening_found"].value == 1

@@ -23,7 +23,7 @@ FrameJudge = Annotated[
 MotionFlow = Annotated[
     str,
     typer.Option(
-        help="Flow by which motion is judged: classical, raft-small or auto; figures of two judges do not compare."
+        help="Flow by which motion is judged: classical, raft-small, auto, or both, in columns of their own."
     ),
 ]
 SubjectFinder = Annotated[

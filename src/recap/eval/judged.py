@@ -7,13 +7,15 @@ A metric is a file of `recap.eval.metrics`: functions of pictures and trace, and
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from recap.errors import unknown_name
 from recap.eval.embedders import Remembering, build_embedder
+from recap.eval.judges.crops import build_crop_witness
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sample_clip
@@ -27,6 +29,11 @@ EMBEDDED = "embedded"
 """The backbone whose world a probe of ours knows."""
 USUAL = "classical"
 """Published tables were measured with it, and numbers of two estimators do not compare."""
+
+
+BOTH = "both"
+"""Motion is judged by `USUAL` and by `SECOND`, whose scores have names of their own."""
+SECOND, BY_SECOND = "raft-small", "_by_raft"
 
 
 class MotionJudge(NamedTuple):
@@ -50,7 +57,7 @@ def build_motion_judge(
 
 # Every judge is built once per process.
 _embedder, _motion_judge = cache(build_embedder), cache(build_motion_judge)
-_probe, _qwen = cache(ProbeWitness), cache(QwenDetector)
+_probe, _crops, _qwen = cache(ProbeWitness), cache(build_crop_witness), cache(QwenDetector)
 
 
 class JudgedRun:
@@ -72,15 +79,18 @@ class JudgedRun:
         self.has_bank = has_bank(trace)
         self.subject: str = data["subject"]
         self.late_subject: str = data.get("late_subject", "")
-        self._judge_flow: str = data.get("judge_flow", USUAL)
+        asked: str = data.get("judge_flow", USUAL)
+        self.has_two_judges = asked == BOTH
+        self._judge_flow = USUAL if self.has_two_judges else asked
         self._device: str = data["config"]["device"]
         self.embedder: Embedder = Remembering(embedder or _embedder(data["embedder"], self._device))
         colours = _embedder("hsv", "cpu")
         self.colours = self.embedder if self.embedder.backend == colours.backend else Remembering(colours)
         # The embedded world has its probe for the subject alone, others need a detector.
         self.subject_witness: Witness | None = None
+        self.crop_witness: Witness | None = None
         if data["config"]["backbone"]["name"] == EMBEDDED:
-            self.subject_witness = _probe()
+            self.subject_witness, self.crop_witness = _probe(), _crops()
         elif data["detector"]:
             detector = _qwen(data["detector"].partition("=")[2], self._device)
             self.subject_witness = CropWitness(detector, self.embedder)
@@ -92,6 +102,12 @@ class JudgedRun:
             self._made[name] = make()
         found: Value = self._made[name]
         return found
+
+    def by_second_judge(self) -> JudgedRun:
+        """Return this run with the other judge of motion; what was made with the first is made again."""
+        other = copy.copy(self)
+        other._judge_flow, other._made = SECOND, {}
+        return other
 
     @cached_property
     def sampled(self) -> Sampled:
@@ -106,8 +122,11 @@ class JudgedRun:
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
         """Everybody who can compare sightings, and what they look at."""
-        own = [("subject", self.subject_witness)] if self.subject_witness is not None else []
-        return [*own, ("frame", FrameWitness(self.embedder))]
+        own = (("subject", self.subject_witness), ("crop", self.crop_witness))
+        return [
+            *((name, who) for name, who in own if who is not None),
+            ("frame", FrameWitness(self.embedder)),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +152,15 @@ class Measure:
     shows_bank: bool = False
     """A page of it shows what the bank kept, and when."""
 
+    def scores(self, run: JudgedRun) -> list[Score]:
+        """Score a run; where two judge its motion, the second's scores follow under names of their own."""
+        scores = self.score(run)
+        if self.uses_flow and run.has_two_judges:
+            others = [each for each in self.score(run.by_second_judge()) if each.backend.endswith(SECOND)]
+            scores = [*scores, *(replace(each, name=each.name + BY_SECOND) for each in others)]
+        return scores
+
     def smallest_visible(self, score: str, backend: str) -> float:
         """Return the smallest visible difference of a score by this judge, 0 where none is declared."""
-        found = self.visible.get(score, 0.0)
+        found = self.visible.get(score.removesuffix(BY_SECOND), 0.0)
         return found if isinstance(found, float) else found.get(backend, found[""])

@@ -144,7 +144,7 @@ def score_generated(job: Job, folder: Path) -> Result:
         embedder = Looked(made.backend, pictures, np.load(made.pictures.with_suffix(VECTORS)))
     run = JudgedRun(data, clip, made.trace, made.seconds, embedder)
     result: Result = {
-        name: {score.name: score.as_dict() for score in find_measure(name).score(run)}
+        name: {score.name: score.as_dict() for score in find_measure(name).scores(run)}
         for name in sorted(job.wants)
         if name != LOOK
     }

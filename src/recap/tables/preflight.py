@@ -14,7 +14,7 @@ from recap.config import RunConfig
 from recap.contracts import Flow
 from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
-from recap.eval.judged import EMBEDDED, Measure, build_motion_judge
+from recap.eval.judged import BOTH, EMBEDDED, SECOND, USUAL, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
 from recap.eval.qwen import find_qwen
 from recap.flow import FLOWS, build_flow, resolve_flow
@@ -33,8 +33,8 @@ def settle(ask: Ask, recipes: Sequence[Recipe], begun: Mapping[str, Any], notice
     names = ("device", "flow", "judge_flow", "embedder")
     known = {name: begun[name] for name in names if getattr(ask, name) == "auto" and begun.get(name)}
     ask, once = replace(ask, **known), each_once(notice)
-    if ask.judge_flow not in FLOWS:
-        raise unknown_name("--judge-flow", ask.judge_flow, FLOWS)
+    if ask.judge_flow not in (*FLOWS, BOTH):
+        raise unknown_name("--judge-flow", ask.judge_flow, (*FLOWS, BOTH))
     if ask.device == "auto":
         ask = replace(ask, device="cuda" if torch.cuda.is_available() else "cpu")
     if ask.embedder == "auto":
@@ -76,7 +76,8 @@ def check_judges(ask: Ask, recipes: Sequence[Recipe], notice: Notice) -> None:
         find_qwen(folder)
     measures = _measures(recipes)
     if any(measure.uses_flow for measure in measures):
-        build_motion_judge(ask.judge_flow, notice=notice)
+        for judge in (USUAL, SECOND) if ask.judge_flow == BOTH else (ask.judge_flow,):
+            build_motion_judge(judge, notice=notice)
     if ask.detector and ask.backbone == EMBEDDED:
         notice("--detector is not used: the embedded world has its own probe")
     elif not ask.detector and ask.backbone != EMBEDDED and any(measure.of_subject for measure in measures):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from recap.eval.judged import EMBEDDED, Measure
+from recap.eval.judged import BY_SECOND, EMBEDDED, Measure
 from recap.eval.metrics import find_measures
 from recap.eval.metrics.motion import spreads
 from recap.eval.scores import (
@@ -145,7 +145,8 @@ def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBED
     def order(name: str) -> tuple[int, str]:
         """Put headlines first; numbers in names count as such: 5 s before 10 s."""
         counted = re.sub(r"\d+", lambda number: number[0].zfill(6), name)
-        return headlines.index(name) if name in headlines else len(headlines), counted
+        plain = name.removesuffix(BY_SECOND)
+        return headlines.index(plain) if plain in headlines else len(headlines), counted
 
     cells = []
     for row in recipe.rows:
@@ -201,7 +202,8 @@ def _spread_cells(recipe: Recipe, by_row: Mapping[str, Scored], backbone: str) -
 
 
 def _paper(recipe: Recipe, row: Row, name: str, backbone: str) -> float | None:
-    """Return what the paper prints for a score of a row."""
+    """Return what the paper prints for a score of a row, by whichever flow."""
+    name = name.removesuffix(BY_SECOND)
     if name in row.printed:
         return row.printed[name]
     columns = {name: at for measure in find_measures(recipe.measures) for name, at in measure.paper.items()}

@@ -25,7 +25,9 @@ BATCH = 32
 SHIPPED = WEIGHTS / "probe.safetensors"
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
+    """Adds two normalised convolutions to what comes in."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -91,13 +93,13 @@ class Probe(nn.Module):
             nn.Conv2d(12, first, 3, padding=1),
             nn.SiLU(),
             nn.Conv2d(first, second, 3, stride=2, padding=1),
-            _Residual(second),
+            Residual(second),
             nn.Conv2d(second, third, 3, stride=2, padding=1),
-            _Residual(third),
-            _Residual(third),
+            Residual(third),
+            Residual(third),
             nn.Conv2d(third, last, 3, stride=2, padding=1),
-            _Residual(last),
-            _Residual(last),
+            Residual(last),
+            Residual(last),
             nn.GroupNorm(8, last),
             nn.SiLU(),
         )

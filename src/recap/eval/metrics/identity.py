@@ -103,17 +103,19 @@ MEASURES = (
     Measure(
         "identity",
         _measure,
-        headlines=("identity_subject", "identity_frame"),
+        headlines=("identity_subject", "identity_crop", "identity_frame"),
         paper={"identity_frame": ("frame_sim", 1.0), "identity_subject": ("crop_sim", 1.0)},
-        visible=dict.fromkeys(("identity_subject", "identity_frame"), LIKENESS),
+        visible=dict.fromkeys(("identity_subject", "identity_crop", "identity_frame"), LIKENESS),
         of_subject=True,
     ),
     Measure(
         "retention",
         _measure_retention,
-        headlines=("retention_subject_end", "retention_frame_end"),
+        headlines=("retention_subject_end", "retention_crop_end", "retention_frame_end"),
         paper={f"retention_frame_{when}": (when, 1.0) for when in MARKS},
-        visible={f"retention_{who}_{when}": LIKENESS for who in ("subject", "frame") for when in MARKS},
+        visible={
+            f"retention_{who}_{when}": LIKENESS for who in ("subject", "crop", "frame") for when in MARKS
+        },
         of_subject=True,
     ),
 )

@@ -18,10 +18,10 @@ from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judged import JudgedRun, Measure
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.bank import content_before
-from recap.eval.metrics.reappearance import SETTLING_S, reappearance, slots_from
+from recap.eval.metrics.reappearance import SETTLING_S, reappearance, same_again, slots_from
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
-from recap.eval.visible import LIKENESS, MOMENTS
+from recap.eval.visible import LIKENESS, MOMENTS, VIDEOS
 from recap.io.trace import BlockTrace, bank_before
 
 LEAVING_S = 3.0
@@ -94,6 +94,7 @@ def _measure_entering(run: JudgedRun) -> list[Score]:
         reappearance(sampled, witness, late, starts, f"return_{name}", presence=run.subject_witness)
         for name, witness in run.witnesses
     ]
+    scores += [same_again(each, "return_same") for each in scores if each.name == "return_crop"]
     _, visit, gone, back = whole
     if (witness := run.subject_witness) is not None:
         found, _ = witness.look(sampled.pictures, late)
@@ -120,9 +121,17 @@ MEASURES = (
     Measure(
         "entering",
         _measure_entering,
-        headlines=("return_subject", "late_found_on_return", "late_haunting", "return_frame"),
+        headlines=(
+            "return_same",
+            "return_subject",
+            "return_crop",
+            "late_found_on_return",
+            "late_haunting",
+            "return_frame",
+        ),
         visible={
-            **dict.fromkeys(("return_subject", "return_frame"), LIKENESS),
+            **dict.fromkeys(("return_subject", "return_crop", "return_frame"), LIKENESS),
+            "return_same": VIDEOS,
             **dict.fromkeys(
                 ("late_found_on_visit", "late_haunting", "late_found_on_return", "opening_found"), MOMENTS
             ),

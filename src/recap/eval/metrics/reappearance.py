@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.metrics.identity import compare_windows
+from recap.eval.judges.crops import same_from
+from recap.eval.metrics.identity import FEWEST, compare_windows
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
 from recap.eval.visible import LIKENESS, MOMENTS, VIDEOS
@@ -65,6 +66,16 @@ def reappearance(
     return replace(score, details={**score.details, "found_share": shares, "verified": bool(verified)})
 
 
+def same_again(by_crops: Score, name: str) -> Score:
+    """Say 1 if the likeness by crops is that of one instance, else 0, also where the subject does not come back.
+
+    None means that it was not there in the first place.
+    """
+    before, _ = by_crops.details["found"]
+    same = by_crops.value is not None and by_crops.value >= same_from()
+    return Score(name, float(same) if before >= FEWEST else None, by_crops.backend, by_crops.n)
+
+
 def slots_from(bank: Bank, first_frame: int, end_frame: int) -> int:
     """Count the slots of a bank that come from these frames."""
     return sum(first_frame <= frame < end_frame for frame, _, _ in bank)
@@ -77,6 +88,7 @@ def _measure(run: JudgedRun) -> list[Score]:
         reappearance(run.sampled, each, run.subject, starts, f"reappearance_{name}", presence=witness)
         for name, each in run.witnesses
     ]
+    scores += [same_again(each, "same_again") for each in scores if each.name == "reappearance_crop"]
     if witness is not None:
         first = scores[0]
         details, backend = first.details, first.backend
@@ -97,12 +109,17 @@ MEASURES = (
     Measure(
         "reappearance",
         _measure,
-        headlines=("reappearance_subject", "reappearance_subject_verified", "reappearance_frame"),
+        headlines=(
+            "same_again",
+            "reappearance_subject",
+            "reappearance_crop",
+            "reappearance_subject_verified",
+            "reappearance_frame",
+        ),
         paper={"reappearance_frame": ("frame_sim", 1.0), "reappearance_subject": ("crop_sim", 1.0)},
         visible={
-            "reappearance_subject": LIKENESS,
-            "reappearance_subject_verified": LIKENESS,
-            "reappearance_frame": LIKENESS,
+            **{f"reappearance_{who}": LIKENESS for who in ("subject", "subject_verified", "crop", "frame")},
+            "same_again": VIDEOS,
             **{f"found_in_{segment}": MOMENTS for segment in "BCD"},
             "verified": VIDEOS,
         },
