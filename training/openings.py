@@ -79,7 +79,7 @@ def opening(bench: Bench) -> Answer:
         "one actor": kind_prompts(num, bench.options.seed),
         "two actors": make_prompts(min(num, 100), bench.options.seed, 2),
     }
-    result: dict[str, Any] = {"n": num}
+    result: dict[str, Any] = {}
     table = [["opening block", "asked for", "found", "every one found", "not hidden", "sharpness", "n"]]
     for asked, prompts in casts.items():
         looked = _look(bench, prompts)
@@ -89,6 +89,7 @@ def opening(bench: Bench) -> Answer:
         clusters = [numbers[prompt] for prompt in prompts]
         result[asked] = {"n": len(prompts), "prompts": [prompt_text(p) for p in prompts]}
         if asked == "one actor":
+            result["n"] = len(prompts)
             usual = usual_cells(prompts, looked[RENDERED].cells[:, 0])
         for name, each in looked.items():
             shown = (each.found >= SHOWN).float()

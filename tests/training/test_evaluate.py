@@ -200,6 +200,8 @@ def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, t
 def test_out_of_time_leaves_whole_batches(models, world, bench, tmp_path):
     short = Bench(bench.options, models, bench.probe, world, minutes=0)
     assert measure("stability", short, tmp_path)["result"]["n"] == 1
+    opened = measure("opening", short, tmp_path)["result"]
+    assert opened["n"] == opened["two actors"]["n"] == len(opened["kinds"]) == 1
     assert not short.time_left()
 
 

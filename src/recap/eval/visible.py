@@ -11,6 +11,8 @@ from collections.abc import Mapping
 LIKENESS: Mapping[str, float] = {
     # Likeness by colour is 1 - Delta E / 50, and a Delta E (CIE 1976) of 2.3 is just noticeable.
     "probe": 2.3 / 50,
+    # What a shift of all colours by that Delta E costs on average (`just_noticeable` of training.crops).
+    "crops in probe": 0.006,
     # The last digit that the paper prints of its retention.
     "": 0.01,
 }
