@@ -146,6 +146,15 @@ def test_one_picture_is_refused(model):
         WorldFlow(model)(torch.rand(1, 1, 3, 64, 104))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_picture_that_is_not_finite_shows_in_the_flow(model, clip, bad):
+    """So novelty refuses it; places that do not exist are never read."""
+    clip[0, 1, 0, 30, 40] = bad
+    flow = WorldFlow(model)(clip)
+    assert not flow.forward[:, :2].isfinite().all(dim=(2, 3, 4)).any()
+    assert flow.forward[:, 2].isfinite().all()
+
+
 def test_it_is_small_and_its_file_loads_as_it_was(model, tmp_path, clip):
     path = tmp_path / "world-flow.safetensors"
     halves = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
