@@ -88,8 +88,7 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     try:
         config.memory.settings.build(spec, admission)
     except Wanted:
-        found = resolve_flow(config.flow, notice, backbone=spec.name, device=config.device)
-        return replace(config, flow=found)
+        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=config.device))
     return config
 
 
