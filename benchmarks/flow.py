@@ -26,7 +26,8 @@ from recap.contracts import Flow, FlowEstimator
 from recap.fast.graphs import Graphed
 from recap.fast.raft import FastRaftFlow, enlarge
 from recap.fast.raft_steps import MOVED, correlate, pool_levels, read
-from recap.flow.raft import FEATURES, STRIDE, RaftFlow, RaftSmall, load_raft_small
+from recap.flow.network import STRIDE
+from recap.flow.raft import FEATURES, RaftFlow, RaftSmall, load_raft_small
 from recap.memory.bank import NoveltyBank
 from recap.types import BackboneSpec, Block, Candidates
 

@@ -25,7 +25,8 @@ SHARED = ROOT.parent / "shared" / "data"
 def installed_home(tmp_path_factory):
     """The folder of weights on this machine, which tests see only if they ask for it here.
 
-    Nothing is fetched in tests, and flow `auto` is the quick classical one, whatever is installed.
+    Nothing is fetched in tests, and flow `auto` is the quick classical one, for the embedded model the package's own,
+    whatever is installed.
     """
     home = weights_folder()
     with pytest.MonkeyPatch.context() as patch:

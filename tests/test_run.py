@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.config import RunConfig
-from recap.flow import RAFT_SMALL
+from recap.flow import RAFT_SMALL, resolve_flow
 from recap.io.cast import read_cast, write_cast
 from recap.io.report import SILENT, Reporter
 from recap.io.trace import read_trace
-from recap.run import RunRecord, generate, resume, versions
+from recap.run import RunRecord, generate, resume, settle_flow, versions
 from recap.show.sheet import write_png
 from tests.io.test_cast import subject_of
 
@@ -97,6 +99,26 @@ def test_auto_is_written_down_as_what_it_meant(tmp_path, monkeypatch):
     generate(config(flow="auto", memory="sink"), tmp_path / "sink", reporter=Reporter(notices.append))
     assert notices == []  # nobody asked for flow
     assert json.loads((tmp_path / "sink" / "run.json").read_text())["config"]["flow"] == "auto"
+
+
+def test_auto_is_world_flow_for_the_embedded_model_on_a_cpu(monkeypatch, random_raft):
+    """In silence, whether or not there are weights of RAFT-small; on a GPU and for other models nothing changes."""
+    embedded, other = EMBEDDED.backbone_spec(), UNTRAINED.backbone_spec()
+    there = config(backbone="embedded", flow="auto", device="cpu")
+    for home in (None, random_raft):
+        if home:
+            monkeypatch.setenv("RECAP_HOME", str(home))
+        usual = "raft-small" if home else "classical"
+        assert settle_flow(there, embedded, pytest.fail).flow == "world-flow"
+        assert settle_flow(there, other, lambda _: None).flow == usual
+        assert resolve_flow("auto", lambda _: None, backbone="embedded", device="cuda:0") == usual
+    assert settle_flow(replace(there, flow="classical"), embedded, pytest.fail).flow == "classical"
+
+
+def test_world_flow_is_refused_for_another_model_before_a_file_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"flow is 'world-flow'.*not those of `untrained`.*classical"):
+        generate(config(flow="world-flow"), tmp_path / "run", reporter=SILENT)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_are_fetched_for_a_run_that_looks_at_flow_and_can_be_generated(

@@ -25,6 +25,7 @@ from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.eval.judges.probe import load_probe
 from recap.flow import FLOWS, build_flow, resolve_flow
+from recap.flow.world import WORLD
 from recap.io.files import write_whole
 from training.atlas import load_atlas
 from training.bench import KEPT, MEMORIES, SEED, Answer, Bench, Options, load_models
@@ -65,7 +66,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--guidance", type=float, default=1.0, help="guidance of the teacher")
     parser.add_argument("--probe", type=Path)
     parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="flow of the bank")
-    parser.add_argument("--raft", type=Path, help="file of raft-small [default: the installed one]")
+    parser.add_argument("--raft", type=Path, help="file of raft-small, which is then the flow")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the transformer"
@@ -84,11 +85,10 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def choose_flow(arguments: argparse.Namespace) -> str:
     """Return the name of the flow, resolved once, as every file of results records it."""
     if arguments.raft is None:
-        return resolve_flow(arguments.flow)
-    if arguments.flow == "classical":
-        raise refuse(
-            "--raft", str(arguments.raft), "classical flow has no weights", "leave out --raft or --flow"
-        )
+        return resolve_flow(arguments.flow, backbone=WORLD, device=arguments.device)
+    if arguments.flow not in ("auto", "raft-small"):
+        limit = f"these weights are not for {arguments.flow} flow"
+        raise refuse("--raft", str(arguments.raft), limit, "leave out --raft or --flow")
     return "raft-small"
 
 

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from recap.config import RunConfig
-from recap.flow import FLOWS, resolve_flow
+from recap.flow import FLOWS
 from recap.io.files import write_whole
 from recap.run import generate
 from recap.show.sheet import moments_sheet
@@ -42,12 +42,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--flow", choices=list(FLOWS), default="auto")
     options = parser.parse_args()
-    flow = resolve_flow(options.flow)
     clips: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed, prompt in enumerate(PROMPTS):
             shots = [{"prompt": prompt, "seconds": 10.0}]
-            config = RunConfig.from_dict({"shots": shots, "seeds": [seed], "flow": flow})
+            config = RunConfig.from_dict({"shots": shots, "seeds": [seed], "flow": options.flow})
             (clips[prompt],) = generate(config, Path(folder) / str(seed)).videos
             print(f"{seed + 1} of {len(PROMPTS)}: {prompt}", flush=True)
         sheet = moments_sheet(clips, {second: f"{second:g}s" for second in SECONDS})

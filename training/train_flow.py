@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow, FlowEstimator
 from recap.flow.classical import ClassicalFlow
-from recap.flow.raft import pair_indices
+from recap.flow.network import pair_indices
+from recap.flow.world import COARSE, FINE, WorldFlow, WorldFlowNet, enlarge
 from training.flow_clips import FlowClips, FlowPool, FlowWorld, Recode, load_recode, open_flow_world
 from training.flow_quality import judge
 from training.optimisers import Clock, Muon, RunningMean, split_parameters
 from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
 from training.train_autoencoder import UNSEEN_SEED, plain_settings
-from training.world_flow import COARSE, FINE, WorldFlow, WorldFlowNet, enlarge
 
 FILE_NAME = "world-flow.safetensors"
 

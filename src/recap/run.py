@@ -65,7 +65,7 @@ def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) 
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
         if rule.needs_flow:  # else neither weights nor OpenCV need be there
-            found = build_flow(config.flow, device=config.device, notice=notice)
+            found = build_flow(config.flow, device=config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
         return made
@@ -91,7 +91,7 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     try:
         config.memory.settings.build(spec, admission)
     except Wanted:
-        return replace(config, flow=resolve_flow(config.flow, notice))
+        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=config.device))
     return config
 
 

@@ -336,6 +336,15 @@ def test_each_video_starts_with_an_empty_memory():
     ]  # fmt: skip
 
 
+def test_a_flow_that_knows_one_world_is_refused():
+    pipeline = make("infinite-forcing")
+    with (
+        pytest.raises(ValueError, match=r"flow is 'world-flow'.*`embedded` alone"),
+        attach(pipeline, "recap", flow="world-flow"),
+    ):
+        generate(pipeline, blocks=1)
+
+
 def test_the_flow_in_use_is_reported_once(capsys):
     pipeline = make("infinite-forcing")
     with attach(pipeline, "recap"):

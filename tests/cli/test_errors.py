@@ -132,6 +132,7 @@ def test_inspect_refuses_odd_sizes_and_says_how_to_rescale(recap, tmp_path):
     ("arguments", "words"),
     [
         (("--flow", "clasical"), ("clasical", "classical")),
+        (("--flow", "world-flow"), ("world-flow", "`embedded` alone, 208x128", "raft-small or classical")),
         (("--size", "big"), ("--size", "big")),
         (("--size", "97x65"), ("97x65",)),
         (("--capacity-frames", "-1"), ("capacity", "-1")),

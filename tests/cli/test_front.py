@@ -174,7 +174,7 @@ def test_settings_are_applied_whatever_their_order():
     ("what", "first", "others"),
     [
         ("backbones", "embedded", "deep-forcing"),
-        ("flows", "raft-small", "embedded"),
+        ("flows", "world-flow", "self-forcing"),
         ("admissions", "flow", "memrope"),
     ],
 )

@@ -137,9 +137,10 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
         for name in ("page.html", "video.html", "look.css", "wall.js", "video.js"):
             assert f"recap/show/{name}" in archive.namelist()
-        weights = SOURCE / "backbones" / "tiny" / "weights"
-        for file in weights.iterdir():
-            assert f"recap/backbones/tiny/weights/{file.name}" in archive.namelist()
+        weights = sorted(SOURCE.rglob("*.safetensors"))
+        assert {file.parent.parent.name for file in weights} == {"tiny", "flow"}
+        for file in weights:
+            assert str(file.relative_to(SOURCE.parent)) in archive.namelist()
     modules = [n.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for n in names]
     program = f"""
 import sys

@@ -124,8 +124,7 @@ def test_the_lines_of_the_directors_page_run(capsys):
     page = (ROOT / "docs" / "how-to" / "direct.md").read_text()
     lines = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     exec(compile(lines, "page", "exec"), {})
-    # The first line is a notice about the flow.
-    out = capsys.readouterr().out.splitlines()[1:]
+    out = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in out[:4]] == [
         "0 a fox on a beach by day",
         "1 a fox on a beach by day",

@@ -17,6 +17,7 @@ from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
 from recap.tables.folder import about_table
 from recap.tables.generating import generate_and_score
+from recap.tables.preflight import settle
 from recap.tables.recipes import Ask, find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
 from recap.tables.runner import Progress
@@ -71,6 +72,18 @@ def test_without_weights_a_table_says_once_that_its_flow_is_classical(generated_
     assert "flow of the judge" not in about_of(tmp_path / "bank")  # nobody judged motion
 
 
+def test_a_table_of_the_embedded_model_on_a_cpu_has_the_paper_s_flow_unless_another_is_named(
+    generated_here, tmp_path, monkeypatch, random_raft
+):
+    """Runs have world-flow there; tables of all models and devices are meant to be compared."""
+    recipes, ask = [find_recipe("bank")], Ask(prompts=1, seeds=1, embedder="hsv", device="cpu")
+    assert settle(ask, recipes, {}, lambda _: None).flow == "classical"
+    monkeypatch.setenv("RECAP_HOME", str(random_raft))
+    assert settle(ask, recipes, {}, pytest.fail).flow == "raft-small"
+    reproduce(["bank"], replace(ask, seconds=1.5, flow="world-flow"), tmp_path, notice=pytest.fail)
+    assert about_of(tmp_path / "bank")["flow of the bank"] == "world-flow"
+
+
 def test_with_weights_it_is_raft_and_a_begun_folder_keeps_to_its_own(
     generated_here, tmp_path, monkeypatch, random_raft
 ):
@@ -96,6 +109,13 @@ def test_named_raft_that_cannot_be_had_is_refused_before_anything_is_generated(t
 def test_a_wrong_judge_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ValueError, match=r"--judge-flow is 'raft'.*did you mean 'raft-small'"):
         reproduce(["motion"], replace(ONE, judge_flow="raft"), tmp_path / "out")
+
+
+def test_a_flow_that_knows_one_world_judges_none(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"--judge-flow is 'world-flow'.*known: auto, both, classical, raft-small"
+    ):
+        reproduce(["motion"], replace(ONE, judge_flow="world-flow"), tmp_path / "out")
 
 
 # Who judges motion

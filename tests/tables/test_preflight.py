@@ -30,6 +30,7 @@ def never(*_, **__):
         ("self-forcing", {}, r"weights is 'self-forcing'.*`recap weights self-forcing` fetches"),
         ("helios-distilled", {}, r"`recap weights helios-distilled` fetches"),
         ("untrained", {"flow": "raft-small"}, "raft"),
+        ("untrained", {"flow": "world-flow"}, r"`embedded` alone.*not those of `untrained`.*raft-small"),
         ("untrained", {"detector": "qwen2.5-vl"}, r"qwen2.5-vl.*hf download"),
         ("untrained", {"detector": "qwen2.5-vl=/nowhere"}, r"is '/nowhere'"),
         ("untrained", {"detector": "yolo"}, r"--detector is 'yolo'"),

@@ -228,13 +228,16 @@ def test_rows_decoded_separately_resume_from_their_state() -> None:
 
 def test_the_flow_is_that_of_a_run_unless_one_is_named(tmp_path, monkeypatch, random_raft, capsys):
     needed = ["speed", "--weights", "w", "--out", "o"]
-    assert choose_flow(read_arguments(needed)) == "classical"
+    on_a_gpu = [*needed, "--device", "cuda"]
+    assert choose_flow(read_arguments([*needed, "--device", "cpu"])) == "world-flow"
+    assert choose_flow(read_arguments(on_a_gpu)) == "classical"
     assert capsys.readouterr().out.count("flow: classical") == 1
     assert choose_flow(read_arguments([*needed, "--raft", "file"])) == "raft-small"
-    with pytest.raises(ValueError, match="no weights"):
-        choose_flow(read_arguments([*needed, "--raft", "file", "--flow", "classical"]))
+    for other in ("classical", "world-flow"):
+        with pytest.raises(ValueError, match=f"not for {other}"):
+            choose_flow(read_arguments([*needed, "--raft", "file", "--flow", other]))
     monkeypatch.setenv("RECAP_HOME", str(random_raft))
-    assert choose_flow(read_arguments(needed)) == "raft-small"
+    assert choose_flow(read_arguments(on_a_gpu)) == "raft-small"
     assert choose_flow(read_arguments([*needed, "--flow", "classical"])) == "classical"
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from recap.contracts import Flow
 from recap.flow.exact import ExactFlow
 from recap.flow.warp import backtrace, sample
+from recap.flow.world import WorldFlowNet, load_world_flow
 from training.flow_clips import FlowClips, FlowPool, halve, load_recode, open_flow_world
 from training.flow_quality import (
     actor_tokens,
@@ -32,7 +33,6 @@ from training.train_flow import (
     still_flow,
     vary,
 )
-from training.world_flow import WorldFlowNet, load_world_flow
 
 HEIGHT, WIDTH, PICTURES = 32, 48, 21
 

@@ -13,6 +13,7 @@ from recap.cli.options import Device
 from recap.config import check_place, from_settings, override, resolve_device
 from recap.errors import refuse
 from recap.flow import build_flow
+from recap.flow.world import PICTURE_SIZE, refuse_world
 from recap.io.video import open_clip
 from recap.show.inspection import clip_title, inspect_clip
 
@@ -43,7 +44,10 @@ def inspect_command(
     chosen = resolve_device("auto" if device is None else device)
     check_place(chosen, "float32")
     # What is not a video is refused before weights are looked for.
-    open_clip(clip)
+    found = open_clip(clip)
+    rows, columns = pixels or (found.height, found.width)
+    if flow == "world-flow" and (rows, columns) != PICTURE_SIZE:
+        raise refuse_world(f"{columns}x{rows}")
     with progress_bar("noticing", "pictures") as reporter:
         page = inspect_clip(
             clip,

@@ -21,7 +21,7 @@ from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
-from recap.flow import FLOWS, ClassicalFlow, RaftFlow, build_flow
+from recap.flow import ClassicalFlow, RaftFlow, build_flow
 from recap.io.trace import BlockTrace, has_bank
 
 Value = TypeVar("Value")
@@ -29,6 +29,8 @@ EMBEDDED = "embedded"
 """The backbone whose world a probe of ours knows."""
 USUAL = "classical"
 """Published tables were measured with it, and numbers of two estimators do not compare."""
+JUDGING_FLOWS = ("auto", "raft-small", "classical")
+"""A judge must know more than the world of the model that it judges."""
 
 
 BOTH = "both"
@@ -47,10 +49,10 @@ def build_motion_judge(
     name: str = USUAL, *, device: str = "cpu", notice: Callable[[str], None] = print
 ) -> MotionJudge:
     """Build the judge with the flow of that name; `auto` is RAFT-small if its weights are available."""
-    if name not in FLOWS:
-        raise unknown_name("--judge-flow", name, FLOWS)
+    if name not in JUDGING_FLOWS:
+        raise unknown_name("--judge-flow", name, JUDGING_FLOWS)
     flow = build_flow(name, device=device, notice=notice)
-    assert isinstance(flow, (ClassicalFlow, RaftFlow)), "every registered flow has a `forward`"
+    assert isinstance(flow, (ClassicalFlow, RaftFlow)), "every flow that judges has a `forward`"
     # All earlier scores carry the name "dis", for dense inverse search.
     return MotionJudge(flow.forward, "raft-small" if isinstance(flow, RaftFlow) else "dis")
 

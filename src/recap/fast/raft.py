@@ -33,17 +33,8 @@ from recap.errors import refuse
 from recap.fast import raft_steps
 from recap.fast.graphs import Graphed
 from recap.fast.raft_steps import ALIGNED, MOVED, STATE, WINDOWS, correlate, pool_levels
-from recap.flow.raft import (
-    CONTEXT,
-    HIDDEN,
-    MOTION,
-    STRIDE,
-    Bottleneck,
-    Encoder,
-    RaftFlow,
-    UpdateBlock,
-    pad_to_network,
-)
+from recap.flow.network import STRIDE, pad_to_network
+from recap.flow.raft import CONTEXT, HIDDEN, MOTION, SMALLEST, Bottleneck, Encoder, RaftFlow, UpdateBlock
 
 Steps = Any
 """`recap.fast.raft_steps`, or `recap.fast.raft_kernels`, which computes the same."""
@@ -259,7 +250,7 @@ class FastRaftFlow:
     def _estimate(self, pictures: Tensor) -> Tensor:
         """Return flow 2 B T-1 2 Y X: forward, then backward. No shape or branch in here depends on a value."""
         rows, num = pictures.shape[:2]
-        padded, crop = pad_to_network(pictures.flatten(0, 1))
+        padded, crop = pad_to_network(pictures.flatten(0, 1), SMALLEST)
         size = padded.shape[-2] // STRIDE, padded.shape[-1] // STRIDE
         seen = self.encode(padded)
         # Everything comes from the source of a pair, except the pooled features, which are the target's.

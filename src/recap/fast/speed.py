@@ -35,6 +35,7 @@ from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
+from recap.flow.world import WORLD, WorldFlow, load_world_flow
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, block_noise, rollout
@@ -101,7 +102,11 @@ def make_parts(settings: SpeedSettings) -> Parts:
     else:
         readable = kind().build(device=settings.device, dtype=dtype, prompts=[], notice=print)
         weights = "the package's own"
-    flow = RaftFlow(RaftSmall().to(device)) if device.type == "cuda" else ClassicalFlow()
+    flow: FlowEstimator = ClassicalFlow()
+    if device.type == "cuda":
+        flow = RaftFlow(RaftSmall().to(device))
+    elif settings.backbone == WORLD:
+        flow = WorldFlow(load_world_flow())
     path = "readable" if settings.eager else "fast"
     about = {"weights": weights, "flow": type(flow).__name__, "path": path}
     if settings.eager:

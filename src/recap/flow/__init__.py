@@ -12,11 +12,21 @@ from recap.errors import refuse, unknown_name
 from recap.flow.classical import ClassicalFlow, has_opencv
 from recap.flow.exact import ExactFlow
 from recap.flow.raft import RaftFlow, load_raft_small
+from recap.flow.world import WEIGHTS, WORLD, WorldFlow, load_world_flow, refuse_world
 from recap.io.fetch import PackedFile, WheelMember, ZipMember
 from recap.io.files import OFFLINE, is_offline, weights_folder
 from recap.io.report import Reporter
 
-__all__ = ["FLOWS", "RAFT_SMALL", "ClassicalFlow", "ExactFlow", "RaftFlow", "build_flow", "resolve_flow"]
+__all__ = [
+    "FLOWS",
+    "RAFT_SMALL",
+    "ClassicalFlow",
+    "ExactFlow",
+    "RaftFlow",
+    "WorldFlow",
+    "build_flow",
+    "resolve_flow",
+]
 
 RAFT_SMALL = PackedFile(
     name="raft-small",
@@ -31,9 +41,11 @@ RAFT_SMALL = PackedFile(
 )
 
 FLOWS: dict[str, str] = {
-    "auto": "raft-small, the paper's; classical, with a notice, where its weights cannot be fetched",
+    "auto": "raft-small, the paper's; classical, with a notice, where its weights cannot be fetched; "
+    "world-flow for `embedded` on a CPU, except in tables",
     "raft-small": "RAFT-small, a network of 1 M parameters; its weights (4 MB) are fetched when first needed",
-    "classical": "OpenCV's dense inverse search, on the CPU; needs no weights, and is the faster one on a CPU",
+    "world-flow": "a network of 0.8 M parameters in the package, for the pictures of `embedded` alone",
+    "classical": "OpenCV's dense inverse search, on the CPU; needs no weights, and is the fastest on a CPU",
 }
 
 INSTALL = "`recap weights raft-small` installs them"
@@ -44,13 +56,22 @@ _reported: set[Path] = set()
 """Folders for which this process reported that weights are missing: once is enough."""
 
 
-def resolve_flow(name: str, notice: Callable[[str], None] = print) -> str:
+def resolve_flow(
+    name: str,
+    notice: Callable[[str], None] = print,
+    *,
+    backbone: str = "",
+    device: torch.device | str = "cpu",
+) -> str:
     """Return the estimator that `auto` stands for on this machine, after fetching missing weights.
 
-    Any other name is returned unchanged. A notice reports, once, that `auto` falls back to classical flow.
+    Any other name is returned unchanged. A notice reports, once, that `auto` falls back to classical flow. Tables
+    want the paper's flow for every model, and do not say which `backbone` generates the pictures.
     """
     if name != "auto":
         return name
+    if backbone == WORLD and torch.device(device).type == "cpu":
+        return "world-flow"
     home, why = weights_folder(), f"could not be fetched; {INSTALL}"
     if RAFT_SMALL.find() is None and is_offline():
         why = f"are not installed and {OFFLINE} is set; without it {INSTALL}"
@@ -76,14 +97,22 @@ def build_flow(
     device: torch.device | str = "cpu",
     weights: Path | None = None,
     notice: Callable[[str], None] = print,
+    backbone: str = "",
 ) -> FlowEstimator:
-    """Build the estimator of that name; `weights` is a file for RAFT-small, by default the installed one."""
+    """Build the estimator of that name; `weights` is a file for a network, by default the installed one.
+
+    `backbone` names what generates the pictures, where that is known.
+    """
     if name not in FLOWS:
         raise unknown_name("flow", name, FLOWS)
     if weights is None and name == "auto":
-        name = resolve_flow(name, notice)
+        name = resolve_flow(name, notice, backbone=backbone, device=device)
     if name == "classical":
         return ClassicalFlow()
+    if name == "world-flow":
+        if backbone not in ("", WORLD):
+            raise refuse_world(f"those of `{backbone}`")
+        return WorldFlow(load_world_flow(weights or WEIGHTS, device))
     try:
         weights = weights or RAFT_SMALL.obtain(Reporter(notice))
     except ValueError as refusal:

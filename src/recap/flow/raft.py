@@ -15,27 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recap.contracts import Flow
 from recap.errors import refuse
+from recap.flow.network import STRIDE, VOLUME_BYTES, NetworkFlow, conv, load_network, stage
 from recap.flow.warp import backtrace, sample
-from recap.io.weights import fill, open_tensors
+from recap.io.weights import open_tensors
 
-STRIDE = 8  # pixels between neighbouring features
 LEVELS = 4  # of the correlation pyramid
 RADIUS = 3  # of the neighbourhood read at each level
 SMALLEST = STRIDE * 2**LEVELS  # pixels; the coarsest level then still has two rows and columns
 FEATURES, HIDDEN, CONTEXT, MOTION = 128, 96, 64, 82  # channels
-
-
-def conv(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Make a convolution that keeps the size, up to its stride."""
-    return nn.Conv2d(channels, out, size, stride, padding=size // 2)
-
-
-def stage(channels: int, out: int, size: int, stride: int = 1, *, norm: bool = False) -> nn.Sequential:
-    """Make a convolution, perhaps an instance normalisation, and a ReLU."""
-    normed = [nn.InstanceNorm2d(out)] if norm else []
-    return nn.Sequential(conv(channels, out, size, stride), *normed, nn.ReLU())
 
 
 class Bottleneck(nn.Module):
@@ -228,66 +216,28 @@ def look_up(pyramid: list[Tensor], positions: Tensor) -> Tensor:
     return torch.cat(read, dim=1).reshape(num, height, width, -1).movedim(-1, 1)
 
 
-class RaftFlow:
-    """Estimates both directions of all pairs of a block, every picture encoded once."""
+class RaftFlow(NetworkFlow[Encoded]):
+    """Estimates flow by RAFT-small."""
 
     smallest = SMALLEST
+    model: RaftSmall
 
-    def __init__(self, model: RaftSmall, *, num_updates: int = 12, volume_bytes: int = 2**31) -> None:
-        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
+    def __init__(self, model: RaftSmall, *, num_updates: int = 12, volume_bytes: int = VOLUME_BYTES) -> None:
         if num_updates < 1:
             raise refuse("num_updates", num_updates, "at least 1 is needed", "12 is usual")
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model, volume_bytes)
         self.num_updates = num_updates
-        self.volume_bytes = volume_bytes
 
-    @torch.inference_mode()
-    def __call__(self, pictures: Tensor) -> Flow:
-        """Estimate the flow of pictures B T 3 Y X, 0..1, on any device; it is on theirs, float32."""
-        flow = self._find(pictures, both=True)
-        return Flow(*flow.unflatten(0, (2, len(pictures), -1)))
-
-    @torch.inference_mode()
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return only the flow from every picture to the next, B T-1 2 Y X: half the work."""
-        flow: Tensor = self._find(pictures, both=False).unflatten(0, (len(pictures), -1))
-        return flow
-
-    def _find(self, pictures: Tensor, *, both: bool) -> Tensor:
-        """Return N 2 Y X of all pairs, row by row; then, if asked for, of the same pairs backwards."""
-        weight = next(self.model.parameters())
-        here, there = pair_indices(pictures, weight.device, both=both)
-        padded, crop = pad_to_network(pictures.flatten(0, 1).to(weight) * 2 - 1, self.smallest)
-        return self._track(self.model.encode(padded), here, there)[(..., *crop)].to(pictures.device)
-
-    def _track(self, encoded: Encoded, here: Tensor, there: Tensor) -> Tensor:
-        """Return the padded flow of all pairs; another network overrides this."""
+    def _pair_bytes(self, encoded: Encoded) -> float:
         area = encoded.features.shape[-2] * encoded.features.shape[-1]
         # All levels together have 4/3 of the finest; their rings of zeros are what the 3/2 is for.
-        num = max(1, int(self.volume_bytes / (area * area * encoded.features.element_size() * 3 / 2)))
-        parts = zip(here.split(num), there.split(num), strict=True)
-        return torch.cat([self.model.track(encoded.of(a), encoded.of(b), self.num_updates) for a, b in parts])
+        return area * area * encoded.features.element_size() * 3 / 2
 
+    def _encode(self, pictures: Tensor) -> Encoded:
+        return self.model.encode(pictures)
 
-def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:
-    """Return which of B x T pictures each flow leaves and reaches: all pairs row by row, perhaps then backwards."""
-    rows, num = pictures.shape[:2]
-    if num < 2:
-        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
-    index = torch.arange(rows * num, device=device).reshape(rows, num)
-    earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
-    if not both:
-        return earlier, later
-    return torch.cat((earlier, later)), torch.cat((later, earlier))
-
-
-def pad_to_network(pictures: Tensor, smallest: int = SMALLEST) -> tuple[Tensor, tuple[slice, slice]]:
-    """Repeat border pixels on all sides up to a size the network takes; also the slices that undo it."""
-    height, width = pictures.shape[-2:]
-    more_y, more_x = (max(smallest, -(-side // STRIDE) * STRIDE) - side for side in (height, width))
-    top, left = more_y // 2, more_x // 2
-    padded = F.pad(pictures, (left, more_x - left, top, more_y - top), mode="replicate")
-    return padded, (slice(top, top + height), slice(left, left + width))
+    def _track(self, here: Encoded, there: Encoded) -> Tensor:
+        return self.model.track(here, there, self.num_updates)
 
 
 AUTHORS_NAMES = (
@@ -320,9 +270,6 @@ def load_raft_small(path: Path, device: torch.device | str = "cpu") -> RaftSmall
     """Load the network from a file: the authors' `raft-small.pth` or torchvision's layout."""
     stored = open_tensors(path, "weights", FETCH_AGAIN)
     found = {name.removeprefix("module."): tensor for name, tensor in stored.items()}
-    with torch.device("meta"):
-        model = RaftSmall()
     by_authors = any(name.startswith("fnet.") for name in found)
-    names = {name: authors_name(name) if by_authors else name for name in model.state_dict()}
-    fill(model, found, path=path, field="weights", dtype=torch.float32, names=names, remedy=FETCH_AGAIN)
-    return model.to(device)
+    rename = authors_name if by_authors else str
+    return load_network(RaftSmall, found, path, device, remedy=FETCH_AGAIN, rename=rename)

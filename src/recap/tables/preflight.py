@@ -14,10 +14,10 @@ from recap.config import RunConfig
 from recap.contracts import Flow
 from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
-from recap.eval.judged import BOTH, EMBEDDED, SECOND, USUAL, Measure, build_motion_judge
+from recap.eval.judged import BOTH, EMBEDDED, JUDGING_FLOWS, SECOND, USUAL, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
 from recap.eval.qwen import find_qwen
-from recap.flow import FLOWS, build_flow, resolve_flow
+from recap.flow import build_flow, resolve_flow
 from recap.io.report import Notice, each_once
 from recap.tables.recipes import Ask, Recipe
 from recap.tables.runs import plan_runs
@@ -33,8 +33,8 @@ def settle(ask: Ask, recipes: Sequence[Recipe], begun: Mapping[str, Any], notice
     names = ("device", "flow", "judge_flow", "embedder")
     known = {name: begun[name] for name in names if getattr(ask, name) == "auto" and begun.get(name)}
     ask, once = replace(ask, **known), each_once(notice)
-    if ask.judge_flow not in (*FLOWS, BOTH):
-        raise unknown_name("--judge-flow", ask.judge_flow, (*FLOWS, BOTH))
+    if ask.judge_flow not in (*JUDGING_FLOWS, BOTH):
+        raise unknown_name("--judge-flow", ask.judge_flow, (*JUDGING_FLOWS, BOTH))
     if ask.device == "auto":
         ask = replace(ask, device="cuda" if torch.cuda.is_available() else "cpu")
     if ask.embedder == "auto":
@@ -91,7 +91,7 @@ def find_missing_weights(configs: Mapping[str, RunConfig], notice: Notice) -> di
     if check_files is not None:
         check_files()
     if any(map(looks_at_flow, configs.values())):
-        build_flow(first.flow, device="cpu", notice=notice)
+        build_flow(first.flow, device="cpu", notice=notice, backbone=first.backbone.name)
     lacking = {}
     for name, config in configs.items():
         if config.memory.settings.keeps_bank:

@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from recap.flow.raft import pad_to_network
+from recap.backbones.wan.spec import EMBEDDED
+from recap.flow.network import pad_to_network
 from recap.flow.warp import sample
-from training.world_flow import (
+from recap.flow.world import (
+    PICTURE_SIZE,
     RADIUS,
-    Estimate,
+    WORLD,
+    FlowEstimate,
     WorldFlow,
     WorldFlowNet,
     correlate,
@@ -19,6 +22,10 @@ from training.world_flow import (
     load_world_flow,
     read_windows,
 )
+from recap.memory.sink import NoMemoryConfig
+from recap.plan import Shot, make_plan
+from recap.registry import load_backbone
+from recap.rollout import rollout
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def test_one_motion_is_the_same_at_every_size(model):
     """Also at the border, where zeros around the picture would pull it down."""
     motion = torch.tensor([1.5, -0.5]).view(1, 2, 1, 1).expand(1, 2, 6, 8)
     torch.testing.assert_close(enlarge(motion, 2), 2 * motion[:, :, :1, :1].expand(1, 2, 12, 16))
-    sharp = model.sharpen(Estimate(motion, motion, motion, torch.randn(1, 64, 6, 8)))
+    sharp = model.sharpen(FlowEstimate(motion, motion, motion, torch.randn(1, 64, 6, 8)))
     torch.testing.assert_close(sharp, 4 * motion[:, :, :1, :1].expand(1, 2, 24, 32))
 
 
@@ -78,7 +85,7 @@ def test_sharpening_puts_pixels_where_they_belong(model):
     model.weigh.weight.data, kept = torch.zeros_like(model.weigh.weight), model.weigh.weight.data
     bias, model.weigh.bias.data = model.weigh.bias.data, torch.zeros(9 * 16)
     model.weigh.bias.data.view(9, 16)[4] = 50.0
-    sharp = model.sharpen(Estimate(flow, flow, flow, torch.randn(1, 64, 3, 5)))
+    sharp = model.sharpen(FlowEstimate(flow, flow, flow, torch.randn(1, 64, 3, 5)))
     model.weigh.weight.data, model.weigh.bias.data = kept, bias
     torch.testing.assert_close(sharp, 4 * flow.repeat_interleave(4, -1).repeat_interleave(4, -2))
 
@@ -139,6 +146,15 @@ def test_one_picture_is_refused(model):
         WorldFlow(model)(torch.rand(1, 1, 3, 64, 104))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_picture_that_is_not_finite_shows_in_the_flow(model, clip, bad):
+    """So novelty refuses it; places that do not exist are never read."""
+    clip[0, 1, 0, 30, 40] = bad
+    flow = WorldFlow(model)(clip)
+    assert not flow.forward[:, :2].isfinite().all(dim=(2, 3, 4)).any()
+    assert flow.forward[:, 2].isfinite().all()
+
+
 def test_it_is_small_and_its_file_loads_as_it_was(model, tmp_path, clip):
     path = tmp_path / "world-flow.safetensors"
     halves = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
@@ -147,6 +163,20 @@ def test_it_is_small_and_its_file_loads_as_it_was(model, tmp_path, clip):
     again = load_world_flow(path)
     assert all(torch.equal(again.state_dict()[name], tensor.float()) for name, tensor in halves.items())
     assert WorldFlow(again)(clip).forward.isfinite().all()
+
+
+@torch.no_grad()
+def test_the_shipped_weights_know_their_world():
+    """A picture of the embedded model, moved as its camera does: nearly every pixel not cut off has that motion."""
+    assert (EMBEDDED.name, EMBEDDED.backbone_spec().picture_size) == (WORLD, PICTURE_SIZE)
+    backbone = load_backbone(WORLD)
+    plan = make_plan([[Shot("a fox on a beach by day", 0.5)]], backbone.spec)
+    (block,) = rollout(backbone, NoMemoryConfig().build(backbone.spec, pytest.fail), plan, seeds=[0])
+    picture = F.avg_pool2d(block.pixels[0, -1:], 2)
+    flow = WorldFlow(load_world_flow())(torch.stack((picture, picture.roll(3, -1)), dim=1))
+    for found, motion in ((flow.forward, 3.0), (flow.backward, -3.0)):
+        away = (found[0, 0] - torch.tensor([motion, 0.0]).view(2, 1, 1)).norm(dim=0)[8:-8, 8:-8]
+        assert (away < 0.3).float().mean() > 0.9
 
 
 def test_wrong_tensors_are_listed(model, tmp_path):

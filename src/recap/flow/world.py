@@ -1,9 +1,10 @@
-"""world-flow: a small network for pictures of the embedded model's size, trained on its world's exact flow.
+"""world-flow is a small network for the embedded model's pictures, trained on the exact flow of its rendered world.
 
-An encoder looks at each picture once and describes it at a quarter and at an eighth of its size. Flow is found
-at an eighth from all-pairs correlations, then corrected twice at a quarter, each time by what the correlations
-around the current flow say. Last, every pixel takes a mean of the nine flows nearest to it, weighted by the
-network, which keeps the outlines of what moves sharp. Nothing is recurrent and no step shares its weights.
+It knows that world and nothing else (`training/train_flow.py` trains it). An encoder looks at each picture once and
+describes it at a quarter and at an eighth of its size. Flow is found at an eighth from all-pairs correlations, then
+corrected twice at a quarter, each time by what the correlations around the current flow say. Last, every pixel takes
+a mean of the nine flows nearest to it, weighted by the network, which keeps the outlines of what moves sharp. Nothing
+is recurrent and no step shares its weights.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recap.flow.raft import RaftFlow, conv, stage
+from recap.errors import RecapError, refuse
+from recap.flow.network import STRIDE, VOLUME_BYTES, NetworkFlow, conv, load_network, stage
 from recap.flow.warp import backtrace
-from recap.io.weights import fill, open_tensors
+from recap.io.weights import open_tensors
 
-FINE, COARSE = 4, 8  # pixels between neighbouring features
+WORLD = "embedded"
+"""The backbone that generates this world."""
+PICTURE_SIZE = (128, 208)
+"""Rows and columns of its pictures; the network was trained on them at half that size."""
+WEIGHTS = Path(__file__).parent / "weights" / "world-flow.safetensors"
+
+FINE, COARSE = STRIDE // 2, STRIDE  # pixels between neighbouring features
 RADIUS = 3  # of the neighbourhood of correlations that a step reads
 WINDOW = (2 * RADIUS + 1) ** 2
 HALF, QUARTER, EIGHTH = 32, 64, 96  # channels, by how much smaller than the picture
@@ -30,7 +38,7 @@ RETRAIN = "train it with python -m training.train_flow, or name another file"
 
 
 class Residual(nn.Module):
-    """Two convolutions added to what they were applied to."""
+    """Adds two convolutions to what they are applied to."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -41,7 +49,7 @@ class Residual(nn.Module):
         return F.relu(x + self.conv2(F.relu(self.conv1(x))))
 
 
-class Summary(nn.Module):
+class PictureSummary(nn.Module):
     """Adds to every place what the whole picture shows.
 
     Plain sky matches everywhere. It moves as the scene around it does, which may be out of a convolution's reach.
@@ -60,19 +68,22 @@ class Summary(nn.Module):
         return summed
 
 
-class Encoded(NamedTuple):
-    """All that is ever read of a picture."""
+class EncodedPictures(NamedTuple):
+    """Carries all that is ever read of pictures."""
 
     fine: Tensor  # N 64 Y/4 X/4: what is there
     fine_match: Tensor  # N 32 Y/4 X/4: what is compared between pictures
     coarse: Tensor  # N 96 Y/8 X/8
     coarse_match: Tensor  # N 32 Y/8 X/8
 
-    def of(self, pictures: Tensor) -> Encoded:
-        return Encoded(*(part[pictures] for part in self))
+    def of(self, pictures: Tensor) -> EncodedPictures:
+        """Return the encodings of the pictures with these indices."""
+        return EncodedPictures(*(part[pictures] for part in self))
 
 
-class Encoder(nn.Module):
+class PictureEncoder(nn.Module):
+    """Describes pictures at a quarter and at an eighth of their size."""
+
     def __init__(self) -> None:
         super().__init__()
         self.to_half = nn.Sequential(stage(3 * 4, HALF, 3), Residual(HALF))
@@ -81,30 +92,30 @@ class Encoder(nn.Module):
         self.fine_match = conv(QUARTER, MATCH, 1)
         self.coarse_match = conv(EIGHTH, MATCH, 1)
 
-    def forward(self, pictures: Tensor) -> Encoded:
-        """Pictures N 3 Y X in -1..1, sides multiples of 8."""
+    def forward(self, pictures: Tensor) -> EncodedPictures:
+        """Encode pictures N 3 Y X in -1..1, whose sides are multiples of 8."""
         # Channels innermost: so all that follows runs fastest, on CPU and GPU alike.
         squares = F.pixel_unshuffle(pictures, 2).contiguous(memory_format=torch.channels_last)
         fine = self.to_quarter(self.to_half(squares))
         coarse = self.to_eighth(fine)
         # Normalised over the picture, or what all its places have in common would drown what tells them apart.
         fine_match, coarse_match = self.fine_match(fine), self.coarse_match(coarse)
-        return Encoded(fine, F.instance_norm(fine_match), coarse, F.instance_norm(coarse_match))
+        return EncodedPictures(fine, F.instance_norm(fine_match), coarse, F.instance_norm(coarse_match))
 
 
-class Step(nn.Module):
+class FlowStep(nn.Module):
     """Corrects a flow by the correlations that it points at and by what is known of the picture it leaves."""
 
     def __init__(self, known: int, channels: int) -> None:
         super().__init__()
         self.read = stage(WINDOW + 2, READ, 1)
         self.join = stage(known + READ, channels, 3)
-        self.summary = Summary(channels)
+        self.summary = PictureSummary(channels)
         self.deepen = stage(channels, channels, 3)
         self.correct = conv(channels, 2, 3)
 
     def forward(self, known: Tensor, maps: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-        """The corrected flow N 2 y x, in features, and the state N channels y x that it was read from."""
+        """Return the corrected flow N 2 y x, in features, and the state N channels y x that it was read from."""
         # The place that is looked at is an input: no gradient goes through where the windows lie.
         flow = flow.detach()
         seen = self.read(torch.cat((read_windows(maps, backtrace(flow)), flow), dim=1))
@@ -113,8 +124,8 @@ class Step(nn.Module):
         return flow + self.correct(state).float(), state
 
 
-class Estimate(NamedTuple):
-    """Flow N 2 y x as it got better, in features of its own size, and the state that the last was read from."""
+class FlowEstimate(NamedTuple):
+    """Carries flow N 2 y x as it got better, in features of its size, and the state the last was read from."""
 
     coarse: Tensor
     middle: Tensor
@@ -123,21 +134,21 @@ class Estimate(NamedTuple):
 
 
 class WorldFlowNet(nn.Module):
-    """The network. Sides must be multiples of 8; `WorldFlow` sees to that."""
+    """Is the network. Sides must be multiples of 8; `WorldFlow` sees to that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode = Encoder()
-        self.first = Step(EIGHTH, EIGHTH)
+        self.encode = PictureEncoder()
+        self.first = FlowStep(EIGHTH, EIGHTH)
         self.hand_down = conv(EIGHTH, READ, 1)
         self.know = stage(QUARTER + READ, QUARTER, 1)
-        self.second = Step(QUARTER, QUARTER)
-        self.third = Step(QUARTER, QUARTER)
+        self.second = FlowStep(QUARTER, QUARTER)
+        self.third = FlowStep(QUARTER, QUARTER)
         self.weigh = conv(QUARTER, 9 * FINE**2, 1)
         self.apply(_draw_weights)
 
-    def estimate(self, source: Encoded, target: Encoded) -> Estimate:
-        """Flow from each source picture to its target picture, step by step."""
+    def estimate(self, source: EncodedPictures, target: EncodedPictures) -> FlowEstimate:
+        """Find the flow from each source picture to its target picture, step by step."""
         start = torch.zeros_like(source.coarse[:, :2], dtype=torch.float32)
         coarse, state = self.first(source.coarse, correlate(source.coarse_match, target.coarse_match), start)
         from_above = F.interpolate(self.hand_down(state), scale_factor=2, mode="bilinear")
@@ -145,10 +156,10 @@ class WorldFlowNet(nn.Module):
         maps = correlate(source.fine_match, target.fine_match)
         middle, state = self.second(known, maps, enlarge(coarse, 2))
         fine, state = self.third(state, maps, middle)
-        return Estimate(coarse, middle, fine, state)
+        return FlowEstimate(coarse, middle, fine, state)
 
-    def sharpen(self, estimate: Estimate) -> Tensor:
-        """The last flow in pixels, N 2 Y X: of each pixel, a weighted mean of the nine flows around it."""
+    def sharpen(self, estimate: FlowEstimate) -> Tensor:
+        """Return the last flow in pixels, N 2 Y X: every pixel gets a weighted mean of the nine flows around it."""
         num, _, height, width = estimate.fine.shape
         weights = self.weigh(estimate.state).float().unflatten(1, (1, 9, FINE, FINE)).softmax(dim=2)
         # Borders are repeated: zeros around the picture would slow everything there down.
@@ -159,22 +170,22 @@ class WorldFlowNet(nn.Module):
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Weights that keep the size of what passes a ReLU: torch's own would shrink it at every layer."""
+    """Draw weights that keep the size of what passes a ReLU: torch's own would shrink it at every layer."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     if isinstance(module, Residual):
         nn.init.zeros_(module.conv2.weight)
-    if isinstance(module, Step):
+    if isinstance(module, FlowStep):
         nn.init.normal_(module.correct.weight, std=1e-3)
 
 
 def enlarge(flow: Tensor, factor: int) -> Tensor:
-    """The same motion in features `factor` times as many; both count from the outer edge of the picture."""
+    """Return the same motion in features `factor` times as many; both count from the picture's outer edge."""
     return factor * F.interpolate(flow, scale_factor=factor, mode="bilinear")
 
 
 def correlate(source: Tensor, target: Tensor) -> Tensor:
-    """How well each place of the source matches all of the target: N (y x) y+2 x+2, in a ring of zeros."""
+    """Tell how well each place of the source matches all of the target: N (y x) y+2 x+2, in a ring of zeros."""
     ringed = F.pad(target, (1, 1, 1, 1))
     rows = (source / source.shape[1] ** 0.5).flatten(2).mT
     maps: Tensor = (rows @ ringed.flatten(2)).unflatten(-1, ringed.shape[-2:])
@@ -182,7 +193,7 @@ def correlate(source: Tensor, target: Tensor) -> Tensor:
 
 
 def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
-    """Correlations N WINDOW y x around centres N 2 y x, each in its own map, bilinear.
+    """Read correlations N WINDOW y x around centres N 2 y x, each in its own map, bilinearly.
 
     All places of a window lie between the map's in the same way: so whole places are read, then blended twice.
     """
@@ -202,29 +213,35 @@ def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
     return windows
 
 
-class WorldFlow(RaftFlow):
-    """The flow estimator: pairs and padding are RAFT's, the network is ours."""
+class WorldFlow(NetworkFlow[EncodedPictures]):
+    """Estimates flow by world-flow."""
 
     smallest = SMALLEST
+    model: WorldFlowNet
 
-    def __init__(self, model: WorldFlowNet, *, volume_bytes: int = 2**31) -> None:
-        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
-        self.model = model.eval().requires_grad_(False)
-        self.volume_bytes = volume_bytes
+    def __init__(self, model: WorldFlowNet, *, volume_bytes: int = VOLUME_BYTES) -> None:
+        super().__init__(model, volume_bytes)
 
-    def _track(self, encoded: Encoded, source: Tensor, target: Tensor) -> Tensor:
+    def _encode(self, pictures: Tensor) -> EncodedPictures:
+        encoded: EncodedPictures = self.model.encode(pictures)
+        return encoded
+
+    def _pair_bytes(self, encoded: EncodedPictures) -> float:
         area = encoded.fine[0, 0].numel()
         # A quarter as much again for the windows, the coarse correlations and the ring.
-        num = max(1, int(self.volume_bytes / (1.25 * area * area * encoded.fine.element_size())))
-        parts = zip(torch.split(source, num), torch.split(target, num), strict=True)
-        found = [self.model.estimate(encoded.of(here), encoded.of(there)) for here, there in parts]
-        return torch.cat([self.model.sharpen(each) for each in found])
+        return 1.25 * area * area * encoded.fine.element_size()
+
+    def _track(self, here: EncodedPictures, there: EncodedPictures) -> Tensor:
+        return self.model.sharpen(self.model.estimate(here, there))
 
 
-def load_world_flow(path: Path, device: torch.device | str = "cpu") -> WorldFlowNet:
-    """The network with the weights of a file, which must contain exactly its tensors."""
-    with torch.device("meta"):
-        model = WorldFlowNet()
+def refuse_world(pictures: str) -> RecapError:
+    """Make the error for pictures of another world: flow would be found there, too, and nothing would show it."""
+    limit = f"it knows the pictures of `{WORLD}` alone, {PICTURE_SIZE[1]}x{PICTURE_SIZE[0]}, not {pictures}"
+    return refuse("flow", "world-flow", limit, "take raft-small or classical")
+
+
+def load_world_flow(path: Path = WEIGHTS, device: torch.device | str = "cpu") -> WorldFlowNet:
+    """Load the network from a file, by default the package's, which must contain exactly its tensors."""
     found = open_tensors(path, "weights", RETRAIN)
-    fill(model, found, path=path, field="weights", dtype=torch.float32, what="world-flow", remedy=RETRAIN)
-    return model.to(device)
+    return load_network(WorldFlowNet, found, path, device, remedy=RETRAIN, what="world-flow")
