@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
 from recap.errors import refuse
-from recap.eval.judges.probe import BATCH, CELL, Judged, Probe, Residual, actor_number, load_probe
+from recap.eval.judges.probe import BATCH, CELL, Judged, NormedResidual, Probe, actor_number, load_probe
 from recap.eval.sampling import Pictures, as_tensor
 from recap.eval.witnesses import Box, CropWitness, Vectors
 from recap.io.video import Picture
@@ -39,11 +39,11 @@ class CropNet(nn.Module):
         self.body = nn.Sequential(
             nn.PixelUnshuffle(2),
             nn.Conv2d(12, first, 3, padding=1),
-            Residual(first),
+            NormedResidual(first),
             nn.Conv2d(first, second, 3, stride=2, padding=1),
-            Residual(second),
+            NormedResidual(second),
             nn.Conv2d(second, third, 3, stride=2, padding=1),
-            Residual(third),
+            NormedResidual(third),
             nn.GroupNorm(8, third),
             nn.SiLU(),
             # Where in the crop something is, roughly, is part of a look.

@@ -25,7 +25,7 @@ BATCH = 32
 SHIPPED = WEIGHTS / "probe.safetensors"
 
 
-class Residual(nn.Module):
+class NormedResidual(nn.Module):
     """Adds two normalised convolutions to what comes in."""
 
     def __init__(self, channels: int) -> None:
@@ -93,13 +93,13 @@ class Probe(nn.Module):
             nn.Conv2d(12, first, 3, padding=1),
             nn.SiLU(),
             nn.Conv2d(first, second, 3, stride=2, padding=1),
-            Residual(second),
+            NormedResidual(second),
             nn.Conv2d(second, third, 3, stride=2, padding=1),
-            Residual(third),
-            Residual(third),
+            NormedResidual(third),
+            NormedResidual(third),
             nn.Conv2d(third, last, 3, stride=2, padding=1),
-            Residual(last),
-            Residual(last),
+            NormedResidual(last),
+            NormedResidual(last),
             nn.GroupNorm(8, last),
             nn.SiLU(),
         )
