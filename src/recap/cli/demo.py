@@ -26,6 +26,7 @@ SCENE, FIRST, SECOND = "a beach by day", "fox", "bus"
 # The subject is in no opening frame and the recent frames are dropped at every cut: only a bank can bring it back.
 RETURN = Tale(
     name="return",
+    title="With cuts: empty, a fox, empty, a fox again",
     subject=FIRST,
     shots=(
         Shot(SCENE, 2.0625),
@@ -33,14 +34,15 @@ RETURN = Tale(
         Shot(SCENE, 3.75),
         Shot(f"a {FIRST} on {SCENE}", 4.5),
     ),
-    labels=("empty beach", "a fox", "empty beach", "a fox again"),
+    labels=("empty", "a fox", "empty again", "a fox again"),
     seeds=(0, 1, 2),
-    about="An empty beach, a fox, the empty beach, a fox again, with a cut at every change, after which a memory has "
-    "lost the recent frames. The first three seeds, unpicked. The videos begin just before the return.",
+    about="The opening frame is empty and every cut drops the recent frames, so only a bank can bring the fox back. "
+    "The first three seeds, unpicked. The videos begin just before the return.",
 )
 # No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
 ENTERING = Tale(
     name="entering",
+    title="In one take: a bus joins a fox, leaves and is asked back",
     subject=SECOND,
     shots=(
         Shot(f"a {FIRST} on {SCENE}", 5.8125, cut=False),
@@ -50,7 +52,8 @@ ENTERING = Tale(
     ),
     labels=("a fox", "a bus joins", "the bus leaves", "a bus again"),
     seeds=(0,),
-    about="The same in one take: a fox, a bus joins it, leaves and is asked back. One seed, the first: an anecdote.",
+    about="Nothing is cut, so the recent frames stay, and the fox is in the opening that `sink` and `recap` keep. "
+    "One seed, the first: an anecdote.",
 )
 TALES = (RETURN, ENTERING)
 MEMORIES = ("none", "sink", "recap")
@@ -73,7 +76,7 @@ def demo(flow: str = "auto") -> None:
         state.unlink()
     words = "the same scripts and seeds on the model that comes with the package; only the memory differs"
     page = build_story_page(
-        told[0].headline,
+        told[0].story.verdict,
         f"{', '.join(MEMORIES)}: {words}",
         [each.story for each in told],
         [MEASURED],
@@ -81,7 +84,7 @@ def demo(flow: str = "auto") -> None:
     )
     # Last: the page says that all is there.
     write_whole(FOLDER / PAGE, page.encode())
-    print("\n".join(["", *(each.headline for each in told)]))
+    print("\n".join(["", *(each.story.verdict for each in told)]))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}; moving: {FOLDER / GIF}\nLook at {FOLDER / PAGE}")
 
 

@@ -36,16 +36,16 @@ function tellStory(section, story) {
   // A phone decodes few videos at once: those out of sight rest.
   new IntersectionObserver(([entry]) => { visible = entry.isIntersecting; run(); }).observe(section);
 
-  figures.forEach((figure, i) => {
-    const bank = story.banks[i];
-    if (!bank || !bank.patches.length) return;
-    const show = hangWall(figure.querySelector(".wall"), null, bank, (picked) => {
-      const [second, , row, column] = bank.patches[picked];
+  // Of the videos, those with a bank have a wall each, in the same order.
+  const owners = figures.filter((_, i) => story.banks[i]), banks = story.banks.filter(Boolean);
+  section.querySelectorAll(".wall").forEach((wall, i) => {
+    const show = hangWall(wall, null, banks[i], (picked) => {
+      const [second, , row, column] = banks[i].patches[picked];
       wanted = false;
       run();
       seek(second + 0.001);
-      pointAt(figure.querySelector(".spot"), videos[i], story.grid, row, column);
-    }, 14);
+      pointAt(owners[i].querySelector(".spot"), owners[i].querySelector("video"), story.grid, row, column);
+    }, 20);
     show(true);
   });
   const begin = () => { seek(story.start); run(); };

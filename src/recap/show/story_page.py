@@ -35,6 +35,8 @@ class Story:
     """Describes one script, generated with several memories; every row of screens has a name and a link."""
 
     title: str
+    # What was counted.
+    verdict: str
     about: str
     duration_s: float
     # Where the videos begin to play.
@@ -55,7 +57,7 @@ def build_story_page(
     """Build the page as HTML."""
     memories = list(dict.fromkeys(screen.memory for story in stories for screen in _screens(story)))
     holes = {
-        "stories": "".join(_section(story, memories) for story in stories),
+        "stories": "".join(_section(story, memories, title) for story in stories),
         "remarks": "".join(f"<p>{escape(text)}</p>" for text in remarks),
         "settings": table_rows(settings),
         "data": script_data([_data(story) for story in stories]),
@@ -67,10 +69,12 @@ def _screens(story: Story) -> list[Screen]:
     return [screen for _, _, row in story.rows for screen in row]
 
 
-def _section(story: Story, memories: Sequence[str]) -> str:
+def _section(story: Story, memories: Sequence[str], page_title: str) -> str:
     scenes = "".join(f"<button>{escape(label)}</button>" for _, label in story.scenes)
+    verdict = "" if story.verdict == page_title else f'<p class="verdict">{escape(story.verdict)}</p>'
     parts = [
-        f'<section class="card story"><h2>{escape(story.title)}</h2><p class="quiet">{escape(story.about)}</p>',
+        f'<section class="card story"><h2>{escape(story.title)}</h2>{verdict}',
+        f'<p class="quiet">{escape(story.about)}</p>',
         f'<div class="strip"><button class="stop">Pause</button><div>{scenes}<i></i></div></div>',
     ]
     for name, link, row in story.rows:
@@ -78,6 +82,9 @@ def _section(story: Story, memories: Sequence[str]) -> str:
         parts.append(f'<h3>{escape(name)} {detail}</h3><div class="trio">')
         parts += [_figure(screen, memories.index(screen.memory)) for screen in row]
         parts.append("</div>")
+        for screen in row:
+            if screen.bank is not None:
+                parts.append(f'<p class="quiet">{escape(screen.bank_about)}</p><div class="wall"></div>')
     return "".join([*parts, "</section>"])
 
 
@@ -87,17 +94,12 @@ def _figure(screen: Screen, colour: int) -> str:
         f"{escape(label)}</span>"
         for picture, label in screen.stills
     )
-    bank = (
-        ""
-        if screen.bank is None
-        else f'<div class="wall"></div><p class="quiet">{escape(screen.bank_about)}</p>'
-    )
     return (
         f'<figure><figcaption><b><i class="chip" style="background:var(--m{colour})"></i>{escape(screen.memory)}</b>'
         f' <em class="badge{" good" if screen.good else ""}">{escape(screen.badge)}</em></figcaption>'
         f'<div class="screen"><video src="{escape(screen.video)}" muted autoplay loop playsinline preload="auto">'
         f'</video><div class="spot"></div></div><p class="quiet">{escape(screen.about)}</p>'
-        f'<div class="stills">{stills}</div>{bank}</figure>'
+        f'<div class="stills">{stills}</div></figure>'
     )
 
 

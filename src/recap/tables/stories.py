@@ -42,7 +42,9 @@ MEASURED = (
 class Tale:
     """Describes a script of four shots (without the subject, with it, without it, with it) and its seeds."""
 
+    # Of its folder.
     name: str
+    title: str
     subject: str
     shots: tuple[Shot, ...]
     # What happens in every shot, in a word or two.
@@ -55,7 +57,6 @@ class Told(NamedTuple):
     """Holds a finished tale as its page shows it, with the seconds in which the shots begin."""
 
     story: Story
-    headline: str
     returns: dict[str, list[Return]]
     starts_s: list[float]
     flow: str
@@ -77,9 +78,10 @@ def tell(tale: Tale, runs: Mapping[str, Path], folder: Path) -> Told:
             returns[name].append(found)
         page = next(iter(runs.values())).parent / (f"row-{row}.html" if row else PAGE)
         rows.append((f"Seed {seed}", page.relative_to(folder).as_posix(), screens))
-    words, starts = headline(tale.subject, returns), [part.span.start for part in parts]
+    starts = [part.span.start for part in parts]
     story = Story(
-        title=words,
+        title=tale.title,
+        verdict=headline(tale.subject, returns),
         about=tale.about,
         duration_s=parts[-1].span.end,
         start_s=max(0.0, starts[-1] - BEFORE_RETURN_S),
@@ -87,7 +89,7 @@ def tell(tale: Tale, runs: Mapping[str, Path], folder: Path) -> Told:
         grid=spec.grid,
         rows=rows,
     )
-    return Told(story, words, returns, starts, record["config"]["flow"])
+    return Told(story, returns, starts, record["config"]["flow"])
 
 
 def _screen(
@@ -131,8 +133,10 @@ def describe_return(found: Return) -> str:
         return (
             f"Found in {found.found_first:.0%} of the first visit and {found.found_again:.0%} of the second."
         )
-    moved = "" if found.path is None else f"; moves {found.path:.0%} of the width a second"
-    return f"Likeness {found.likeness:.2f}, colours {found.colour_error:.0f} ΔE apart{moved}."
+    moved = "" if found.path is None else f"; it moves {found.path:.0%} of the width a second"
+    # Likeness ends at 0, so this is the least that it can be.
+    most = " or more" if found.likeness < 0.005 else ""
+    return f"Likeness {found.likeness:.2f}, colours {found.colour_error:.0f} ΔE{most} apart{moved}."
 
 
 def _kept(
@@ -146,6 +150,8 @@ def _kept(
     last = {frame: pictures[-1] for frame, pictures in pictures_of_frames(trace).items()}
     cut = {place: cut_out(clip.shown[last[place[0]]], place, side) for place in kept}
     patches = gather_patches(cut, kept, {frame: index / clip.fps for frame, index in last.items()}, side)
-    words = f"In the bank at the return: {len(kept)} patches of the first visit, of {len(bank)}."
+    words = (
+        f"In the bank at the return: {len(kept)} patches that were new in the first visit, of {len(bank)}."
+    )
     shares = [share[0] for line in trace[back.first_block :] if (share := line.shares.get(Role.BANK))]
     return patches, words + (f" {fmean(shares):.0%} of attention goes to the bank." if shares else "")
