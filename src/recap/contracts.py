@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recap.errors import refuse
+from recap.errors import RecapError, refuse
 from recap.types import (
     BackboneSpec,
     Block,
@@ -228,6 +228,26 @@ class MemoryPolicy(ABC):
         """Multiply the sink's unnormalised weight by another factor from the next block on."""
         limit = "it has no sink whose weight could be changed"
         raise refuse("memory", type(self).__name__, limit, "choose recap or sink")
+
+    def pin(self, slots: Sequence[int], name: str) -> None:
+        """Move these slots of the bank to slots of their own, under a name, from which nothing is evicted."""
+        raise self._no_bank()
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Empty these slots of the bank, in every row."""
+        raise self._no_bank()
+
+    def take_cast(self, name: str, keys: Tensor, values: Tensor, entries: Candidates) -> None:
+        """Pin tokens of another video under a name: keys and values L B N H D, unrotated."""
+        raise self._no_bank()
+
+    def drop_cast(self, name: str) -> None:
+        """Forget all that is pinned under a name."""
+        raise self._no_bank()
+
+    def _no_bank(self) -> RecapError:
+        limit = "it has no bank next to which tokens could be pinned"
+        return refuse("memory", type(self).__name__, limit, "choose recap")
 
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         """Replace the recent past by the frames from `first_frame` to the newest, recomputed, L B N H D, unrotated.

@@ -23,10 +23,11 @@ from recap.contracts import (
     Noise,
     NoiseSource,
     Recorder,
+    State,
 )
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock, Past, seeded
+from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Segment, Tokens, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -227,6 +228,45 @@ class Conductor:
             context = BlockContext(policy, policy.begin(earlier))
             self._backbone.settle(latents, conditioning, context.clean_pass())
             policy.reread(earlier)
+
+
+class _LoneBlock(MemoryPolicy):
+    """Shows a block nothing but itself, and keeps what the clean pass makes of it."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, Tokens] = {}
+
+    def begin(self, block: Block) -> Tensor:
+        return torch.arange(block.num_frames, dtype=torch.float64)
+
+    def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
+        return own
+
+    def write(self, layer: int, tokens: Tokens) -> None:
+        # A copy: a fast path hands out the same storage again and again.
+        self.tokens[layer] = replace(tokens, keys=tokens.keys.clone(), values=tokens.values.clone())
+
+    def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
+        return MemoryTrace({})
+
+    def clear_prior(self) -> None:
+        """Do nothing: there is no prior."""
+
+    def state(self) -> State:
+        return {}
+
+    def load_state(self, state: State) -> None:
+        """Do nothing: there is no state."""
+
+
+@torch.no_grad()
+def read_alone(backbone: Backbone, latents: Tensor, prompts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """Return the clean keys and values, L B N H D, unrotated, of one block B F C rows columns, seen by itself."""
+    policy = _LoneBlock()
+    run = BlockRun(policy, backbone.spec, Block(0, 0, latents.shape[1], prompts))
+    backbone.settle(latents, backbone.condition(prompts), run.clean)
+    layers = [policy.tokens[layer] for layer in range(backbone.spec.layers)]
+    return torch.stack([each.keys for each in layers]), torch.stack([each.values for each in layers])
 
 
 class Rollout(Iterator[GeneratedBlock]):

@@ -22,6 +22,7 @@ class Role(StrEnum):
 
     SINK = "sink"
     BANK = "bank"
+    CAST = "cast"
     SUMMARY = "summary"
     PRIOR = "prior"
     CURRENT = "current"
@@ -116,6 +117,8 @@ class Block:
     prompts: tuple[str, ...]  # one per row
     clears_prior: bool = False
     rereads_prior: bool = False  # the prior is made again under this block's prompts
+    # The pinned subjects that its prompts name; None shows all of them.
+    subjects: tuple[str, ...] | None = None
 
     @property
     def end_frame(self) -> int:

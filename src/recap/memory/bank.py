@@ -7,7 +7,7 @@ ignores order, so a newcomer simply overwrites the slot of the token it replaces
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from recap.memory.store import Store
 from recap.types import NO_TOKEN, Candidates
 
 Retain = Callable[[Candidates, int], Tensor]
+
+EMPTY = -1.0
+"""The score of a slot that was emptied: below every token's, so that any newcomer takes it."""
 
 
 class NoveltyBank:
@@ -35,6 +38,10 @@ class NoveltyBank:
         self._store = Store(num_layers, capacity, on_host=on_host)
         self._source: Tensor | None = None  # B K 3
         self._score: Tensor | None = None  # B K
+        # What was in the slots that were emptied since the last admission; the next trace says so.
+        self._released: Candidates | None = None
+        # Whether a slot in use may be empty; host knowledge, so that no block waits for the device to tell.
+        self._holes = False
 
     @property
     def keys(self) -> Tensor:
@@ -54,21 +61,51 @@ class NoveltyBank:
 
     @property
     def token_bias(self) -> Tensor | None:
-        """Return NO_TOKEN for empty slots, B count, or None if zero scores fill slots too.
+        """Return NO_TOKEN for empty slots, B count, or None if there is none.
 
         Rows fill at their own pace but share one shape, so an empty slot is stored and hidden from attention.
         """
-        if self._zero_scores_fill:
+        if self._zero_scores_fill and not self._holes:
             return None
-        return torch.where(self.entries.score > 0, 0.0, NO_TOKEN)
+        score = self.entries.score
+        return torch.where(score >= 0 if self._zero_scores_fill else score > 0, 0.0, NO_TOKEN)
+
+    def take(self, slots: Sequence[int]) -> tuple[Tensor, Tensor, Candidates]:
+        """Return the keys and values, L B N H D, and the entries of these slots, as copies."""
+        index = self._check_slots(slots)
+        entries = Candidates(self.entries.source[:, index], self.entries.score[:, index])
+        home = entries.score.device
+        return self.keys[:, :, index].to(home), self.values[:, :, index].to(home), entries
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty these slots in every row: nothing attends to them, and the next newcomers take them."""
+        index = self._check_slots(slots)
+        assert self._score is not None and self._source is not None
+        gone = [Candidates(self._source[:, index], self._score[:, index])]
+        self._released = _joined([*([self._released] if self._released else []), *gone])
+        self._score = self._score.index_fill(1, index, EMPTY)
+        self._holes = True
+
+    def _check_slots(self, slots: Sequence[int]) -> Tensor:
+        """Return the slots as an index; refuses what is not a slot in use, and an empty one."""
+        whole = all(isinstance(slot, int) and not isinstance(slot, bool) for slot in slots)
+        if not slots or not whole or len(set(slots)) < len(slots):
+            raise refuse("slots", list(slots), "must be different whole numbers", "see the bank's list")
+        if not all(0 <= slot < self.count for slot in slots):
+            limit = f"the bank has the slots 0 to {self.count - 1}" if self.count else "the bank is empty"
+            raise refuse("slots", list(slots), limit, "name some of them")
+        index = torch.tensor(list(slots), device=self.entries.score.device)
+        if bool((self.entries.score[:, index] < 0).any()):
+            raise refuse("slots", list(slots), "one of them was emptied already", "leave it out")
+        return index
 
     def admit(
         self, offered: Candidates, keys: Tensor, values: Tensor, retain: Retain
     ) -> tuple[Candidates, Candidates]:
         """Offer a block's tokens (keys and values L B M H D); returns what entered and what left, slot by slot.
 
-        Both results have one entry per slot, B K; score -1 marks a slot where nothing happened. All shapes
-        are known beforehand, so nothing here waits for the device.
+        Both results have one entry per slot, B K; score -1 marks a slot where nothing happened. What was emptied
+        by `release` follows. All shapes are known beforehand, so nothing here waits for the device.
         """
         if self._source is None or self._score is None:
             batch = offered.score.shape[0]
@@ -100,6 +137,8 @@ class NoveltyBank:
         self._source = torch.where(free[..., None], entering.source, self._source)
         self._score = torch.where(free, entering.score, self._score)
         self.count = slots
+        if self._released is not None:
+            leaving, self._released = _joined([leaving, self._released]), None
         return _marked(entering, entered), leaving
 
     def _overwrite(self, free: Tensor, newcomer: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -113,7 +152,15 @@ class NoveltyBank:
     def state(self) -> State:
         if self._score is None:
             return {}
-        entries = copies({"bank.source": self._source, "bank.score": self._score})
+        released = self._released
+        entries = copies(
+            {
+                "bank.source": self._source,
+                "bank.score": self._score,
+                "bank.released.source": None if released is None else released.source,
+                "bank.released.score": None if released is None else released.score,
+            }
+        )
         return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count)}
 
     def expected(self, state: State, grid: tuple[int, int]) -> dict[str, Entry]:
@@ -124,14 +171,23 @@ class NoveltyBank:
             "bank.score": Entry(("B", self.capacity), "scores"),
             "bank.count": Entry((), torch.int64, 0, self.capacity),
         }
-        return together(state, {**self._store.expected("bank"), **own}) if self.capacity else {}
+        released = {
+            "bank.released.source": Entry(("B", "released", 3), torch.int64, 0, last),
+            "bank.released.score": Entry(("B", "released"), "scores"),
+        }
+        whole = {**self._store.expected("bank"), **own, **together(state, released)}
+        return together(state, whole) if self.capacity else {}
 
     def load_state(self, state: State) -> None:
         self._store.load_state("bank", state)
-        self._source, self._score, self.count = None, None, 0
+        self._source, self._score, self.count, self._holes = None, None, 0, False
         if "bank.score" in state:
             self._source, self._score = state["bank.source"].clone(), state["bank.score"].clone()
             self.count = int(state["bank.count"])
+            self._holes = bool((self._score[:, : self.count] < 0).any())
+        self._released = None
+        if "bank.released.score" in state:
+            self._released = Candidates(state["bank.released.source"], state["bank.released.score"])
 
 
 def _words(kept: Tensor, offered: Tensor) -> list[Tensor]:
@@ -141,6 +197,11 @@ def _words(kept: Tensor, offered: Tensor) -> list[Tensor]:
         x.element_size() * x.shape[-1] % 8 == x.element_size() * x.storage_offset() % 8 == 0 for x in flat
     )
     return [x.view(torch.int64) for x in flat] if whole and kept.dtype == offered.dtype else flat
+
+
+def _joined(parts: Sequence[Candidates]) -> Candidates:
+    """Return all entries of the parts, in order."""
+    return Candidates(torch.cat([p.source for p in parts], dim=1), torch.cat([p.score for p in parts], dim=1))
 
 
 def _marked(entries: Candidates, happened: Tensor) -> Candidates:

@@ -6,7 +6,7 @@ of how things looked when they first appeared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from recap.contracts import Admission, Entry, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
+from recap.memory.pinned import Group, PinnedTokens
 from recap.memory.window import Window, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
@@ -33,6 +34,7 @@ class RecapMemory(WindowMemory):
             limit = "it takes what leaves the window, and this backbone's own history is its window"
             raise refuse("admission", type(admission).__name__, limit, "choose flow or random")
         self.bank = bank
+        self.pinned = PinnedTokens(window.spec)
         self._admission = admission
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
@@ -44,7 +46,21 @@ class RecapMemory(WindowMemory):
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
             bank, bias = self.bank, self.bank.token_bias
             self.window.add(Role.BANK, bank.keys, bank.values, positions, token_bias=bias, in_front=True)
+        self.pinned.show(self.window, block.subjects)
         return phases
+
+    def pin(self, slots: Sequence[int], name: str) -> None:
+        self.pinned.add(name, Group(*self.bank.take(slots)))
+        self.bank.release(slots)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        self.bank.release(slots)
+
+    def take_cast(self, name: str, keys: Tensor, values: Tensor, entries: Candidates) -> None:
+        self.pinned.add(name, Group(keys, values, entries))
+
+    def drop_cast(self, name: str) -> None:
+        self.pinned.drop(name)
 
     @property
     def wants_tokens(self) -> bool:
@@ -92,7 +108,7 @@ class RecapMemory(WindowMemory):
 
     def state(self) -> State:
         admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
-        return {**super().state(), **self.bank.state(), **admission}
+        return {**super().state(), **self.bank.state(), **self.pinned.state(), **admission}
 
     def expected(self, state: State) -> dict[str, Entry]:
         bank = self.bank.expected(state, self.window.spec.grid)
@@ -100,12 +116,14 @@ class RecapMemory(WindowMemory):
         return {
             **super().expected(state),
             **bank,
+            **self.pinned.expected(state),
             **{f"admission.{name}": entry for name, entry in admission.items()},
         }
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self.bank.load_state(state)
+        self.pinned.load_state(state)
         self._admission.load_state(_of_admission(state))
 
 
