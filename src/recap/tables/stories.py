@@ -13,7 +13,7 @@ import numpy as np
 from recap.eval.judged import MotionJudge, build_motion_judge
 from recap.eval.judges.subject import KEPT, ProbeWitness
 from recap.eval.metrics.presence import Stretch
-from recap.eval.returns import SAME, Return, headline, judge_return
+from recap.eval.returns import ANOTHER, SAME, Return, headline, judge_return
 from recap.eval.sampling import InMemoryClip
 from recap.io.trace import BlockTrace, bank_before, has_bank, pictures_of_frames, read_trace
 from recap.io.video import open_clip
@@ -33,8 +33,8 @@ MEASURED = (
     "a second and reads its colours, which are its identity in this world. It is the same if it is found in at least "
     "half of the pictures of each visit and in at most a tenth of those without it, and its colours on return differ "
     f"by less than {KEPT:g} ΔE (CIE 1976) from those of the first visit; two foxes of different seeds are about 40 "
-    "apart. This compares colours, not shapes. Movement is the way of its middle after the return, without that of "
-    "the camera: a subject that is kept by standing still is no success."
+    "apart. This compares colours, not shapes, and mixes those of two where the model shows two. Movement is the way "
+    "of its middle after the return, without that of the camera: a subject that stands still is easy to keep."
 )
 
 
@@ -117,7 +117,7 @@ def _screen(
     screen = Screen(
         memory=name,
         video=embed(path)[0],
-        badge=f"{found.verdict} {tale.subject}" if found.likeness is not None else found.verdict,
+        badge=f"{found.verdict} {tale.subject}" if found.verdict in (SAME, ANOTHER) else found.verdict,
         good=found.verdict == SAME,
         about=describe_return(found),
         stills=stills,
