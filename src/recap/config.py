@@ -93,6 +93,8 @@ class RunConfig:
     flow: str = "auto"
     # A clip or a picture that the video continues.
     opening: str = ""
+    # Files of subjects that the video shows: casts, or pictures as NAME=PICTURE.
+    cast: tuple[str, ...] = ()
     # One row of the batch each.
     seeds: tuple[int, ...] = (0,)
     device: str = "auto"
@@ -140,6 +142,8 @@ class RunConfig:
                 return tuple(from_settings(Shot, shot, name) for shot in _listed(name, value))
             if name == "seeds":
                 return tuple(_typed(int, seed, name) for seed in _listed(name, value))
+            if name == "cast":
+                return tuple(_typed(str, member, name) for member in _listed(name, value))
             return _typed(known[name], value, name)
 
         return cls(**{name: ready(name, value) for name, value in values.items()})
@@ -151,7 +155,7 @@ class RunConfig:
             choice: Choice[Any] = plain[part]
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
-        plain["seeds"] = list(self.seeds)
+        plain["seeds"], plain["cast"] = list(self.seeds), list(self.cast)
         return plain
 
 

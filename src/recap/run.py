@@ -12,11 +12,13 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,14 +30,16 @@ from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, M
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.flow import build_flow, resolve_flow
+from recap.io.cast import read_members, read_words, spell_out, with_cast, write_cast
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Reporter
-from recap.io.run_folder import LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
+from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
+from recap.memory.casting import join_cast
 from recap.plan import Plan, make_plan
-from recap.rollout import Resume, Rollout, at_once, reach, rollout
+from recap.rollout import Resume, Rollout, at_once, reach, read_alone, rollout
 from recap.types import BackboneSpec, GeneratedBlock
 
 VERSION = "0.1.0"
@@ -46,9 +50,11 @@ BUSY = ("--resume", "another process is working on this run", "wait for it, or e
 LONGEST_NAME = 48
 
 
-def build_backbone(config: RunConfig, notice: Notice = print) -> Backbone:
-    """Load the run's backbone, ready to generate."""
-    prompts = list(dict.fromkeys(shot.prompt for shot in config.shots))
+def build_backbone(
+    config: RunConfig, notice: Notice = print, words: Mapping[str, str] = MappingProxyType({})
+) -> Backbone:
+    """Load the run's backbone, ready to generate; `words` are those of its cast."""
+    prompts = list(dict.fromkeys(spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
@@ -111,17 +117,19 @@ def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()
     """Start a run in a new or empty folder and finish it; progress counts blocks, at pictures per second."""
     if folder.is_dir():
         check_plain(folder, "--out")
-    if folder.exists() and not (folder.is_dir() and is_vacant(folder, {OPENING})):
+    if folder.exists() and not (folder.is_dir() and is_vacant(folder, {OPENING, CAST})):
         limit = "already exists and is not empty"
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     # Everything that can be refused is refused before a file is made.
     run = _Run(config, folder, reporter, fresh=True)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, *BUSY):
-        if not is_vacant(folder, {OPENING}):
+        if not is_vacant(folder, {OPENING, CAST}):
             raise refuse("--out", str(folder), "another run began there just now", "choose another folder")
         if run.opening_latents is not None:
             write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
+        if run.cast:
+            write_cast(folder / CAST, run.cast)
         spec = asdict(run.backbone.spec)
         about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
@@ -233,16 +241,23 @@ class _Run:
     def __init__(self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False):
         self.folder = folder
         self.reporter = reporter
-        self.backbone = build_backbone(config, reporter.notice)
+        # A resumed run has its own copy of the cast.
+        copy = (str(folder / CAST),) if config.cast and not fresh else config.cast
+        words = read_words(copy)
+        self.backbone = build_backbone(config, reporter.notice, words)
+        self.cast = read_members(copy, self.backbone, config.device, reporter.notice)
         self.opening_latents = self._read_opening(config, fresh) if config.opening else None
         opening_frames = 0 if self.opening_latents is None else self.opening_latents.shape[1]
-        self.plan: Plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
+        plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
+        self.plan = Plan(tuple(with_cast(block, words) for block in plan.blocks))
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
         # Last, as it may fetch weights: a run that is refused has not waited for them.
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, reporter.notice)
+        prompts = self.plan.blocks[0].prompts
+        join_cast(self.policy, self.cast, prompts, partial(read_alone, self.backbone))
         self.decoder: Decoder = self.backbone.decoder()
         self.files = RunFolder(folder, self.config.to_dict(), self.opening_latents)
 

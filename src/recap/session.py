@@ -15,9 +15,11 @@ but read from their latents, which are always kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -25,10 +27,13 @@ from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
+from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
+from recap.memory.bank import NoveltyBank
+from recap.memory.casting import join_cast
 from recap.plan import make_plan
-from recap.rollout import Conductor, at_once, reach
+from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
 from recap.types import Block, GeneratedBlock
 
@@ -39,6 +44,22 @@ STATES_BYTES = 512 * 2**20
 """How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
 
 Value = TypeVar("Value")
+
+
+class Edit(NamedTuple):
+    """Changes what a memory keeps, between two blocks."""
+
+    apply: Callable[[MemoryPolicy], None]
+    # By name, the words of subjects that join; None for one who leaves.
+    words: Mapping[str, str | None] = MappingProxyType({})
+
+
+class Slot(NamedTuple):
+    """Describes a slot of the bank."""
+
+    number: int
+    source: tuple[int, ...]  # frame, row and column of its token
+    score: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +93,7 @@ class Snapshot:
     block: int  # that comes next
     cues: dict[int, Cue]
     reinforcements: dict[int, float]
+    edits: dict[int, tuple[Edit, ...]]
     memory: MemoryState
     first_latent: Tensor | None  # of the video
     latents: dict[int, Tensor]  # by block, on the CPU: those of the history
@@ -94,7 +116,11 @@ class Session:
         for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
             if not value >= 0:
                 raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
-        self.backbone = backbone if backbone is not None else build_backbone(config, reporter.notice)
+        self._edits: dict[int, tuple[Edit, ...]] = {}
+        self._own_words = read_words(config.cast)
+        if backbone is None:
+            backbone = build_backbone(config, reporter.notice, self._own_words)
+        self.backbone = backbone
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter = reporter
@@ -103,6 +129,7 @@ class Session:
         self._history = math.ceil(history_s / block_s)
         self._states_bytes = states_bytes
         self._opening = self._read_opening()
+        self._cast = read_members(config.cast, backbone, self.config.device, reporter.notice)
         opening_frames = 0 if self._opening is None else self._opening.shape[1]
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
@@ -112,7 +139,7 @@ class Session:
             if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
                 self._cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
         for cue in self._cues.values():
-            self.backbone.condition((cue.prompt,) * len(config.seeds))
+            self._check_prompt(cue.prompt)
         self._reinforcements: dict[int, float] = {}
         self.next_block = 0
         self._first: Tensor | None = None
@@ -166,7 +193,7 @@ class Session:
         if cut and reread:
             limit = "a cut drops the prior, so there is none to read again"
             raise refuse("reread", reread, limit, "choose one of the two")
-        self.backbone.condition((text,) * len(self.config.seeds))
+        self._check_prompt(text)
         self._cues[block] = Cue(text, cut and block > 0, reread and block > 0)
 
     def drop_cue(self, block: int) -> None:
@@ -181,9 +208,55 @@ class Session:
         self._policy.reinforce(reinforcement)
         self._reinforcements[self.next_block] = reinforcement
 
+    @property
+    def bank(self) -> tuple[Slot, ...]:
+        """Return the slots of the bank that are in use, of the first row; () for a memory without a bank."""
+        bank = getattr(self._policy, "bank", None)
+        if not isinstance(bank, NoveltyBank) or not bank.count:
+            return ()
+        entries = zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True)
+        return tuple(
+            Slot(number, tuple(source), score) for number, (source, score) in enumerate(entries) if score >= 0
+        )
+
+    def pin(self, slots: Sequence[int], name: str = "pinned") -> None:
+        """Move slots of the bank to slots of their own, from which nothing is evicted, from the next block on."""
+        words = {} if name in self._words() else {name: f"a {name}"}
+        self._edit(Edit(lambda policy: policy.pin(slots, name), words))
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Empty slots of the bank, in every row, from the next block on."""
+        self._edit(Edit(lambda policy: policy.forget(slots)))
+
+    def cast(self, *members: str | Subject) -> None:
+        """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects."""
+        files = [member for member in members if isinstance(member, str)]
+        new = read_members(files, self.backbone, self.config.device, self._reporter.notice)
+        new += [member for member in members if isinstance(member, Subject)]
+        check_names(new)
+        if taken := [subject.name for subject in new if subject.name in self._words()]:
+            raise refuse("cast", taken[0], "that name is in use", "save the subject under another name")
+        prompts = self._block(self.next_block).prompts
+        read = partial(read_alone, self.backbone)
+        words = {subject.name: subject.words for subject in new}
+        self._edit(Edit(lambda policy: join_cast(policy, new, prompts, read), words))
+
+    def drop_cast(self, name: str) -> None:
+        """Let a subject, or what was pinned under a name, leave the memory from the next block on."""
+        self._edit(Edit(lambda policy: policy.drop_cast(name), {name: None}))
+
+    def _edit(self, edit: Edit) -> None:
+        """Change the memory now, and note it, so that a rebuilt memory is changed at the same block."""
+        edit.apply(self._policy)
+        self._edits[self.next_block] = (*self._edits.get(self.next_block, ()), edit)
+
     def rewind(self, block: int) -> None:
-        """Go back to where `block` was next; what was generated from there on is dropped, the timeline stays."""
+        """Go back to where `block` was next; what was generated from there on is dropped, the timeline stays.
+
+        Pins, casts and what was forgotten since then are undone: they were about a memory that is gone.
+        """
         self._check_block(block)
+        self._edits = {at: edits for at, edits in self._edits.items() if at < block}
         start = max(at for at in self._states if at <= block)
         between = [self._latents[index] for index in range(start, block)]
         self._states = {at: state for at, state in self._states.items() if at <= start}
@@ -192,6 +265,8 @@ class Session:
         self.next_block = start
         self._begin(self._states[start])
         for latents in between:
+            for edit in self._edits.get(self.next_block, ()):
+                edit.apply(self._policy)
             if self._policy.needs_queries:
                 # Queries exist only where a block is generated; its latents are the same again.
                 self.step()
@@ -220,6 +295,7 @@ class Session:
             self.next_block,
             dict(self._cues),
             dict(self._reinforcements),
+            dict(self._edits),
             self._state(),
             self._first,
             dict(self._latents),
@@ -233,6 +309,7 @@ class Session:
             raise refuse("snapshot", f"block {snapshot.block}", limit, "make a session with its config")
         self.next_block, self._first = snapshot.block, snapshot.first_latent
         self._cues, self._reinforcements = dict(snapshot.cues), dict(snapshot.reinforcements)
+        self._edits = dict(snapshot.edits)
         self._latents, self._states = dict(snapshot.latents), dict(snapshot.states)
         self._begin(snapshot.memory)
 
@@ -244,6 +321,11 @@ class Session:
         if self.next_block:
             self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
             self._decoder.load_state({name: value.to(device) for name, value in state.decoder.items()})
+        elif state.policy:
+            # Nothing is generated yet, and the cast is all that the memory has.
+            self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
+        else:
+            join_cast(self._policy, self._cast, self._block(0).prompts, partial(read_alone, self.backbone))
         near = range(max(0, self.next_block - reach(spec)), self.next_block)
         self._conductor = Conductor(
             self.backbone,
@@ -288,7 +370,22 @@ class Session:
         for index in [index for index in self._latents if index < needed]:
             del self._latents[index]
 
+    def _check_prompt(self, text: str) -> None:
+        """Refuse a prompt that the backbone cannot read, or that names a subject who is not there."""
+        self.backbone.condition((spell_out(text, self._words()),) * len(self.config.seeds))
+
     def _block(self, index: int) -> Block:
+        return with_cast(self._plain_block(index), self._words())
+
+    def _words(self) -> dict[str, str]:
+        """Return what stands for each subject in a prompt, by name."""
+        words: dict[str, str | None] = dict(self._own_words)
+        for at in sorted(self._edits):
+            for edit in self._edits[at]:
+                words |= edit.words
+        return {name: spelled for name, spelled in words.items() if spelled is not None}
+
+    def _plain_block(self, index: int) -> Block:
         cue = _latest(self._cues, index)
         assert cue is not None, "a timeline has a prompt at block 0"
         prompts = (cue.prompt,) * len(self.config.seeds)

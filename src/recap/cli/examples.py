@@ -16,6 +16,11 @@ _LINES = {
         'recap compare "a fox on a beach by day" --memories none,sink,recap --seconds 15',
         "recap compare --script shots.json --set memory.reinforcement=1 --out comparison",
     ),
+    "cast": (
+        "recap cast save runs/20261116-082017-a-fox-on-a-beach-recap --at 8 --name fox",
+        "recap cast show fox.cast",
+        'recap generate "@fox in a forest at night" --cast fox.cast',
+    ),
     "show": ("recap show runs/20261116-082017-a-fox-on-a-beach-recap --open",),
     "inspect": (
         "recap inspect holiday.mp4",

@@ -15,7 +15,18 @@ import typer
 from typer.core import TyperGroup
 
 from recap import __version__
-from recap.cli import bench, compare, convert, fetch_weights, generate, inspect, list_names, reproduce, show
+from recap.cli import (
+    bench,
+    cast,
+    compare,
+    convert,
+    fetch_weights,
+    generate,
+    inspect,
+    list_names,
+    reproduce,
+    show,
+)
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
 from recap.errors import RecapError, refuse, unknown_name
@@ -84,6 +95,8 @@ for name, command in COMMANDS.items():
     # The first line of the docstring, whole: by itself the help would cut it to the width of a terminal.
     summary = (command.__doc__ or "").partition("\n")[0]
     app.command(name, short_help=summary, epilog=EXAMPLES.get(name))(command)
+
+app.add_typer(cast.app, name="cast", short_help="Keep subjects for other videos: save, show, merge.")
 
 
 def _print_version(wanted: bool) -> None:

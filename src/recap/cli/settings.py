@@ -55,6 +55,10 @@ class Generation:
     ] = None
     clip: Annotated[Path | None, typer.Option("--continue", help="A clip that the video continues.")] = None
     image: Annotated[Path | None, typer.Option(help="A picture that the video continues.")] = None
+    cast: Annotated[
+        list[str] | None,
+        typer.Option(help="A cast file, or NAME=PICTURE, whose subjects the video shows; may be repeated."),
+    ] = None
     device: Device = None
     dtype: Dtype = None
     eager: Eager = False
@@ -70,7 +74,7 @@ class Generation:
         used = {
             name: value
             for name, value in asdict(self).items()
-            if value is not None and value is not False and name != "trust_code"
+            if value is not None and value is not False and value != [] and name != "trust_code"
         }
         return {spelled.get(name, f"--{name.replace('_', '-')}"): value for name, value in used.items()}
 
@@ -94,6 +98,7 @@ class Generation:
             "device": self.device,
             "dtype": self.dtype,
             "opening": None if opening is None else str(opening),
+            "cast": self.cast or None,
             "eager": self.eager or None,
         }
         used = {name: value for name, value in chosen.items() if value is not None}

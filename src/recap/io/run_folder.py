@@ -26,6 +26,7 @@ MANIFEST = "manifest.jsonl"
 STATE = "state.safetensors"
 LATENTS = "latents.safetensors"
 SUMMARY = "summary.json"
+CAST = "subjects.cast"
 OPENING = "opening.safetensors"
 """Latents of the pictures that a run continues: kept, so that it can be resumed when their file is gone."""
 
