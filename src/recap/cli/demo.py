@@ -52,7 +52,7 @@ ENTERING = Tale(
     ),
     labels=("a fox", "a bus joins", "the bus leaves", "a bus again"),
     seeds=(0,),
-    about="Nothing is cut, so the recent frames stay, and the fox is in the opening that `sink` and `recap` keep. "
+    about="Nothing is cut, so the recent frames stay, and the fox is in the opening that sink and recap keep. "
     "One seed, the first: an anecdote.",
 )
 TALES = (RETURN, ENTERING)
