@@ -6,14 +6,19 @@ import json
 import shutil
 import threading
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from recap.config import RunConfig
 from recap.flow import RAFT_SMALL
+from recap.io.cast import read_cast, write_cast
 from recap.io.report import SILENT, Reporter
+from recap.io.trace import read_trace
 from recap.run import RunRecord, generate, resume, versions
+from recap.show.sheet import write_png
+from tests.io.test_cast import subject_of
 
 SHOTS = [{"prompt": "a red boat", "seconds": 3}, {"prompt": "a house", "seconds": 3}]
 
@@ -192,3 +197,27 @@ def test_what_a_prompt_loses_is_reported_once_in_a_run(tmp_path, capsys):
     generate(two, tmp_path / "run", reporter=Reporter(lines.append))
     assert len(lines) == 1 and "'lion'" in lines[0] and "a cat is shown instead" in lines[0]
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_with_a_cast_resumes_to_the_same_bits_when_the_cast_is_gone(tmp_path, backbone):
+    shots = [{"prompt": "@fox on the sea", "seconds": 3.0}]
+    write_cast(tmp_path / "fox.cast", [subject_of(backbone.spec)])
+    changes = {"shots": shots, "cast": [str(tmp_path / "fox.cast")]}
+    whole = generate(config(**changes), tmp_path / "whole")
+    stopped = begun(tmp_path / "stopped", 2, **changes)
+    (tmp_path / "fox.cast").unlink()
+    resume(stopped)
+    for name in ("latents.safetensors", "trace.jsonl", "state.safetensors"):
+        assert (stopped / name).read_bytes() == (whole.folder / name).read_bytes(), name
+    line = read_trace(stopped / "trace.jsonl")[0]
+    assert line.prompts == ("a fox on the sea",) and line.tokens["cast"] == 2
+
+
+def test_a_picture_becomes_a_subject(tmp_path):
+    write_png(tmp_path / "photo.png", np.full((128, 208, 3), 90, dtype=np.uint8))
+    shots = [{"prompt": "@fox on a beach by day", "seconds": 0.75}]
+    config = {"shots": shots, "cast": [f"fox={tmp_path / 'photo.png'}"], "flow": "classical"}
+    made = generate(RunConfig.from_dict(config), tmp_path / "run")
+    (subject,) = read_cast(made.folder / "subjects.cast")
+    assert subject.name == "fox" and subject.num_tokens == 8 * 13
+    assert read_trace(made.folder / "trace.jsonl")[0].tokens["cast"] == 8 * 13

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recap.config import RunConfig
+from recap.io.cast import Subject, write_cast
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.run import build_memory
@@ -243,3 +245,79 @@ def test_a_loop_ends_when_the_session_is_paused(backbone):
     assert session.next_block == 3
     session.play()
     assert next(iter(session)).block.index == 3
+
+
+def fox_of(backbone, made, name="fox"):
+    """A subject cut out of a finished block."""
+    spec = backbone.spec
+    mask = torch.zeros(spec.frames_per_block, *spec.grid, dtype=torch.bool)
+    mask[-1, 0] = True
+    picture = np.zeros((4, 4, 3), dtype=np.uint8)
+    return Subject(name, f"a {name}", made.latents[0].clone(), mask, mask.float(), picture)
+
+
+def test_pinned_and_forgotten_slots_come_back_with_a_rebuilt_memory(backbone):
+    """Whether blocks are reached by stepping, or rebuilt from latents, the memory was changed at the same block."""
+    session = session_of(backbone, states_bytes=0)
+    steps(session, 2)
+    first, second, third = (slot.number for slot in session.bank[:3])
+    session.pin([first, second], "fox")
+    session.forget([third])
+    assert {slot.number for slot in session.bank}.isdisjoint({first, second, third})
+    later = steps(session, 3)
+    assert later[0].memory.tokens[Role.CAST] == 2
+    fork = session.fork(4)
+    same_state(fork, session.fork(4))
+    assert torch.equal(latents(steps(fork, 1)), latents(later[2:]))
+    kept = session.snapshot()
+    session.rewind(2)
+    assert session.fork().bank != () and Role.CAST not in session.step().memory.tokens
+    session.restore(kept)
+    same_state(session, fork)
+
+
+def test_a_subject_joins_and_leaves(backbone):
+    session = session_of(backbone)
+    made = session.step()
+    session.cast(fox_of(backbone, made))
+    count = backbone.spec.grid[1]
+    assert session.step().memory.tokens[Role.CAST] == count
+    session.prompt("@fox and two birds")
+    block = session.step().block
+    assert block.prompts == ("a fox and two birds",) and block.subjects == ("fox",)
+    with pytest.raises(ValueError, match="that name is in use"):
+        session.cast(fox_of(backbone, made))
+    with pytest.raises(ValueError, match="the cast has fox"):
+        session.prompt("@wolf")
+    session.cast(fox_of(backbone, made, "bus"))
+    assert session.step().memory.tokens[Role.CAST] == count, "the prompt names the fox alone"
+    session.prompt("two birds")
+    assert session.step().memory.tokens[Role.CAST] == 2 * count
+    session.drop_cast("fox")
+    assert session.step().memory.tokens[Role.CAST] == count
+    other = session.fork(1)
+    other.cast(fox_of(backbone, made))
+    assert other.step().memory.tokens[Role.CAST] == count
+
+
+def test_a_cast_changes_what_is_generated_and_its_first_block_sees_it(backbone, tmp_path):
+    plain = session_of(backbone)
+    opening = plain.step()
+    write_cast(tmp_path / "fox.cast", [fox_of(backbone, opening)])
+    config = config_of(cast=[str(tmp_path / "fox.cast")])
+    session = session_of(backbone, config)
+    made = session.step()
+    assert made.memory.tokens[Role.CAST] == backbone.spec.grid[1]
+    assert not torch.equal(made.latents, opening.latents)
+    session.step()
+    session.rewind(0)
+    assert torch.equal(session.step().latents, made.latents)
+
+
+def test_a_memory_without_a_bank_takes_no_cast(backbone):
+    session = session_of(backbone, config_of("sink"))
+    made = session.step()
+    assert session.bank == ()
+    with pytest.raises(ValueError, match="choose recap"):
+        session.cast(fox_of(backbone, made))
+    session.step()

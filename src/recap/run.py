@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -46,8 +45,6 @@ VERSION = "0.1.0"
 # The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
 LONG_WRITE_S = 0.3
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
-# Characters of the prompt in a folder's name.
-LONGEST_NAME = 48
 
 
 def build_backbone(
@@ -180,20 +177,6 @@ def read_spec(about: dict[str, Any]) -> BackboneSpec:
         return build_backbone(RunConfig.from_dict(about["config"]), SILENT.notice).spec
     spec: BackboneSpec = from_settings(BackboneSpec, about["spec"], "spec")
     return spec
-
-
-def new_folder(config: RunConfig, what: str = "") -> Path:
-    """Name a folder of `runs` after the time, the first prompt and the memory, or `what` else the run is."""
-    words = re.sub(r"\W+", "-", config.shots[0].prompt.lower()).strip("-")
-    if len(words) > LONGEST_NAME:
-        words = words[:LONGEST_NAME].rpartition("-")[0] or words[:LONGEST_NAME]
-    kind = what or re.sub(r"\W+", "-", config.memory.name.rpartition(":")[2])
-    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), words, kind) if part)
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
 
 
 def versions() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from recap.backbones.wan.checkpoint import fit_tensors, open_checkpoint, read_te
 from recap.backbones.wan.lora import open_lora
 from recap.config import RunConfig, read_json
 from recap.errors import RecapError
+from recap.io.cast import read_cast, write_cast
 from recap.io.opening import read_opening
 from recap.io.trace import read_seconds, read_trace, replay_bank
 from recap.io.video import ClipWriter, join_clips, open_clip
@@ -40,6 +41,7 @@ from recap.show.sheet import write_png
 from recap.tables.folder import begun_with, check_folder
 from recap.tables.page import write_report
 from recap.tables.runner import ResultStore
+from tests.io.test_cast import subject_of
 
 FEW, MANY = 12, 900
 LONGEST_S = 10.0
@@ -164,6 +166,7 @@ def good(tmp_path_factory) -> Path:
         key: json.loads(json.dumps(value)) for key, value in config.to_dict().items() if key != "memory"
     }
     (folder / RECORD).write_text(json.dumps(shared))
+    write_cast(folder / "two.cast", [subject_of(SPEC), subject_of(SPEC, "bus")])
     return folder
 
 
@@ -265,6 +268,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], tuple[Any, ...]]] = {
     "torch file": ("model.pt", _checkpoint, BYTES),
     "LoRA": ("lora.pt", _read_lora, BYTES),
     "LoRA in safetensors": ("lora.safetensors", _read_lora, BYTES),
+    "cast": ("two.cast", read_cast, BYTES),
 }
 
 

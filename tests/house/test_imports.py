@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "attention": GROUND,
     "flow": GROUND | {"io"},
     "admission": GROUND | {"flow.warp"},
-    "memory": GROUND | {"attention.rope", "io.cast"},  # a memory may choose by rotated keys, as attention reads them
+    "memory": GROUND
+    | {"attention.rope", "io.cast"},  # a memory may choose by rotated keys, as attention reads them
     "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
     "rollout": GROUND | {"attention.context", "plan"},

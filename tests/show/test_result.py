@@ -16,6 +16,7 @@ import recap
 from recap import run as runs
 from recap.config import RunConfig, resolve_device, resolve_dtype
 from recap.io.report import SILENT, Reporter
+from recap.io.run_folder import new_folder
 from recap.io.video import ClipWriter
 from recap.registry import BACKBONES
 from recap.show.result import print_progress
@@ -177,12 +178,10 @@ def test_folders_are_named_after_time_prompt_and_memory(
         ("word " * 30, "sink", "20261116-082017-" + "word-" * 9 + "sink"),
         ("x" * 300, "sink", "20261116-082017-" + "x" * 48 + "-sink"),
     ):
-        config = RunConfig.from_dict({"shots": [{"prompt": prompt, "seconds": 1}], "memory": memory})
-        folder = runs.new_folder(config)
+        folder = new_folder(prompt, memory)
         assert folder == Path("runs") / name
         folder.mkdir(parents=True)
-        assert runs.new_folder(config) == Path("runs") / f"{name}-2"
-    assert runs.new_folder(config, "compare").name.endswith("-compare")
+        assert new_folder(prompt, memory) == Path("runs") / f"{name}-2"
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

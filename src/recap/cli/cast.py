@@ -34,10 +34,10 @@ from recap.show.sheet import bar, lay_out, write_png
 SMALLEST_TOKENS = 2
 """A part of the picture with fewer new tokens is noise rather than a subject."""
 
-app = typer.Typer(no_args_is_help=True, help="Keep subjects for other videos.", epilog=EXAMPLES["cast"])
+app = typer.Typer(no_args_is_help=True, help="Keep subjects for other videos.", rich_markup_mode=None)
 
 
-@app.command("save")
+@app.command("save", epilog=EXAMPLES["cast save"])
 def save_command(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     name: Annotated[str, typer.Option(help="Name of the subject, @NAME in prompts.")],
@@ -78,7 +78,7 @@ def save_command(
     typer.echo(path)
 
 
-@app.command("show")
+@app.command("show", epilog=EXAMPLES["cast show"])
 def show_command(
     casts: Annotated[list[Path], typer.Argument(help="Cast files.")],
     out: Annotated[Path | None, typer.Option(help="Write a picture of all subjects here, as PNG.")] = None,
@@ -93,7 +93,7 @@ def show_command(
         typer.echo(out)
 
 
-@app.command("merge")
+@app.command("merge", epilog=EXAMPLES["cast merge"])
 def merge_command(
     casts: Annotated[list[Path], typer.Argument(help="Cast files.")],
     out: Annotated[Path, typer.Option(help="The new cast file.")],

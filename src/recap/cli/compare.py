@@ -13,7 +13,7 @@ from recap.cli.console import progress_bar
 from recap.cli.settings import Generation, full_config, takes_generation
 from recap.config import RunConfig, override
 from recap.errors import refuse, unknown_name
-from recap.run import new_folder
+from recap.io.run_folder import new_folder
 from recap.show.comparison import compare
 
 
@@ -52,7 +52,7 @@ def compare_command(
         progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
-        folder = out or new_folder(config, "compare")
+        folder = out or new_folder(config.shots[0].prompt, "compare")
         summary = compare(config, tables, folder, reporter=generating, showing=showing.progress)
     typer.echo(summary.page)
 

@@ -10,17 +10,19 @@ _LINES = {
     "generate": (
         'recap generate "a fox on a beach by day" --seconds 10 --memory recap',
         "recap generate --script shots.json --set memory.reinforcement=2",
+        'recap generate "@fox in a forest at night" --cast fox.cast',
         "recap generate --resume runs/20261116-082017-a-fox-on-a-beach-recap",
     ),
     "compare": (
         'recap compare "a fox on a beach by day" --memories none,sink,recap --seconds 15',
         "recap compare --script shots.json --set memory.reinforcement=1 --out comparison",
     ),
-    "cast": (
+    "cast save": (
         "recap cast save runs/20261116-082017-a-fox-on-a-beach-recap --at 8 --name fox",
-        "recap cast show fox.cast",
-        'recap generate "@fox in a forest at night" --cast fox.cast',
+        "recap cast save runs/20261116-082017-a-fox-on-a-beach-recap --at 8 --name fox --box 40,30,64,64",
     ),
+    "cast show": ("recap cast show fox.cast --out fox.png",),
+    "cast merge": ("recap cast merge fox.cast bus.cast --out both.cast",),
     "show": ("recap show runs/20261116-082017-a-fox-on-a-beach-recap --open",),
     "inspect": (
         "recap inspect holiday.mp4",

@@ -17,7 +17,7 @@ from recap.cli.console import progress_bar, show_notice
 from recap.cli.options import Memory, Setting
 from recap.cli.settings import Generation, full_config, refuse_with, takes_generation
 from recap.errors import refuse
-from recap.run import new_folder
+from recap.io.run_folder import new_folder
 from recap.show.result import generate_run, resume
 
 
@@ -55,7 +55,7 @@ def generate_command(
         elif options.as_released:
             values["memory"] = released_memory(str(options.backbone))
         config = full_config(values, settings or [])
-        folder = new_folder(config) if out is None else out
+        folder = new_folder(config.shots[0].prompt, config.memory.name) if out is None else out
         work = partial(generate_run, config, folder)
     with progress_bar("generating", "blocks", "loading the model") as reporter, _stoppable(folder):
         run = work(reporter=reporter)

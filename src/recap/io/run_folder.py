@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,27 @@ STATE = "state.safetensors"
 LATENTS = "latents.safetensors"
 SUMMARY = "summary.json"
 CAST = "subjects.cast"
+# Characters of the prompt in a folder's name.
+LONGEST_NAME = 48
 OPENING = "opening.safetensors"
 """Latents of the pictures that a run continues: kept, so that it can be resumed when their file is gone."""
 
 LISTS = ("trace.jsonl", "timing.jsonl")
 """The files with one line per block."""
+
+
+def new_folder(prompt: str, kind: str) -> Path:
+    """Name a folder of `runs` after the time, the first prompt, and the memory or what else the run is."""
+    words = re.sub(r"\W+", "-", prompt.lower()).strip("-")
+    if len(words) > LONGEST_NAME:
+        words = words[:LONGEST_NAME].rpartition("-")[0] or words[:LONGEST_NAME]
+    kind = re.sub(r"\W+", "-", kind.rpartition(":")[2])
+    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), words, kind) if part)
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
 
 
 def digest_of(data: bytes) -> str:

@@ -25,7 +25,7 @@ LONGEST_NAMES = 1 << 16
 """Bytes that the names may take in a state."""
 
 
-class Group(NamedTuple):
+class PinnedGroup(NamedTuple):
     """Holds the tokens of one name in every layer."""
 
     keys: Tensor  # L B N H D, unrotated
@@ -38,16 +38,16 @@ class PinnedTokens:
 
     def __init__(self, spec: BackboneSpec) -> None:
         self._spec = spec
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, PinnedGroup] = {}
 
-    def add(self, name: str, group: Group) -> None:
+    def add(self, name: str, group: PinnedGroup) -> None:
         """Pin tokens under a name; more of a name that is there already join it."""
         total = sum(each.entries.count for each in (*self.groups.values(), group))
         most = MOST_TOKENS_FRAMES * self._spec.frame_tokens
         if total > most:
             raise refuse("pinned tokens", total, f"at most {most} fit next to the bank", "drop some first")
         if (held := self.groups.get(name)) is not None:
-            group = Group(
+            group = PinnedGroup(
                 torch.cat([held.keys, group.keys], dim=2),
                 torch.cat([held.values, group.values], dim=2),
                 Candidates(
@@ -112,10 +112,10 @@ class PinnedTokens:
             if not keys.shape[2] == values.shape[2] == source.shape[1] == score.shape[1]:
                 limit = f"the parts of {name!r} differ in their number of tokens"
                 raise refuse("state pinned", index, limit, "load what `state` returned")
-            self.groups[name] = Group(keys, values, Candidates(source, score))
+            self.groups[name] = PinnedGroup(keys, values, Candidates(source, score))
 
 
-def _parts(group: Group) -> dict[str, Tensor]:
+def _parts(group: PinnedGroup) -> dict[str, Tensor]:
     keys, values, entries = group
     return {"keys": keys, "values": values, "source": entries.source, "score": entries.score}
 

@@ -17,7 +17,7 @@ from recap.contracts import Admission, Entry, MemoryConfig, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
-from recap.memory.pinned import Group, PinnedTokens
+from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.window import Window, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
@@ -50,14 +50,14 @@ class RecapMemory(WindowMemory):
         return phases
 
     def pin(self, slots: Sequence[int], name: str) -> None:
-        self.pinned.add(name, Group(*self.bank.take(slots)))
+        self.pinned.add(name, PinnedGroup(*self.bank.take(slots)))
         self.bank.release(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
         self.bank.release(slots)
 
     def take_cast(self, name: str, keys: Tensor, values: Tensor, entries: Candidates) -> None:
-        self.pinned.add(name, Group(keys, values, entries))
+        self.pinned.add(name, PinnedGroup(keys, values, entries))
 
     def drop_cast(self, name: str) -> None:
         self.pinned.drop(name)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recap import run
 from recap.config import RunConfig
 from recap.io.report import Reporter
+from recap.io.run_folder import new_folder
 from recap.io.trace import BlockTrace, read_trace
 from recap.io.video import open_clip
 from recap.plan import Shot
@@ -117,7 +118,7 @@ def generate(
 
 def generate_run(config: RunConfig, folder: Path | str | None, reporter: Reporter) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
-    chosen = run.new_folder(config) if folder is None else Path(folder)
+    chosen = new_folder(config.shots[0].prompt, config.memory.name) if folder is None else Path(folder)
     run.generate(config, chosen, reporter=reporter)
     # Its config is the caller's own.
     return _finished(chosen, reporter, trust_code=True)

@@ -15,16 +15,15 @@ but read from their latents, which are always kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from recap.config import RunConfig
-from recap.contracts import Backbone, Decoder, MemoryPolicy, State
+from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
 from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
@@ -35,6 +34,7 @@ from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
+from recap.session.values import Cue, Edit, MemoryState, Slot, Snapshot
 from recap.types import Block, GeneratedBlock
 
 HISTORY_S = 600.0
@@ -44,60 +44,6 @@ STATES_BYTES = 512 * 2**20
 """How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
 
 Value = TypeVar("Value")
-
-
-class Edit(NamedTuple):
-    """Changes what a memory keeps, between two blocks."""
-
-    apply: Callable[[MemoryPolicy], None]
-    # By name, the words of subjects that join; None for one who leaves.
-    words: Mapping[str, str | None] = MappingProxyType({})
-
-
-class Slot(NamedTuple):
-    """Describes a slot of the bank."""
-
-    number: int
-    source: tuple[int, ...]  # frame, row and column of its token
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cue:
-    """Says under which prompt the blocks from some block on are generated, and what happens to the prior there."""
-
-    prompt: str
-    cut: bool = False
-    reread: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryState:
-    """Holds all that later blocks depend on besides latents, on the CPU."""
-
-    policy: State
-    decoder: State
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(
-            x.numel() * x.element_size() for part in (self.policy, self.decoder) for x in part.values()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Holds a session at a block boundary, with its history; nothing that happens to the session later changes it."""
-
-    config: RunConfig
-    block: int  # that comes next
-    cues: dict[int, Cue]
-    reinforcements: dict[int, float]
-    edits: dict[int, tuple[Edit, ...]]
-    memory: MemoryState
-    first_latent: Tensor | None  # of the video
-    latents: dict[int, Tensor]  # by block, on the CPU: those of the history
-    states: dict[int, MemoryState]  # by the block that comes next
 
 
 class Session:
