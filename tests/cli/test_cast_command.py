@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from recap.cli.main import main
@@ -50,6 +53,16 @@ def test_a_box_is_saved_shown_and_merged(run, recap, tmp_path):
     code, printed = recap("generate", "@b2 and a fish", "--cast", "two.cast", *options)
     assert code == 0, printed
     assert (tmp_path / "new" / "subjects.cast").is_file()
+
+
+def test_a_run_that_names_code_is_refused(run, recap, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    about = json.loads((copy / "run.json").read_text())
+    about["config"]["memory"] = {"name": "my_memory:Config"}
+    (copy / "run.json").write_text(json.dumps(about))
+    code, printed = recap("cast", "save", copy, "--at", 1.0, "--box", "0,0,40,40", "--name", "boat")
+    assert code == 2 and "--trust-code" in printed
 
 
 def test_without_a_box_what_was_new_is_offered_by_number(run, recap, tmp_path):

@@ -79,7 +79,7 @@ OPTIONS = {
         "--from", "--trust-code", "--help", "--cast",
     },
     "cast": {"--help"},
-    "cast save": {"--name", "--at", "--box", "--pick", "--words", "--row", "--out", "--help"},
+    "cast save": {"--name", "--at", "--box", "--pick", "--words", "--row", "--out", "--trust-code", "--help"},
     "cast show": {"--out", "--help"},
     "cast merge": {"--out", "--help"},
     "show": {"--open", "--trust-code", "--help"},

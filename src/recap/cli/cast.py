@@ -12,6 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from recap.cli.examples import EXAMPLES
+from recap.cli.options import TrustCode
 from recap.errors import refuse
 from recap.io.cast import (
     SUFFIX,
@@ -50,6 +51,7 @@ def save_command(
     words: Annotated[str | None, typer.Option(help='What prompts say for @NAME [default: "a NAME"].')] = None,
     row: Annotated[int, typer.Option(help="Row of the batch.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The cast file [default: NAME.cast].")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Save a subject of a run as a cast file.
 
@@ -58,7 +60,7 @@ def save_command(
     """
     if box is not None and pick is not None:
         raise refuse("--pick", pick, "--box says already what to take", "use one of the two")
-    seen = _Moment(run, at, row)
+    seen = _Moment(run, at, row, trust_code)
     if box is not None:
         mask = seen.box(box)
     else:
@@ -106,10 +108,10 @@ def merge_command(
 class _Moment:
     """Holds what a run shows at some second: the block, its latents, and the picture."""
 
-    def __init__(self, folder: Path, second: float, row: int) -> None:
-        about = read_record(folder, trust_code=True)
+    def __init__(self, folder: Path, second: float, row: int, trust_code: bool) -> None:
+        about = read_record(folder, trust_code=trust_code)
         self.spec = read_spec(about)
-        self.run = Run(folder, trust_code=True)
+        self.run = Run(folder, trust_code=trust_code)
         rows = len(self.run.config.seeds)
         if not 0 <= row < rows:
             raise refuse("--row", row, f"the run has rows 0 to {rows - 1}", "0 is the first")
