@@ -44,9 +44,6 @@ Answer = tuple[dict[str, Any], list[list[str]]]
 SEED = 20_000_000
 """This seed is beyond those of training and its own evaluations."""
 
-KEPT = 15.0
-"""Below this Delta E an instance counts as the same; two instances of one kind are about 40 apart."""
-
 MEMORIES: dict[str, Any] = {
     "none": NoMemoryConfig(),
     "sink": SinkConfig(),

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judges.colours import colour_distance, mean_colour
+from recap.eval.judges.subject import KEPT
 from recap.memory.recap import RecapMemory
 from recap.plan import Plan, Shot, make_plan
 from recap.types import GeneratedBlock
 from training.bench import (
-    KEPT,
     LOOKUP_GENERATED,
     LOOKUP_PAST,
     LOOKUP_VISITS,

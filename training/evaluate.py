@@ -24,11 +24,12 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.eval.judges.probe import load_probe
+from recap.eval.judges.subject import KEPT
 from recap.flow import FLOWS, build_flow, resolve_flow
 from recap.flow.world import WORLD
 from recap.io.files import write_whole
 from training.atlas import load_atlas
-from training.bench import KEPT, MEMORIES, SEED, Answer, Bench, Options, load_models
+from training.bench import MEMORIES, SEED, Answer, Bench, Options, load_models
 from training.effects import lookup, reappearance, retention
 from training.measures import as_json, markdown
 from training.openings import opening

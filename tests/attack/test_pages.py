@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recap import generate
-from recap.show.page import _skeleton
+from recap.show.page import skeleton
 from recap.show.run_page import write_run_page
 from recap.tables.page import write_report
 
@@ -67,7 +67,7 @@ def test_prompts_names_and_traces_are_only_text(tmp_path: Path) -> None:
 
 def test_a_hole_cannot_allow_its_own_script() -> None:
     evil = "<script>evil()</script>"
-    page = _skeleton(evil, evil, "results.html", {"sections": evil})
+    page = skeleton(evil, evil, "results.html", {"sections": evil})
     assert "script-src 'none';" in page
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,57 +12,83 @@ import pytest
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.cli import demo
 from recap.eval.judges.probe import Probe, save_probe
+from recap.io.video import open_clip
 from recap.plan import Shot
+
+PAGE = Path("demo/index.html")
 
 
 @pytest.fixture
 def short(monkeypatch, tmp_path):
-    """Two blocks with two memories, in an empty folder; whatever the probe has learnt."""
+    """Every shot has two blocks of an untrained model, in an empty folder; whatever the probe has learnt."""
     monkeypatch.chdir(tmp_path)
     save_probe(Probe(), tmp_path / "probe.safetensors")
     monkeypatch.setattr("recap.eval.judges.probe.SHIPPED", tmp_path / "probe.safetensors")
-    shots = tuple(Shot(shot.prompt, 0.75, shot.cut) for shot in demo.SHOTS[:2])
-    monkeypatch.setattr(demo, "SHOTS", shots)
-    monkeypatch.setattr(demo, "MOMENTS", {0.5: "a fox", 1.0: "both"})
-    monkeypatch.setattr(demo, "MEMORIES", ("none", "sink"))
+    tales = [
+        replace(tale, shots=tuple(Shot(shot.prompt, 1.5, shot.cut) for shot in tale.shots), seeds=seeds)
+        for tale, seeds in zip(demo.TALES, ((0, 1), (0,)), strict=True)
+    ]
+    monkeypatch.setattr(demo, "TALES", tuple(tales))
+    monkeypatch.setattr(demo, "MEMORIES", ("none", "recap"))
+    monkeypatch.setattr(demo, "BACKBONE", "untrained")
 
 
 def times(name: str) -> bytes:
-    return Path("demo/comparison", name, "timing.jsonl").read_bytes()
+    return Path("demo", name, "timing.jsonl").read_bytes()
 
 
 def test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_finished(
     short, capsys, monkeypatch
 ):
-    demo.demo()
+    demo.demo("classical")
     printed = capsys.readouterr()
-    page, figure = Path("demo/comparison/index.html"), Path("demo/figure.png")
-    assert printed.out.rstrip().endswith(f"Look at {page}") and "demo" not in printed.err.replace("demo/", "")
-    assert page.stat().st_size > 20_000 and figure.read_bytes().startswith(b"\x89PNG")
-    assert '<video src="data:video/mp4;base64,' in page.read_text() and "the bus" in page.read_text()
-
+    assert printed.out.rstrip().endswith(f"Look at {PAGE}") and "it is" not in printed.err
+    assert re.search(r"The same fox came back in [012] of 2 with", printed.out)
+    assert re.search(r"The same bus came back in [01] of 1 with", printed.out)
+    assert Path("demo/figure.png").read_bytes().startswith(b"\x89PNG")
+    assert open_clip("demo/demo.gif").num_pictures is None or open_clip("demo/demo.gif").num_pictures > 10
     assert not list(Path("demo").rglob("state.safetensors"))
-    first = times("none"), times("sink")
-    page.unlink()
-    shutil.rmtree("demo/comparison/sink")  # as if killed between the two
-    demo.demo()
+
+    first = times("return/none"), times("return/recap")
+    PAGE.unlink()
+    shutil.rmtree("demo/return/recap")  # as if killed between the two
+    demo.demo("classical")
     assert "it is resumed" in capsys.readouterr().err
-    assert times("none") == first[0] and times("sink") != first[1] and page.is_file()
+    assert times("return/none") == first[0] and times("return/recap") != first[1] and PAGE.is_file()
 
-    demo.demo()
-    assert "generated again" in capsys.readouterr().err
-    assert times("none") != first[0]
+    PAGE.unlink()
+    monkeypatch.setattr(demo, "TALES", (replace(demo.TALES[0], seeds=(5,)),))
+    demo.demo("classical")
+    assert "another script: it is generated again" in capsys.readouterr().err and PAGE.is_file()
+    assert "Seed 5" in PAGE.read_text()
 
-    page.unlink()
-    monkeypatch.setattr(demo, "SHOTS", demo.SHOTS[1:])
-    monkeypatch.setattr(demo, "MOMENTS", {0.5: "both"})
-    demo.demo()
-    assert "another script" in capsys.readouterr().err and page.is_file()
+    demo.demo("classical")
+    assert "a finished demo: it is generated again" in capsys.readouterr().err
 
 
-def test_the_script_is_a_minute_in_one_take_that_the_backbone_can_show():
-    casts = [set(parse_prompt(shot.prompt).actors) for shot in demo.SHOTS]
-    assert sum(shot.seconds for shot in demo.SHOTS) == 60 and not any(shot.cut for shot in demo.SHOTS)
-    first, both, second, again = casts
-    assert len(first) == len(second) == 1 and first != second and both == again == first | second
-    assert max(demo.MOMENTS) < 60
+def test_the_page_says_the_verdict_plays_by_itself_and_loads_nothing(short, capsys):
+    Path("demo").mkdir()
+    Path("demo/mine.txt").write_text("not the demo's")
+    demo.demo("classical")
+    page, printed = PAGE.read_text(), capsys.readouterr().out
+    (title,) = re.findall("<h1>(.*?)</h1>", page)
+    assert title.startswith("The same fox came back in ") and title in printed
+    players = re.findall("<video [^>]*>", page)
+    assert len(players) == 2 * 2 + 2
+    assert all('src="data:video/mp4;base64,' in player for player in players)
+    assert all(" muted autoplay loop playsinline " in player for player in players)
+    assert "default-src 'none'" in page and "http:" not in page and "https:" not in page
+    assert page.count('class="wall"') == 3 and page.count("In the bank at the return:") == 3
+    for link in re.findall(r'href="([^"]+)"', page):
+        assert Path("demo", link).is_file()
+    assert Path("demo/mine.txt").is_file()
+
+
+def test_the_scripts_are_visits_that_the_backbone_can_show():
+    for tale, cut in ((demo.RETURN, True), (demo.ENTERING, False)):
+        casts = [parse_prompt(shot.prompt).actors for shot in tale.shots]
+        assert [tale.subject in cast for cast in casts] == [False, True, False, True]
+        assert all(shot.cut == cut for shot in tale.shots)
+    assert demo.RETURN.seeds == (0, 1, 2)
+    # What is in the opening frame is kept by a sink.
+    assert parse_prompt(demo.RETURN.shots[0].prompt).actors == ()

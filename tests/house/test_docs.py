@@ -95,7 +95,7 @@ def test_the_site_begins_with_the_readme_and_has_no_links_into_the_source():
         return render(text, types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name)))
 
     first = shown("index.md", "")
-    assert first.startswith("# RECAP") and "](images/return.webp)" in first
+    assert first.startswith("# RECAP") and "](images/return.gif)" in first
     assert not re.search(r"\]\((docs/|src/|\.\./|LICENSE|SECURITY)", first)
     assert (
         shown("wan.md", "[a](../src/a.py) [b](log.md) ![c](images/c.png)")

@@ -1,10 +1,16 @@
-"""Marks lie on the marked tokens and nowhere else."""
+"""Clips that pages show: marks lie on the marked tokens and nowhere else, excerpts become a GIF."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import av
+import pytest
 import torch
 
-from recap.show.clips import GREEN, tint
+from recap.errors import RecapError
+from recap.io.video import ClipWriter
+from recap.show.clips import GREEN, Excerpt, tint, write_gif
 
 
 def test_only_marked_tokens_change() -> None:
@@ -33,3 +39,21 @@ def test_tint_lets_the_picture_through() -> None:
     pictures = torch.full((1, 3, 64, 64), 200, dtype=torch.uint8)
     shown = tint(pictures, torch.ones(1, 4, 4, dtype=torch.bool))
     assert int(shown[0, 1, 32, 32]) > 200 and 100 < int(shown[0, 0, 32, 32]) < 200
+
+
+def test_a_gif_shows_the_excerpts_next_to_each_other(tmp_path: Path) -> None:
+    clips = {}
+    for name, shade in (("none", 0.2), ("recap", 0.8)):
+        with ClipWriter(tmp_path / f"{name}.mp4", (16, 48), 16) as writer:
+            writer.write(torch.full((32, 3, 16, 48), shade))
+        clips[name] = tmp_path / f"{name}.mp4"
+    write_gif(tmp_path / "a.gif", clips, [Excerpt(0.0, 0.5, "here"), Excerpt(1.0, 2.0, "again")])
+    with av.open(tmp_path / "a.gif") as made:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in made.decode(video=0)]
+    # Every second picture of half a second and of one.
+    assert len(pictures) == 4 + 8
+    left, right = pictures[-1][32 + 4 : 32 + 12, :48], pictures[-1][32 + 4 : 32 + 12, 56:]
+    assert abs(left.mean() - 51) < 8 and abs(right.mean() - 204) < 8
+    with pytest.raises(RecapError, match=r"excerpts.*show no picture"):
+        write_gif(tmp_path / "b.gif", clips, [Excerpt(5.0, 6.0, "later")])
+    assert not (tmp_path / "b.gif").exists()

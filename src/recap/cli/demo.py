@@ -1,68 +1,145 @@
-"""`make demo` generates one minute with three memories, in which one actor joins another, leaves and comes back."""
+"""`make demo` generates two short stories in which somebody comes back, with three memories, and counts who does."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
 from recap.config import RunConfig, read_json
+from recap.io.files import write_whole
 from recap.io.run_folder import STATE
 from recap.plan import Shot
+from recap.run import versions
+from recap.show.clips import Excerpt, write_gif
 from recap.show.comparison import RECORD, compare
+from recap.show.run_page import PAGE, read_summary
 from recap.show.sheet import moments_sheet, write_png
+from recap.show.story_page import build_story_page
+from recap.tables.stories import MEASURED, Tale, Told, tell
 
-FIRST, SECOND = "a fox", "a bus"
-SCENE = "on a beach by day"
-BOTH = f"{FIRST} and {SECOND}"
-# No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
-SHOTS = (
-    Shot(f"{FIRST} {SCENE}", 15.0, cut=False),
-    Shot(f"{BOTH} {SCENE}", 15.0, cut=False),
-    Shot(f"{SECOND} {SCENE}", 12.0, cut=False),
-    Shot(f"{BOTH} {SCENE}", 18.0, cut=False),
+SCENE, FIRST, SECOND = "a beach by day", "fox", "bus"
+# The subject is in no opening frame and the recent frames are dropped at every cut: only a bank can bring it back.
+RETURN = Tale(
+    name="return",
+    title="With cuts: empty, a fox, empty, a fox again",
+    subject=FIRST,
+    shots=(
+        Shot(SCENE, 2.0625),
+        Shot(f"a {FIRST} on {SCENE}", 4.5),
+        Shot(SCENE, 3.75),
+        Shot(f"a {FIRST} on {SCENE}", 4.5),
+    ),
+    labels=("empty", "a fox", "empty again", "a fox again"),
+    seeds=(0, 1, 2),
+    about="The opening frame is empty and every cut drops the recent frames, so only a bank can bring the fox back. "
+    "The first three seeds, unpicked. The videos begin just before the return.",
 )
-MOMENTS = {1.0: FIRST, 20.0: BOTH, 35.0: SECOND, 45.0: BOTH, 58.0: BOTH}
+# No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
+ENTERING = Tale(
+    name="entering",
+    title="In one take: a bus joins a fox, leaves and is asked back",
+    subject=SECOND,
+    shots=(
+        Shot(f"a {FIRST} on {SCENE}", 5.8125, cut=False),
+        Shot(f"a {FIRST} and a {SECOND} on {SCENE}", 7.5, cut=False),
+        Shot(f"a {FIRST} on {SCENE}", 6.0, cut=False),
+        Shot(f"a {FIRST} and a {SECOND} on {SCENE}", 6.0, cut=False),
+    ),
+    labels=("a fox", "a bus joins", "the bus leaves", "a bus again"),
+    seeds=(0,),
+    about="Nothing is cut, so the recent frames stay, and the fox is in the opening that sink and recap keep. "
+    "One seed, the first: an anecdote.",
+)
+TALES = (RETURN, ENTERING)
 MEMORIES = ("none", "sink", "recap")
-SEED = 0
+BACKBONE = "embedded"
 FOLDER = Path("demo")
+GIF = "demo.gif"
 
 
-def demo() -> None:
-    """Write demo/comparison/ with its page, and demo/figure.png."""
-    out = FOLDER / "comparison"
-    _make_room(out)
-    config = RunConfig(shots=SHOTS, seeds=(SEED,))
+def demo(flow: str = "auto") -> None:
+    """Write demo/index.html, a GIF and a figure, and below them a comparison per story."""
+    _make_room()
+    told = []
+    for tale in TALES:
+        runs = _generate(tale, flow)
+        told.append(tell(tale, runs, FOLDER))
+        if tale is TALES[0]:
+            _write_pictures(tale, told[0], runs)
+    for state in FOLDER.glob(f"*/*/{STATE}"):
+        # Four fifths of the folder, and of use only to a run that is not finished.
+        state.unlink()
+    words = "the same scripts and seeds on the model that comes with the package; only the memory differs"
+    page = build_story_page(
+        told[0].story.verdict,
+        f"{', '.join(MEMORIES)}: {words}",
+        [each.story for each in told],
+        [MEASURED],
+        {"flow": told[0].flow, **versions()},
+    )
+    # Last: the page says that all is there.
+    write_whole(FOLDER / PAGE, page.encode())
+    print("\n".join(["", *(each.story.verdict for each in told)]))
+    print(f"\nIn one picture: {FOLDER / 'figure.png'}; moving: {FOLDER / GIF}\nLook at {FOLDER / PAGE}")
+
+
+def _generate(tale: Tale, flow: str) -> dict[str, Path]:
+    """Generate what is missing of a tale; returns the folders of its runs by memory."""
+    shots = [dataclasses.asdict(shot) for shot in tale.shots]
+    config = RunConfig.from_dict({"shots": shots, "seeds": tale.seeds, "flow": flow, "backbone": BACKBONE})
     with (
         progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
-        summary = compare(config, MEMORIES, out, reporter=generating, showing=showing.progress)
-    for run in summary.runs.values():
-        # Four fifths of the folder, and of use only to a run that is not finished.
-        (run / STATE).unlink(missing_ok=True)
-    clips = {name: run / "video.mp4" for name, run in summary.runs.items()}
-    labels = {second: f"{second:g} s: {who}" for second, who in MOMENTS.items()}
-    write_png(FOLDER / "figure.png", moments_sheet(clips, labels))
-    print(f"\nIn one picture: {FOLDER / 'figure.png'}\nLook at {summary.page}")
+        out = FOLDER / tale.name
+        return compare(config, MEMORIES, out, reporter=generating, showing=showing.progress).runs
 
 
-def _make_room(out: Path) -> None:
+def _write_pictures(tale: Tale, told: Told, runs: Mapping[str, Path]) -> None:
+    """Write the GIF and the sheet of a story's first seed."""
+    clips = {name: run / read_summary(run)["videos"][0] for name, run in runs.items()}
+    _, first, gone, back = told.starts_s
+    end = told.story.duration_s
+    _, visit, left, again = tale.labels
+    excerpts = [
+        Excerpt(max(first, gone - 2.5), gone, visit),
+        Excerpt(max(gone, back - 1.25), back, left),
+        Excerpt(back, end, again),
+    ]
+    write_gif(FOLDER / GIF, clips, excerpts)
+    ends = [*told.starts_s[1:], end]
+    moments = {
+        (start + stop) / 2: label for start, stop, label in zip(told.starts_s, ends, tale.labels, strict=True)
+    }
+    write_png(FOLDER / "figure.png", moments_sheet(clips, moments))
+
+
+def _make_room() -> None:
     """Delete a finished demo, or one of another script; a stopped one is kept, to be resumed."""
-    if not (out / RECORD).is_file():
+    begun = [tale for tale in TALES if (FOLDER / tale.name / RECORD).is_file()]
+    if not begun:
         return
-    finished = (out / "index.html").is_file()
-    same = read_json(out / RECORD).get("shots") == [dataclasses.asdict(shot) for shot in SHOTS]
+    finished, same = (FOLDER / PAGE).is_file(), all(map(_is_same, begun))
     state = (
         "a finished demo" if finished else "a stopped demo" if same else "a stopped demo of another script"
     )
     resumed = same and not finished
-    show_notice(f"{out} holds {state}: it is {'resumed' if resumed else 'generated again'}")
+    show_notice(f"{FOLDER} holds {state}: it is {'resumed' if resumed else 'generated again'}")
     if not resumed:
-        shutil.rmtree(out)
+        (FOLDER / PAGE).unlink(missing_ok=True)
+        for tale in begun:
+            shutil.rmtree(FOLDER / tale.name)
+
+
+def _is_same(tale: Tale) -> bool:
+    """Tell whether a tale was begun as it is now."""
+    found, shots = read_json(FOLDER / tale.name / RECORD), [dataclasses.asdict(shot) for shot in tale.shots]
+    return isinstance(found, dict) and found.get("shots") == shots and found.get("seeds") == list(tale.seeds)
 
 
 if __name__ == "__main__":

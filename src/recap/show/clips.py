@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.io.video import ClipWriter, open_clip
+from recap.errors import refuse
+from recap.io.files import write_whole
+from recap.io.video import Clip, ClipWriter, Picture, open_clip
 from recap.show.palette import colours_of
 from recap.show.sheet import bar, lay_out
 
@@ -53,19 +58,81 @@ def write_side_by_side(
     """
     opened = [open_clip(path) for path in clips.values()]
     scale = 2 if opened[0].width < _SMALL_PX else 1
-    columns, width = min(len(clips), _MOST_COLUMNS), opened[0].width * scale
-    bars = [bar(name, (_BAR_PX, width), c) for name, c in zip(clips, colours_of(list(clips)), strict=True)]
-    lines = math.ceil(len(clips) / columns)
-    size = (
-        lines * (opened[0].height * scale + _BAR_PX + _GAP_PX) - _GAP_PX,
-        columns * (width + _GAP_PX) - _GAP_PX,
-    )
-    with ClipWriter(out, size, opened[0].fps) as writer:
-        for pictures in zip(*(clip.pictures() for clip in opened), strict=True):
-            large = [picture.repeat(scale, axis=0).repeat(scale, axis=1) for picture in pictures]
-            tiles = [np.concatenate(tile) for tile in zip(bars, large, strict=True)]
-            writer.write(torch.from_numpy(lay_out(tiles, columns, _GAP_PX)).permute(2, 0, 1)[None])
+    writer: ClipWriter | None = None
+    with ExitStack() as stack:
+        for joined in _joined(list(clips), opened, scale):
+            if writer is None:
+                writer = stack.enter_context(ClipWriter(out, joined.shape[:2], opened[0].fps))
+            writer.write(torch.from_numpy(joined).permute(2, 0, 1)[None])
             advance(1)
+
+
+def _joined(names: Sequence[str], clips: Sequence[Clip], scale: int) -> Iterator[Picture]:
+    """Yield the pictures of the clips next to each other."""
+    columns, width = min(len(clips), _MOST_COLUMNS), clips[0].width * scale
+    bars = [bar(name, (_BAR_PX, width), c) for name, c in zip(names, colours_of(names), strict=True)]
+    for pictures in zip(*(clip.pictures() for clip in clips), strict=True):
+        large = [picture.repeat(scale, axis=0).repeat(scale, axis=1) for picture in pictures]
+        tiles = [np.concatenate(tile) for tile in zip(bars, large, strict=True)]
+        yield lay_out(tiles, columns, _GAP_PX)
+
+
+class Excerpt(NamedTuple):
+    """Names a part of a clip, from one second to another, and what is written below its pictures."""
+
+    start_s: float
+    end_s: float
+    label: str
+
+
+def write_gif(out: Path, clips: Mapping[str, Path], excerpts: Sequence[Excerpt], per_second: int = 8) -> None:
+    """Join excerpts of clips of equal size and length into a GIF that repeats for ever."""
+    opened = [open_clip(path) for path in clips.values()]
+    fps, every = opened[0].fps, round(opened[0].fps / per_second)
+    shown: list[Picture] = []
+    for index, joined in enumerate(_joined(list(clips), opened, 1)):
+        labels = [part.label for part in excerpts if part.start_s <= index / fps < part.end_s]
+        if labels and index % every == 0:
+            shown.append(np.concatenate([joined, bar(labels[0], (_BAR_PX, joined.shape[1]))]))
+    if not shown:
+        raise refuse(
+            "excerpts", list(excerpts), "show no picture of these clips", "choose seconds within them"
+        )
+    write_whole(out, gif_bytes(shown, per_second))
+
+
+def gif_bytes(pictures: Sequence[Picture], per_second: int) -> bytes:
+    """Encode pictures of equal size as a GIF, with one palette made for all of them."""
+    import av
+
+    height, width = pictures[0].shape[:2]
+    beat = Fraction(1, per_second)
+    graph = av.filter.Graph()
+    pixels = av.VideoFormat("rgb24", width, height)
+    source = graph.add_buffer(width=width, height=height, format=pixels, time_base=beat)
+    split, made = graph.add("split"), graph.add("palettegen", "stats_mode=diff")
+    used, sink = graph.add("paletteuse", "dither=none:diff_mode=rectangle"), graph.add("buffersink")
+    source.link_to(split)
+    split.link_to(made, 0, 0)
+    split.link_to(used, 1, 0)
+    made.link_to(used, 0, 1)
+    used.link_to(sink)
+    graph.configure()
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="gif", options={"loop": "0"}) as target:
+        stream: Any = target.add_stream("gif", rate=per_second)
+        stream.width, stream.height, stream.pix_fmt = width, height, "pal8"
+        for index, picture in enumerate(pictures):
+            frame: Any = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            frame.pts, frame.time_base = index, beat
+            source.push(frame)
+        source.push(None)
+        for index in range(len(pictures)):
+            coloured: Any = sink.pull()
+            coloured.pts, coloured.time_base = index, beat
+            target.mux(stream.encode(coloured))
+        target.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def embed(video: Path, limit: int = EMBED_LIMIT, link: str = "") -> tuple[str, str]:

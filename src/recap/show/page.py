@@ -95,11 +95,16 @@ def build_video_page(page: VideoPage) -> str:
         "numbers": f'<dl class="facts">{facts}</dl>' if facts else "",
         "remarks": "".join(f"<p>{escape(text)}</p>" for text in page.remarks),
         "settings": table_rows(page.settings),
-        # In a script element no text may look like a tag.
-        "data": json.dumps(_rounded(_data(page)), separators=(",", ":")).replace("<", "\\u003c"),
+        "data": script_data(_data(page)),
     }
-    colours = "".join(f"--m{i}: {c};" for i, c in enumerate(colours_of([method.name for method in methods])))
-    return _skeleton(page.title, page.subtitle, "video.html", body, f":root {{ {colours} }}")
+    colours = colour_variables([method.name for method in methods])
+    return skeleton(page.title, page.subtitle, "video.html", body, colours)
+
+
+def colour_variables(names: Sequence[str]) -> str:
+    """Name the colours of the memories of a page in CSS, `--m0` and so on."""
+    variables = "".join(f"--m{i}: {colour};" for i, colour in enumerate(colours_of(names)))
+    return f":root {{ {variables} }}"
 
 
 def describe_bank(bank: Patches, grid: tuple[int, int], subject_share: float | None = None) -> str:
@@ -138,14 +143,14 @@ def _data(page: VideoPage) -> dict[str, Any]:
         "methods": [
             {
                 **{name: getattr(method, name) for name in shown},
-                "bank": None if method.bank is None else _bank_data(method.bank),
+                "bank": None if method.bank is None else bank_data(method.bank),
             }
             for method in page.methods
         ],
     }
 
 
-def _bank_data(bank: Patches) -> dict[str, object]:
+def bank_data(bank: Patches) -> dict[str, object]:
     """Describe a bank as wall.js reads it."""
     sprite = png_bytes(lay_out(list(bank.pixels), _SPRITE_COLUMNS)) if len(bank) else b""
     columns = bank.seconds, bank.frames, bank.rows, bank.columns, bank.scores
@@ -154,6 +159,11 @@ def _bank_data(bank: Patches) -> dict[str, object]:
         "sprite": f"data:image/png;base64,{base64.b64encode(sprite).decode()}",
         "patches": list(zip(*(column.tolist() for column in columns), strict=True)),
     }
+
+
+def script_data(data: object) -> str:
+    """Write a structure as JSON for a script element, in which no text may look like a tag."""
+    return json.dumps(_rounded(data), separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _rounded(value: Any) -> Any:
@@ -199,7 +209,7 @@ def build_results_page(
 ) -> str:
     """Build a page of tables next to the paper's numbers, with charts and videos, as HTML."""
     made = f'<section class="card"><h2>How this was made</h2><table>{table_rows(about)}</table></section>'
-    return _skeleton(title, subtitle, "results.html", {"sections": "".join(map(_section, sections)) + made})
+    return skeleton(title, subtitle, "results.html", {"sections": "".join(map(_section, sections)) + made})
 
 
 def _section(section: Section) -> str:
@@ -241,7 +251,7 @@ def table_rows(values: Mapping[str, object]) -> str:
     return "".join(rows)
 
 
-def _skeleton(title: str, subtitle: str, template: str, holes: Mapping[str, str], colours: str = "") -> str:
+def skeleton(title: str, subtitle: str, template: str, holes: Mapping[str, str], colours: str = "") -> str:
     """Put a filled template into the frame of all pages, which allows the scripts and styles of templates alone."""
     frame = {"title": escape(title), "subtitle": escape(subtitle), "colours": colours}
     # Read from the templates, never from the page: a hole may have brought in anything.

@@ -32,7 +32,7 @@ from recap.registry import JUDGES
 from recap.run import read_record, read_spec, versions
 from recap.show.clips import EMBED_LIMIT, embed
 from recap.show.page import Method, Plot, Scene, VideoPage, build_video_page, describe_bank
-from recap.show.sheet import Patches
+from recap.show.sheet import cut_out, gather_patches
 from recap.types import BackboneSpec
 
 VIDEO = r"video(-\d+)?\.mp4"
@@ -191,11 +191,9 @@ def _look(
             shown = [position for position in new if last[position[0]] == index]
             subjects = judge.subjects(torch.from_numpy(picture)) if shown else None
             for position in shown:
-                _, token_row, column = position
                 if subjects is not None:
-                    on_subject.append(bool(subjects[token_row, column]))
-                top, left = token_row * side, column * side
-                cut[position] = picture[top : top + side, left : left + side].copy()
+                    on_subject.append(bool(subjects[position[1:]]))
+                cut[position] = cut_out(picture, position, side)
             if index == round(len(contrasts) * clip.fps / SAMPLES_PER_SECOND):
                 contrasts.append(contrast(picture))
                 second = index / clip.fps
@@ -204,12 +202,7 @@ def _look(
 
     curves = judge.curves(samples())
     subject_share = sum(on_subject) / len(on_subject) if on_subject else None
-    # In order of first appearance.
-    frames, rows, columns = np.array(sorted(new), np.int64).reshape(-1, 3).T
-    pixels = np.array([cut[position] for position in sorted(new)], np.uint8).reshape(-1, side, side, 3)
-    seen_s = np.array([last[int(frame)] for frame in frames]) / clip.fps
-    scores = np.array([new[position] for position in sorted(new)], np.float32)
-    bank = Patches(pixels, seen_s, frames, rows, columns, scores)
+    bank = gather_patches(cut, new, {frame: picture / clip.fps for frame, picture in last.items()}, side)
     about = dataclasses.asdict(settings).items()
     method = dataclasses.replace(
         method,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from recap.errors import refuse
 from recap.io.files import write_whole
+from recap.io.trace import Bank, Position
 from recap.io.video import Picture, open_clip
 from recap.show.palette import colours_of
 
@@ -37,6 +38,23 @@ class Patches:
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+
+def cut_out(picture: Picture, position: Position, side: int) -> Picture:
+    """Return the pixels of a token, side side 3."""
+    _, row, column = position
+    return picture[row * side : (row + 1) * side, column * side : (column + 1) * side].copy()
+
+
+def gather_patches(
+    cut: Mapping[Position, Picture], scores: Bank, seconds: Mapping[int, float], side: int
+) -> Patches:
+    """Put cut-outs of tokens in order of first appearance; `seconds` says when each frame is shown."""
+    frames, rows, columns = np.array(sorted(cut), np.int64).reshape(-1, 3).T
+    pixels = np.array([cut[position] for position in sorted(cut)], np.uint8).reshape(-1, side, side, 3)
+    seen_s = np.array([seconds[int(frame)] for frame in frames], np.float64)
+    found = np.array([scores[position] for position in sorted(cut)], np.float32)
+    return Patches(pixels, seen_s, frames, rows, columns, found)
 
 
 def png_bytes(picture: Picture) -> bytes:

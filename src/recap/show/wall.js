@@ -49,7 +49,8 @@ function cutout(wall, bank, group, largest) {
 }
 
 // Hang a bank; `pick` is called with the index of a clicked patch. Returns a function that shows cut-outs or patches.
-function hangWall(wall, legend, bank, pick) {
+// `legend` may be null; `side` is the size of a patch in a cut-out, in pixels.
+function hangWall(wall, legend, bank, pick, side = 30) {
   const tip = byId("tip"), patches = bank.patches;
   const indexOf = (event) => event.target.closest("[data-index]")?.dataset.index;
   wall.style.setProperty("--sprite", `url("${bank.sprite}")`);
@@ -67,8 +68,8 @@ function hangWall(wall, legend, bank, pick) {
   wall.addEventListener("mouseleave", () => { tip.style.opacity = 0; });
   return (joined) => {
     const groups = joined ? joinedGroups(patches) : patches.map((_, i) => [i]);
-    wall.replaceChildren(...groups.map((group) => cutout(wall, bank, group, joined ? 30 : 40)));
-    legend.textContent = patches.length === 0
+    wall.replaceChildren(...groups.map((group) => cutout(wall, bank, group, joined ? side : 40)));
+    if (legend) legend.textContent = patches.length === 0
       ? "Nothing: after the first frame nothing new appeared."
       : `${patches.length} patches in order of first appearance` +
         (joined ? `, in ${groups.length} cut-outs of what appeared together. ` : ". ") +

@@ -23,6 +23,8 @@ from recap.eval.sampling import Pictures, as_tensor
 OPENING_S = 1.0
 FARTHEST = 50.0
 """The Delta E at which likeness is 0; two instances of one kind are about 40 apart."""
+KEPT = 15.0
+"""Below this Delta E an instance counts as the same."""
 
 
 class ProbeJudge:
