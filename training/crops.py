@@ -27,9 +27,9 @@ from recap.backbones.tiny.vocabulary import ACTORS, MAX_ACTORS, SCENES, TIMES
 from recap.eval.judges.colours import colour_distance, to_lab
 from recap.eval.judges.crops import SIDE, CropNet, as_crops, boxes_of, save_crop_net
 from recap.eval.judges.probe import Judged, Probe, load_probe
+from recap.eval.judges.subject import KEPT
 from recap.eval.witnesses import crop
 from training.atlas import CACHE, load_atlas
-from training.bench import KEPT
 from training.probe import RoundTrip, degrade, load_round_trip
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import SCALES
