@@ -40,6 +40,9 @@ from recap.tables.runs import TableRuns
 from recap.tables.scripts import reappearance_scripts
 
 NAME, FPS, CHUNK = "helios_fakes:TinyHelios", 24, 33
+# Pages of the other models are tested in `make test`.
+pytestmark = pytest.mark.slow
+
 CHUNKS = 8
 ASK = Ask(
     device="cpu",

@@ -15,6 +15,9 @@ from recap.io.video import ClipWriter, open_clip
 from recap_vbench import cutter
 from recap_vbench.cutter import clip_label, cut_video
 
+# A plug-in of its own: its commands are tested in `make test`, the rest in `make test-slow`.
+pytestmark = pytest.mark.slow
+
 SIDE = 32
 
 

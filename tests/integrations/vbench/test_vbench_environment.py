@@ -14,6 +14,10 @@ from recap_vbench import environment as made
 from recap_vbench.environment import describe, installed, is_current, pins, set_up, vbench_folder
 
 
+# A plug-in of its own: its commands are tested in `make test`, the rest in `make test-slow`.
+pytestmark = pytest.mark.slow
+
+
 def test_folder_is_in_the_cache_unless_named(monkeypatch, tmp_path):
     monkeypatch.setenv("RECAP_HOME", str(tmp_path))
     assert vbench_folder() == tmp_path / "vbench"

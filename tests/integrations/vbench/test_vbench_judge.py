@@ -23,6 +23,9 @@ from recap_vbench.records import write_record
 from recap_vbench.scores import dimension_score
 
 # One prompt of each group and two seeds: a small vbench128.
+# A plug-in of its own: its commands are tested in `make test`, the rest in `make test-slow`.
+pytestmark = pytest.mark.slow
+
 SEEDS = 2
 
 

@@ -21,6 +21,9 @@ from recap_vbench import videos
 from recap_vbench.suites import SUITES, find_videos, load_entries
 from recap_vbench.videos import Order, generate_suite, work_folder
 
+# A plug-in of its own: its commands are tested in `make test`, the rest in `make test-slow`.
+pytestmark = pytest.mark.slow
+
 MOVIE = SUITES["moviegen128"]
 TEXTS = ["A red boat sails past a house", "half a/b", "word " * 60, *(f"a prompt {n}" for n in range(125))]
 NAMES = {f"{stem}-{seed}.mp4" for stem in (TEXTS[0], "line-002") for seed in range(2)}
