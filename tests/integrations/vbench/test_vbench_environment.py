@@ -13,7 +13,6 @@ from recap.cli import main as cli
 from recap_vbench import environment as made
 from recap_vbench.environment import describe, installed, is_current, pins, set_up, vbench_folder
 
-
 # A plug-in of its own: its commands are tested in `make test`, the rest in `make test-slow`.
 pytestmark = pytest.mark.slow
 
