@@ -231,6 +231,11 @@ def test_a_run_with_a_cast_resumes_to_the_same_bits_when_the_cast_is_gone(tmp_pa
     resume(stopped)
     for name in ("latents.safetensors", "trace.jsonl", "state.safetensors"):
         assert (stopped / name).read_bytes() == (whole.folder / name).read_bytes(), name
+    changed = begun(tmp_path / "changed", 2, **(changes | {"cast": [str(stopped / "subjects.cast")]}))
+    (subject,) = read_cast(changed / "subjects.cast")
+    write_cast(changed / "subjects.cast", [replace(subject, words="a wolf")])
+    with pytest.raises(ValueError, match=r"manifest\.jsonl"):
+        resume(changed)
     line = read_trace(stopped / "trace.jsonl")[0]
     assert line.prompts == ("a fox on the sea",) and line.tokens["cast"] == 2
 

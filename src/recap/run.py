@@ -29,7 +29,7 @@ from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, M
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.flow import build_flow, resolve_flow
-from recap.io.cast import read_members, read_words, spell_out, with_cast, write_cast
+from recap.io import cast as casts
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Reporter
@@ -51,7 +51,7 @@ def build_backbone(
     config: RunConfig, notice: Notice = print, words: Mapping[str, str] = MappingProxyType({})
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
-    prompts = list(dict.fromkeys(spell_out(shot.prompt, words) for shot in config.shots))
+    prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
@@ -126,7 +126,7 @@ def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()
         if run.opening_latents is not None:
             write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
         if run.cast:
-            write_cast(folder / CAST, run.cast)
+            casts.write_cast(folder / CAST, run.cast)
         spec = asdict(run.backbone.spec)
         about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
@@ -199,7 +199,8 @@ def is_finished(folder: Path) -> bool:
     if config.get("opening"):
         spec = read_spec(about)
         opening = load_opening(folder, len(config["seeds"]), (spec.latent_channels, *spec.latent_size))
-    return _has_ended(RunFolder(folder, config, opening), None)
+    cast = casts.digest_of_cast(casts.read_cast(folder / CAST)) if config.get("cast") else ""
+    return _has_ended(RunFolder(folder, config, opening, cast), None)
 
 
 def _has_ended(files: RunFolder, from_block: int | None) -> bool:
@@ -226,13 +227,13 @@ class _Run:
         self.reporter = reporter
         # A resumed run has its own copy of the cast.
         copy = (str(folder / CAST),) if config.cast and not fresh else config.cast
-        words = read_words(copy)
+        words = casts.read_words(copy)
         self.backbone = build_backbone(config, reporter.notice, words)
-        self.cast = read_members(copy, self.backbone, config.device, reporter.notice)
+        self.cast = casts.read_members(copy, self.backbone, config.device, reporter.notice)
         self.opening_latents = self._read_opening(config, fresh) if config.opening else None
         opening_frames = 0 if self.opening_latents is None else self.opening_latents.shape[1]
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
-        self.plan = Plan(tuple(with_cast(block, words) for block in plan.blocks))
+        self.plan = Plan(tuple(casts.with_cast(block, words) for block in plan.blocks))
         for prompts in dict.fromkeys(block.prompts for block in self.plan.blocks):
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
@@ -242,7 +243,8 @@ class _Run:
         prompts = self.plan.blocks[0].prompts
         join_cast(self.policy, self.cast, prompts, partial(read_alone, self.backbone))
         self.decoder: Decoder = self.backbone.decoder()
-        self.files = RunFolder(folder, self.config.to_dict(), self.opening_latents)
+        digest = casts.digest_of_cast(self.cast)
+        self.files = RunFolder(folder, self.config.to_dict(), self.opening_latents, digest)
 
     def _read_opening(self, config: RunConfig, fresh: bool) -> Tensor:
         """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""

@@ -65,6 +65,28 @@ def test_a_run_that_names_code_is_refused(run, recap, tmp_path):
     assert code == 2 and "--trust-code" in printed
 
 
+def test_a_run_without_its_files_is_refused(run, recap, tmp_path):
+    for name in ("latents.safetensors", "trace.jsonl"):
+        copy = tmp_path / name.partition(".")[0]
+        shutil.copytree(run, copy)
+        (copy / name).unlink()
+        code, printed = recap("cast", "save", copy, "--at", 1.0, "--box", "0,0,40,40", "--name", "boat")
+        assert code == 2 and "generate the run again" in printed
+
+
+@pytest.mark.parametrize("member", ["", " ", "fox=", "none.cast", "none.png"])
+def test_a_member_that_is_no_file_is_refused(recap, tmp_path, member):
+    code, printed = recap("generate", "a boat", "--backbone", "untrained", "--cast", member, "--out", "new")
+    assert (
+        code == 2 and "error: " in printed and "Traceback" not in printed and not (tmp_path / "new").exists()
+    )
+
+
+def test_an_option_without_its_value_is_refused_in_words(recap):
+    code, printed = recap("generate", "a boat", "--cast")
+    assert code == 2 and "requires an argument" in printed and "Traceback" not in printed
+
+
 def test_without_a_box_what_was_new_is_offered_by_number(run, recap, tmp_path):
     code, printed = recap("cast", "save", run, "--at", 1.0, "--name", "boat")
     assert code == 0

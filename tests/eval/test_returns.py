@@ -56,7 +56,7 @@ def test_the_headline_counts_and_the_best_comes_first_whoever_it_is(none, sink, 
     assert headline("fox", runs) == f"The same fox came back {words}"
 
 
-class Told(ProbeWitness):
+class ScriptedWitness(ProbeWitness):
     """Knows what it sees by the pixel in the corner: 0 nobody, 1 a dark one, 2 a bright one."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def story(marks: list[int], cuts: bool) -> tuple[InMemoryClip, list[BlockTrace]]
 @pytest.mark.parametrize(("again", "verdict"), [(2, SAME), (1, ANOTHER), (0, MISSING)])
 def test_a_video_is_judged_by_its_visits(again, verdict):
     clip, trace = story([0] * 12 + [2] * 12 + [0] * 12 + [again] * 12, cuts=True)
-    found, parts = judge_return(clip, trace, "fox", Told(), MotionJudge(still, "still"))
+    found, parts = judge_return(clip, trace, "fox", ScriptedWitness(), MotionJudge(still, "still"))
     assert found.verdict == verdict and [part.span.start for part in parts] == [0, 6, 12, 18]
     assert found.found_first == 1 and found.found_gone == 0 and found.found_again == (again > 0)
     # A quarter of the width every half second, and three quarters back every fourth time.
@@ -102,6 +102,6 @@ def test_a_video_is_judged_by_its_visits(again, verdict):
 
 def test_without_a_cut_a_subject_may_take_a_while_to_leave():
     marks = [0] * 12 + [2] * 12 + [2] * 4 + [0] * 8 + [2] * 12
-    told, judge = Told(), MotionJudge(still, "still")
+    told, judge = ScriptedWitness(), MotionJudge(still, "still")
     assert judge_return(*story(marks, cuts=False), "fox", told, judge)[0].verdict == SAME
     assert judge_return(*story(marks, cuts=True), "fox", told, judge)[0].verdict == STAYED

@@ -14,7 +14,7 @@ from recap.io.cast import (
     Subject,
     check_fits,
     components,
-    cut_out,
+    cut_subject,
     named_in,
     read_cast,
     read_words,
@@ -152,6 +152,6 @@ def test_parts_of_a_mask_and_their_cut_outs():
     assert largest.sum() == 3 and largest[:, 3].all()
     assert other.sum() == 2 and other[0, 0] and other[1, 1]
     picture = np.full((12, 16, 3), 200, dtype=np.uint8)
-    cut = cut_out(picture, other)
+    cut = cut_subject(picture, other)
     assert cut.shape == (8, 8, 3)
     assert (cut[:4, :4] == 200).all() and (cut[:4, 4:] == 50).all()

@@ -19,7 +19,7 @@ from recap.io.cast import (
     Picture,
     Subject,
     components,
-    cut_out,
+    cut_subject,
     read_cast,
     write_cast,
 )
@@ -34,6 +34,8 @@ from recap.show.sheet import bar, lay_out, write_png
 
 SMALLEST_TOKENS = 2
 """A part of the picture with fewer new tokens is noise rather than a subject."""
+
+AGAIN = "put the file back, or generate the run again"
 
 app = typer.Typer(no_args_is_help=True, help="Keep subjects for other videos.", rich_markup_mode=None)
 
@@ -67,7 +69,7 @@ def save_command(
         parts = seen.parts()
         if pick is None and len(parts) > 1:
             sheet = run / "cast.png"
-            write_png(sheet, _numbered([cut_out(seen.picture, _flat(part)) for part in parts]))
+            write_png(sheet, _numbered([cut_subject(seen.picture, _flat(part)) for part in parts]))
             typer.echo(f"there are {len(parts)} cut-outs: look at {sheet}, and add --pick with a number")
             return
         number = 1 if pick is None else pick
@@ -118,6 +120,8 @@ class _Moment:
         self.row, self.second = row, second
         trace = self.run.trace
         spans = pictures_of_frames(trace)
+        if not spans:
+            raise refuse("run", str(folder), "its trace.jsonl is missing or empty", AGAIN)
         rate, last = self.spec.pictures_per_second, max(span.stop for span in spans.values())
         index = round(second * rate) if np.isfinite(second) else -1
         if not 0 <= index < last:
@@ -178,7 +182,7 @@ class _Moment:
     def subject(self, name: str, words: str, mask: NDArray[np.bool_]) -> Subject:
         """Return the subject that these tokens show."""
         frames = self.spec.frames_per_block
-        latents = open_tensors(self.run.folder / LATENTS, "latents")["latents"].read()[self.row]
+        latents = open_tensors(self.run.folder / LATENTS, "latents", AGAIN)["latents"].read()[self.row]
         own = latents[self.first : self.first + frames]
         if len(own) < frames or self.line.num_pictures < frames:
             limit = f"the opening's first block there has fewer than {frames} frames"
@@ -195,7 +199,7 @@ class _Moment:
             own,
             torch.from_numpy(mask),
             torch.from_numpy(self._scores()),
-            cut_out(self.picture, _flat(mask)),
+            cut_subject(self.picture, _flat(mask)),
             about,
         )
 

@@ -20,11 +20,11 @@ from recap.show.comparison import RECORD, compare
 from recap.show.run_page import PAGE, read_summary
 from recap.show.sheet import moments_sheet, write_png
 from recap.show.story_page import build_story_page
-from recap.tables.stories import MEASURED, Tale, Told, tell
+from recap.tables.stories import MEASURED, JudgedStory, StoryScript, judge_story
 
 SCENE, FIRST, SECOND = "a beach by day", "fox", "bus"
 # The subject is in no opening frame and the recent frames are dropped at every cut: only a bank can bring it back.
-RETURN = Tale(
+RETURN = StoryScript(
     name="return",
     title="With cuts: empty, a fox, empty, a fox again",
     subject=FIRST,
@@ -40,7 +40,7 @@ RETURN = Tale(
     "The first three seeds, unpicked. The videos begin just before the return.",
 )
 # No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
-ENTERING = Tale(
+ENTERING = StoryScript(
     name="entering",
     title="In one take: a bus joins a fox, leaves and is asked back",
     subject=SECOND,
@@ -65,63 +65,64 @@ GIF = "demo.gif"
 def demo(flow: str = "auto") -> None:
     """Write demo/index.html, a GIF and a figure, and below them a comparison per story."""
     _make_room()
-    told = []
-    for tale in TALES:
-        runs = _generate(tale, flow)
-        told.append(tell(tale, runs, FOLDER))
-        if tale is TALES[0]:
-            _write_pictures(tale, told[0], runs)
+    judged = []
+    for script in TALES:
+        runs = _generate(script, flow)
+        judged.append(judge_story(script, runs, FOLDER))
+        if script is TALES[0]:
+            _write_pictures(script, judged[0], runs)
     for state in FOLDER.glob(f"*/*/{STATE}"):
         # Four fifths of the folder, and of use only to a run that is not finished.
         state.unlink()
     words = "the same scripts and seeds on the model that comes with the package; only the memory differs"
     page = build_story_page(
-        told[0].story.verdict,
+        judged[0].story.verdict,
         f"{', '.join(MEMORIES)}: {words}",
-        [each.story for each in told],
+        [each.story for each in judged],
         [MEASURED],
-        {"flow": told[0].flow, **versions()},
+        {"flow": judged[0].flow, **versions()},
     )
     # Last: the page says that all is there.
     write_whole(FOLDER / PAGE, page.encode())
-    print("\n".join(["", *(each.story.verdict for each in told)]))
+    print("\n".join(["", *(each.story.verdict for each in judged)]))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}; moving: {FOLDER / GIF}\nLook at {FOLDER / PAGE}")
 
 
-def _generate(tale: Tale, flow: str) -> dict[str, Path]:
-    """Generate what is missing of a tale; returns the folders of its runs by memory."""
-    shots = [dataclasses.asdict(shot) for shot in tale.shots]
-    config = RunConfig.from_dict({"shots": shots, "seeds": tale.seeds, "flow": flow, "backbone": BACKBONE})
+def _generate(script: StoryScript, flow: str) -> dict[str, Path]:
+    """Generate what is missing of a script; returns the folders of its runs by memory."""
+    shots = [dataclasses.asdict(shot) for shot in script.shots]
+    config = RunConfig.from_dict({"shots": shots, "seeds": script.seeds, "flow": flow, "backbone": BACKBONE})
     with (
         progress_bar("generating", "blocks", "loading the model") as generating,
         progress_bar("showing", "pictures") as showing,
     ):
-        out = FOLDER / tale.name
+        out = FOLDER / script.name
         return compare(config, MEMORIES, out, reporter=generating, showing=showing.progress).runs
 
 
-def _write_pictures(tale: Tale, told: Told, runs: Mapping[str, Path]) -> None:
+def _write_pictures(script: StoryScript, judged: JudgedStory, runs: Mapping[str, Path]) -> None:
     """Write the GIF and the sheet of a story's first seed."""
     clips = {name: run / read_summary(run)["videos"][0] for name, run in runs.items()}
-    _, first, gone, back = told.starts_s
-    end = told.story.duration_s
-    _, visit, left, again = tale.labels
+    _, first, gone, back = judged.starts_s
+    end = judged.story.duration_s
+    _, visit, left, again = script.labels
     excerpts = [
         Excerpt(max(first, gone - 2.5), gone, visit),
         Excerpt(max(gone, back - 1.25), back, left),
         Excerpt(back, end, again),
     ]
     write_gif(FOLDER / GIF, clips, excerpts)
-    ends = [*told.starts_s[1:], end]
+    ends = [*judged.starts_s[1:], end]
     moments = {
-        (start + stop) / 2: label for start, stop, label in zip(told.starts_s, ends, tale.labels, strict=True)
+        (start + stop) / 2: label
+        for start, stop, label in zip(judged.starts_s, ends, script.labels, strict=True)
     }
     write_png(FOLDER / "figure.png", moments_sheet(clips, moments))
 
 
 def _make_room() -> None:
     """Delete a finished demo, or one of another script; a stopped one is kept, to be resumed."""
-    begun = [tale for tale in TALES if (FOLDER / tale.name / RECORD).is_file()]
+    begun = [script for script in TALES if (FOLDER / script.name / RECORD).is_file()]
     if not begun:
         return
     finished, same = (FOLDER / PAGE).is_file(), all(map(_is_same, begun))
@@ -132,14 +133,19 @@ def _make_room() -> None:
     show_notice(f"{FOLDER} holds {state}: it is {'resumed' if resumed else 'generated again'}")
     if not resumed:
         (FOLDER / PAGE).unlink(missing_ok=True)
-        for tale in begun:
-            shutil.rmtree(FOLDER / tale.name)
+        for script in begun:
+            shutil.rmtree(FOLDER / script.name)
 
 
-def _is_same(tale: Tale) -> bool:
-    """Tell whether a tale was begun as it is now."""
-    found, shots = read_json(FOLDER / tale.name / RECORD), [dataclasses.asdict(shot) for shot in tale.shots]
-    return isinstance(found, dict) and found.get("shots") == shots and found.get("seeds") == list(tale.seeds)
+def _is_same(script: StoryScript) -> bool:
+    """Tell whether a script was begun as it is now."""
+    found, shots = (
+        read_json(FOLDER / script.name / RECORD),
+        [dataclasses.asdict(shot) for shot in script.shots],
+    )
+    return (
+        isinstance(found, dict) and found.get("shots") == shots and found.get("seeds") == list(script.seeds)
+    )
 
 
 if __name__ == "__main__":

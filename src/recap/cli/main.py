@@ -175,7 +175,9 @@ def _run_app() -> None:
             ) from error
         # Some versions write their own guess on a second line.
         problem = message.partition("\n")[0].rstrip(".")
-        raise RecapError(f"{problem}; see `{error.ctx.command_path} --help`") from error
+        # An option at the end without its value is refused before the parser knows the command.
+        path = error.ctx.command_path if error.ctx else "recap"
+        raise RecapError(f"{problem}; see `{path} --help`") from error
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.io.opening import read_opening
+from recap.io.run_folder import digest_tensors
 from recap.types import BackboneSpec, Block
 
 SUFFIX = ".cast"
@@ -93,6 +94,16 @@ def write_cast(path: Path, subjects: Sequence[Subject]) -> None:
         }
     about = {"recap.cast": VERSION, "subjects": json.dumps(header)}
     write_whole(path, save(tensors, metadata=about))
+
+
+def digest_of_cast(subjects: Sequence[Subject]) -> str:
+    """Return the digest of all that a video depends on in its cast; "" without one."""
+    if not subjects:
+        return ""
+    tensors = {
+        f"{s.name}.{part}": getattr(s, part).cpu() for s in subjects for part in ("latents", "mask", "scores")
+    }
+    return digest_tensors(tensors, json.dumps([(s.name, s.words) for s in subjects]))
 
 
 def check_names(subjects: Sequence[Subject]) -> None:
@@ -205,6 +216,8 @@ def with_cast(block: Block, words: Mapping[str, str]) -> Block:
 def split_name(member: str) -> tuple[str, Path]:
     """Read a member of a cast as it is named in a command: `FILE`, or `NAME=PICTURE`."""
     name, equals, path = member.partition("=")
+    if not member.strip() or (equals and not path.strip()):
+        raise refuse("--cast", member, "names no file", "give a cast file, or NAME=PICTURE")
     if equals and NAME.fullmatch(name):
         return name, Path(path)
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(member).stem).strip("-_0123456789") or "subject", Path(member)
@@ -273,7 +286,7 @@ def components(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
 Picture = NDArray[np.uint8]
 
 
-def cut_out(picture: Picture, mask: NDArray[np.bool_]) -> Picture:
+def cut_subject(picture: Picture, mask: NDArray[np.bool_]) -> Picture:
     """Cut the part of a picture Y X 3 that the tokens of a mask show; what they do not show is dimmed."""
     rows, columns = np.nonzero(mask)
     side = picture.shape[0] // mask.shape[0]

@@ -86,14 +86,19 @@ def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
 
 
 class RunFolder:
-    """Names, reads and writes the files of one run; all depend on its config and the latents of its opening."""
+    """Names, reads and writes the files of one run; all depend on its config, its opening's latents and its cast.
 
-    def __init__(self, path: Path, config: Mapping[str, Any], opening: Tensor | None) -> None:
+    `cast` is the digest of its subjects, "" without any.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], opening: Tensor | None, cast: str = "") -> None:
         self.path = path
         self._rows = range(len(config["seeds"]))
         about = {"config": digest_of(json.dumps(config, sort_keys=True).encode())}
         if opening is not None:
             about["opening"] = digest_tensors({"latents": opening.cpu()})
+        if cast:
+            about["cast"] = cast
         self._first = json.dumps(about).encode() + b"\n"
         self._digest = hashlib.sha256()
 

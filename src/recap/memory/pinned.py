@@ -46,13 +46,13 @@ class PinnedTokens:
         most = MOST_TOKENS_FRAMES * self._spec.frame_tokens
         if total > most:
             raise refuse("pinned tokens", total, f"at most {most} fit next to the bank", "drop some first")
-        if (held := self.groups.get(name)) is not None:
+        if (before := self.groups.get(name)) is not None:
             group = PinnedGroup(
-                torch.cat([held.keys, group.keys], dim=2),
-                torch.cat([held.values, group.values], dim=2),
+                torch.cat([before.keys, group.keys], dim=2),
+                torch.cat([before.values, group.values], dim=2),
                 Candidates(
-                    torch.cat([held.entries.source, group.entries.source], dim=1),
-                    torch.cat([held.entries.score, group.entries.score], dim=1),
+                    torch.cat([before.entries.source, group.entries.source], dim=1),
+                    torch.cat([before.entries.score, group.entries.score], dim=1),
                 ),
             )
         self.groups[name] = group

@@ -39,7 +39,7 @@ MEASURED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tale:
+class StoryScript:
     """Describes a script of four shots (without the subject, with it, without it, with it) and its seeds."""
 
     # Of its folder.
@@ -53,8 +53,8 @@ class Tale:
     about: str
 
 
-class Told(NamedTuple):
-    """Holds a finished tale as its page shows it, with the seconds in which the shots begin."""
+class JudgedStory(NamedTuple):
+    """Holds a finished script as its page shows it, with the seconds in which the shots begin."""
 
     story: Story
     returns: dict[str, list[Return]]
@@ -62,38 +62,38 @@ class Told(NamedTuple):
     flow: str
 
 
-def tell(tale: Tale, runs: Mapping[str, Path], folder: Path) -> Told:
-    """Judge the finished runs of a tale, by memory; links on its page are relative to `folder`."""
+def judge_story(script: StoryScript, runs: Mapping[str, Path], folder: Path) -> JudgedStory:
+    """Judge the finished runs of a script, by memory; links on its page are relative to `folder`."""
     witness, motion = ProbeWitness(), build_motion_judge()
     # The last may have a bank, and then says which flow it used.
     *_, record = [read_record(run) for run in runs.values()]
     spec = read_spec(record)
     rows: list[tuple[str, str, list[Screen]]] = []
     returns: dict[str, list[Return]] = {name: [] for name in runs}
-    for row, seed in enumerate(tale.seeds):
+    for row, seed in enumerate(script.seeds):
         screens = []
         for name, run in runs.items():
-            screen, found, parts = _screen(tale, name, run, row, spec, witness, motion)
+            screen, found, parts = _screen(script, name, run, row, spec, witness, motion)
             screens.append(screen)
             returns[name].append(found)
         page = next(iter(runs.values())).parent / (f"row-{row}.html" if row else PAGE)
         rows.append((f"Seed {seed}", page.relative_to(folder).as_posix(), screens))
     starts = [part.span.start for part in parts]
     story = Story(
-        title=tale.title,
-        verdict=headline(tale.subject, returns),
-        about=tale.about,
+        title=script.title,
+        verdict=headline(script.subject, returns),
+        about=script.about,
         duration_s=parts[-1].span.end,
         start_s=max(0.0, starts[-1] - BEFORE_RETURN_S),
-        scenes=list(zip(starts, tale.labels, strict=True)),
+        scenes=list(zip(starts, script.labels, strict=True)),
         grid=spec.grid,
         rows=rows,
     )
-    return Told(story, returns, starts, record["config"]["flow"])
+    return JudgedStory(story, returns, starts, record["config"]["flow"])
 
 
 def _screen(
-    tale: Tale,
+    script: StoryScript,
     name: str,
     run: Path,
     row: int,
@@ -106,7 +106,7 @@ def _screen(
     opened = open_clip(path)
     clip = InMemoryClip(np.stack(list(opened.pictures())), opened.fps)
     trace = [line.row(row) for line in read_trace(run / "trace.jsonl")]
-    found, parts = judge_return(clip, trace, tale.subject, witness, motion)
+    found, parts = judge_return(clip, trace, script.subject, witness, motion)
     _, first, _, back = parts
     # The middle of a visit, whatever it shows.
     stills = [
@@ -117,7 +117,7 @@ def _screen(
     screen = Screen(
         memory=name,
         video=embed(path)[0],
-        badge=f"{found.verdict} {tale.subject}" if found.verdict in (SAME, ANOTHER) else found.verdict,
+        badge=f"{found.verdict} {script.subject}" if found.verdict in (SAME, ANOTHER) else found.verdict,
         good=found.verdict == SAME,
         about=describe_return(found),
         stills=stills,
