@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from recap.errors import unknown_name
 from recap.eval.embedders import Remembering, build_embedder
 from recap.eval.judges.crops import build_crop_witness
+from recap.eval.judges.probe import load_probe
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sample_clip
@@ -59,7 +60,7 @@ def build_motion_judge(
 
 # Every judge is built once per process.
 _embedder, _motion_judge = cache(build_embedder), cache(build_motion_judge)
-_probe, _crops, _qwen = cache(ProbeWitness), cache(build_crop_witness), cache(QwenDetector)
+_probe, _qwen = cache(load_probe), cache(QwenDetector)
 
 
 class JudgedRun:
@@ -92,7 +93,9 @@ class JudgedRun:
         self.subject_witness: Witness | None = None
         self.crop_witness: Witness | None = None
         if data["config"]["backbone"]["name"] == EMBEDDED:
-            self.subject_witness, self.crop_witness = _probe(), _crops()
+            # Of this run alone: it remembers the pictures that it has seen.
+            self.subject_witness = witness = ProbeWitness(_probe())
+            self.crop_witness = build_crop_witness(witness)
         elif data["detector"]:
             detector = _qwen(data["detector"].partition("=")[2], self._device)
             self.subject_witness = CropWitness(detector, self.embedder)

@@ -21,6 +21,7 @@ from recap.eval.judges.crops import (
     save_crop_net,
 )
 from recap.eval.judges.probe import NOBODY, Judged
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.witnesses import Box
 
 
@@ -83,5 +84,5 @@ def test_the_shipped_net_is_small_and_tells_colours_apart():
 
 
 def test_an_empty_picture_has_no_sighting():
-    found, vectors = build_crop_witness().look(np.zeros((2, 128, 208, 3), np.uint8), "fox")
+    found, vectors = build_crop_witness(ProbeWitness()).look(np.zeros((2, 128, 208, 3), np.uint8), "fox")
     assert not found.any() and len(vectors) == 2

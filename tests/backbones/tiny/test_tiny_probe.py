@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from recap.backbones.tiny.vocabulary import ACTORS
 from recap.eval.judges.probe import SHIPPED, Probe, load_probe, save_probe
+from recap.eval.judges.subject import ProbeWitness
+from recap.eval.sampling import as_tensor
 
 
 def test_a_saved_probe_comes_back(tmp_path):
@@ -50,3 +53,26 @@ def test_the_shipped_probe_loads_and_is_small():
     probe = load_probe()
     assert SHIPPED.stat().st_size < 1.2e6
     assert probe.judge(torch.rand(1, 2, 3, 128, 208)).presence.isfinite().all()
+
+
+def test_a_witness_judges_a_picture_once_whoever_is_next_to_it():
+    class Counting(Probe):
+        judged = 0
+
+        def forward(self, pictures):
+            self.judged += len(pictures)
+            return super().forward(pictures)
+
+    probe = Counting().eval()
+    witness = ProbeWitness(probe)
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 32, 48, 3), np.uint8)
+    asked = []
+    for wanted in ([3, 1, 1, 7], [7, 3, 30], range(40)):
+        some = pictures[list(wanted)]
+        before = probe.judged
+        remembered = witness.judge(some)
+        asked.append(probe.judged - before)
+        for one, fresh in zip(remembered, ProbeWitness(probe).judge(some), strict=True):
+            assert torch.equal(one, fresh)
+        torch.testing.assert_close(remembered.shares, probe.judge(as_tensor(some)).shares)
+    assert asked == [8, 8, 40]

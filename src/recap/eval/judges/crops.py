@@ -7,6 +7,7 @@ those of the same kind too. The probe finds the subject; its box, with a margin,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch.nn import functional
 
 from recap.backbones.tiny.backbone import WEIGHTS, load_strictly
 from recap.errors import refuse
-from recap.eval.judges.probe import BATCH, CELL, Judged, NormedResidual, Probe, actor_number, load_probe
+from recap.eval.judges.probe import CELL, Judged, NormedResidual, actor_number
+from recap.eval.judges.subject import ProbeWitness
 from recap.eval.sampling import Pictures, as_tensor
 from recap.eval.witnesses import Box, CropWitness, Vectors
 from recap.io.video import Picture
@@ -65,11 +67,11 @@ class ProbeDetector:
 
     backend = "probe"
 
-    def __init__(self, probe: Probe | None = None) -> None:
-        self._probe = probe or load_probe()
+    def __init__(self, witness: ProbeWitness) -> None:
+        self._witness = witness
 
     def find(self, pictures: Pictures, subject: str) -> list[Box | None]:
-        return boxes_of(self._probe.judge(as_tensor(pictures), BATCH), subject)
+        return boxes_of(self._witness.judge(pictures), subject)
 
 
 def boxes_of(judged: Judged, actor: str) -> list[Box | None]:
@@ -112,9 +114,13 @@ class CropEmbedder:
         return vectors
 
 
-def build_crop_witness() -> CropWitness:
+# Its net is read once per process.
+_embedder = cache(CropEmbedder)
+
+
+def build_crop_witness(witness: ProbeWitness) -> CropWitness:
     """Return the witness that finds by the probe and compares by the crop embedding."""
-    return CropWitness(ProbeDetector(), CropEmbedder())
+    return CropWitness(ProbeDetector(witness), _embedder())
 
 
 def save_crop_net(net: CropNet, file: Path, threshold: float) -> None:

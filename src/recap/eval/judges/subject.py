@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recap.backbones.tiny.reading import read_prompt
 from recap.contracts import Curve, Sample
+from recap.eval.embedders import picture_key
 from recap.eval.judges.colours import colour_distance, mean_colour, to_lab
 from recap.eval.judges.probe import BATCH, NOBODY, Judged, Probe, actor_number, load_probe
 from recap.eval.sampling import Pictures, as_tensor
@@ -25,6 +26,9 @@ FARTHEST = 50.0
 """The Delta E at which likeness is 0; two instances of one kind are about 40 apart."""
 KEPT = 15.0
 """Below this Delta E an instance counts as the same."""
+AT_ONCE = 8
+"""A witness always shows the probe so many pictures at once: batches of another size are rounded differently, and what
+is said of a picture should depend on that picture alone."""
 
 
 class ProbeJudge:
@@ -72,17 +76,19 @@ class ProbeWitness:
 
     def __init__(self, probe: Probe | None = None) -> None:
         self._probe = probe or load_probe()
+        # A picture is asked about by many measures; every one but the first finds the answer here.
+        self._known: dict[bytes, Judged] = {}
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether the actor was found, N, and its colour N 3, sRGB in 0..1."""
-        judged = self._judge(pictures)
+        judged = self.judge(pictures)
         colour, cells = judged.actor_colour(subject)
         found = (judged.presence[0, :, actor_number(subject)] > 0.5) & (cells[0] > 0)
         return found.numpy(), colour[0].nan_to_num().numpy().astype(np.float32)
 
     def where(self, pictures: Pictures, subject: str) -> NDArray[np.float32]:
         """Return the probability that a cell shows the actor, N rows columns; 0 if another actor is likelier."""
-        judged, number = self._judge(pictures), actor_number(subject)
+        judged, number = self.judge(pictures), actor_number(subject)
         found = judged.presence[0, :, number] > 0.5
         shown = (judged.cells[0] == number) & found[:, None, None]
         shares: NDArray[np.float32] = (judged.shares[0, :, number] * shown).numpy().astype(np.float32)
@@ -90,12 +96,22 @@ class ProbeWitness:
 
     def covered(self, pictures: Pictures) -> NDArray[np.bool_]:
         """Return which cells show any actor, N rows columns."""
-        cells: NDArray[np.bool_] = (self._judge(pictures).cells[0] != NOBODY).numpy()
+        cells: NDArray[np.bool_] = (self.judge(pictures).cells[0] != NOBODY).numpy()
         return cells
 
-    def _judge(self, pictures: Pictures) -> Judged:
-        """Judge the pictures as one clip."""
-        return self._probe.judge(as_tensor(pictures), BATCH)
+    def judge(self, pictures: Pictures) -> Judged:
+        """Judge the pictures as one clip; those judged before are remembered."""
+        keys = [picture_key(picture) for picture in pictures]
+        new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in self._known}
+        if new:
+            shown = list(new.values())
+            judged = self._probe.judge(
+                as_tensor(np.stack(shown + shown[-1:] * (-len(shown) % AT_ONCE))), AT_ONCE
+            )
+            parts = (part[:, : len(shown)].split(1, dim=1) for part in judged)
+            self._known |= zip(new, map(Judged._make, zip(*parts, strict=True)), strict=True)
+        found = (self._known[key] for key in keys)
+        return Judged(*(torch.cat(part, dim=1) for part in zip(*found, strict=True)))
 
     def likeness(self, one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the likeness N M of colours N 3 and M 3."""
