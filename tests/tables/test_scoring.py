@@ -59,9 +59,6 @@ def test_a_minute_is_scored_at_every_length():
 class LeftColumn(ProbeWitness):
     """Sees an actor in the first column of cells of every picture that is white, and nowhere else."""
 
-    def __init__(self):
-        """Needs no probe."""
-
     def covered(self, pictures):
         cells = np.zeros((len(pictures), 8, 13), bool)
         cells[:, :, 0] = (pictures.mean(axis=(1, 2, 3)) > 127)[:, None]
@@ -87,7 +84,7 @@ def test_what_a_bank_is_made_of_at_the_last_cut_or_at_the_end(monkeypatch, cut, 
         trace_line(1, [(4, 1, 0, 2.0)], edge=0.5),
         trace_line(2, [(7, 2, 0, 1.0)], evicted=[(1, 0, 3, 0.0)], edge=0.75, cut=cut),
     ]
-    monkeypatch.setattr("recap.eval.judged._probe", LeftColumn)
+    monkeypatch.setattr("recap.eval.judged.ProbeWitness", LeftColumn)
     scores = find_measure("content").score(JudgedRun(data_of("rules"), InMemoryClip(pictures, FPS), trace))
     assert {each.name: each.value for each in scores} == {
         "bank_edge_share": edge, "bank_actor_share": pytest.approx(share)
@@ -99,9 +96,6 @@ class Squares(ProbeWitness):
     """Finds a fox in the cells that are wholly red and a balloon in those wholly blue; its colours are theirs."""
 
     COLOURS: ClassVar = {"fox": (255, 0, 0), "balloon": (0, 0, 255)}
-
-    def __init__(self):
-        """Needs no probe."""
 
     def where(self, pictures, subject):
         alike = (pictures == np.array(self.COLOURS[subject], np.uint8)).all(axis=-1)
@@ -130,7 +124,7 @@ def judged(monkeypatch, table, shots, show, measure, *, admit=None):
     for index, picture in enumerate(pictures):
         for actor, row, column in show(index / FPS):
             picture[16 * row : 16 * row + 32, 16 * column : 16 * column + 32] = Squares.COLOURS[actor]
-    monkeypatch.setattr("recap.eval.judged._probe", Squares)
+    monkeypatch.setattr("recap.eval.judged.ProbeWitness", Squares)
     run = JudgedRun(data_of(table), InMemoryClip(pictures, FPS), trace)
     return {each.name: each for each in find_measure(measure).score(run)}
 

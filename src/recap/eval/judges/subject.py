@@ -27,7 +27,7 @@ FARTHEST = 50.0
 KEPT = 15.0
 """Below this Delta E an instance counts as the same."""
 AT_ONCE = 8
-"""A witness always shows the probe so many pictures at once: batches of another size are rounded differently, and what
+"""A witness always shows the probe so many pictures at once: batches of another size are rounded otherwise, and what
 is said of a picture should depend on that picture alone."""
 
 
