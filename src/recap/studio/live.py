@@ -22,7 +22,15 @@ from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
-from recap.studio.track import STATE_EVERY, Track, apply_change, movement, pictures_of
+from recap.studio.track import (
+    STATE_EVERY,
+    Track,
+    apply_change,
+    movement,
+    names_of,
+    pictures_of,
+    settings_of,
+)
 
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
@@ -205,6 +213,9 @@ class LiveSession:
                 "cues": self._cues(),
                 "changes": self.branch.changes,
                 "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
+                "seen_s": self.clock.start_s(max(0, self.first_unseen - 1)),
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes),
+                "cast": names_of(self.record.cast, self.branch.changes),
                 "playing": self.playing,
             }
 
