@@ -88,7 +88,15 @@ class Viewer:
         raise AssertionError(f"{wanted} did not come")
 
     def until_block(self, index, track="main"):
-        return self.until(lambda e: e.get("type") == "block" and e["index"] == index and e["track"] == track)
+        """Read until there is such a block; those that were there before are in the first event."""
+        if not self.events:
+            self.read()
+        first = self.events[0]["blocks"].get(track, [])
+        if index < len(first) and not any(e["type"] == "dropped" for e in self.events):
+            return first[index]
+        return self.until(
+            lambda e: e.get("type") == "block" and e["index"] == index and e["track"] == track
+        )
 
     def watch_to(self, second):
         """Play as a page does: nothing is on the screen before it is there."""

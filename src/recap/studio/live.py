@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
+from recap.io.trace import BlockTrace
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
@@ -63,7 +64,9 @@ class LiveSession:
         self.seen: dict[int, int] = {}
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
         self._broken = False
-        self._state = ""
+        # Of a run that was uploaded: blocks that are read instead of generated, and what its trace says of them.
+        self.known: dict[int, Tensor] = {}
+        self.traces: dict[int, BlockTrace] = {}
 
     # Generating
 
@@ -99,8 +102,8 @@ class LiveSession:
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
-            made = track.session.step()
-            info = track.describe(made, branch)
+            made = track.session.step(self.known.get(index))
+            info = track.describe(made, branch, self.traces.get(index))
             shown = pictures_of(made)
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}
@@ -110,7 +113,8 @@ class LiveSession:
             )
             if track.session.next_block % STATE_EVERY == 0:
                 track.keep_state(branch)
-        self._speed.append((int(pictures), seconds))
+        if self.known.pop(index, None) is None:
+            self._speed.append((int(pictures), seconds))
         self.tell_status()
 
     def _finish(

@@ -156,12 +156,16 @@ class Track:
         if block and state is not None:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)
 
-    def describe(self, made: GeneratedBlock, branch: int) -> dict[str, Any]:
-        """Return what a page shows of a finished block, as plain data."""
+    def describe(
+        self, made: GeneratedBlock, branch: int, earlier: BlockTrace | None = None
+    ) -> dict[str, Any]:
+        """Return what a page shows of a finished block, as plain data; of one that was read, an earlier trace."""
         index, block_end = made.block.index, self.clock.start_s(made.block.index + 1)
         if not bool(torch.isfinite(made.latents).all()):
             raise refuse("latents", f"block {index}", "holds NaN or infinity", "change the memory's settings")
-        trace = BlockTrace.of(made)
+        trace = (
+            BlockTrace.of(made) if earlier is None else replace(BlockTrace.of(made), shares=earlier.shares)
+        )
         shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
         return {
             "v": 1,
