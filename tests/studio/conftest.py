@@ -79,7 +79,7 @@ class Viewer:
         self.media.append((header, data))
         return header
 
-    def until(self, wanted, most=400):
+    def until(self, wanted, most=5000):
         """Read until an event of this type, or one for which a function is true."""
         for _ in range(most):
             event = self.read()
@@ -94,9 +94,7 @@ class Viewer:
         first = self.events[0]["blocks"].get(track, [])
         if index < len(first) and not any(e["type"] == "dropped" for e in self.events):
             return first[index]
-        return self.until(
-            lambda e: e.get("type") == "block" and e["index"] == index and e["track"] == track
-        )
+        return self.until(lambda e: e.get("type") == "block" and e["index"] == index and e["track"] == track)
 
     def watch_to(self, second):
         """Play as a page does: nothing is on the screen before it is there."""

@@ -44,7 +44,12 @@ class LiveSession:
     """Generates, keeps and shows one session."""
 
     def __init__(
-        self, store: SessionStore, tracks: Sequence[Track], engine: Engine, settings: StudioSettings
+        self,
+        store: SessionStore,
+        tracks: Sequence[Track],
+        engine: Engine,
+        settings: StudioSettings,
+        check_room: Callable[[], None],
     ) -> None:
         self.store = store
         self.record = store.record
@@ -52,6 +57,7 @@ class LiveSession:
         self.playing = True
         self.message = ""
         self._engine = engine
+        self._check_room = check_room
         self.settings = settings
         self.clock = tracks[0].clock
         self._spec = self.clock.spec
@@ -99,6 +105,8 @@ class LiveSession:
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
             raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
+        if index % STATE_EVERY == STATE_EVERY - 1:
+            self._check_room()
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
@@ -183,10 +191,6 @@ class LiveSession:
                     header = self._header(track, branch, info)
                     self.hub.begin(subscriber, header, lambda t=track: self.store.read_init(t, branch))  # type: ignore[misc]
         return hello
-
-    def leave(self, subscriber: Subscriber) -> None:
-        with self.lock:
-            self.hub.leave(subscriber)
 
     def hello(self) -> dict[str, Any]:
         """Return the whole state of the session, as plain data."""

@@ -7,7 +7,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -292,16 +292,19 @@ def add_stream(router: "APIRouter", studio: Studio) -> None:
             # The other side is gone; the session stays.
             pass
         finally:
-            await asyncio.to_thread(live.leave, subscriber)
+            live.hub.leave(subscriber)
             sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> None:
     """Send everything to one who watches, in order."""
-    await socket.send_text(json.dumps(hello))
-    while (event := await subscriber.next()) is not None:
-        await (socket.send_text(event) if isinstance(event, str) else socket.send_bytes(event))
-    await socket.close(1001)
+    # Whoever closes the tab meanwhile is gone, which is no failure; the reader of the socket ends it.
+    with suppress(Exception):
+        await socket.send_text(json.dumps(hello))
+        while (event := await subscriber.next()) is not None:
+            await (socket.send_text(event) if isinstance(event, str) else socket.send_bytes(event))
+        await socket.close(1001)
 
 
 async def _answer(studio: Studio, live: LiveSession, subscriber: Subscriber, data: str | bytes) -> None:

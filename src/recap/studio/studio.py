@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -13,6 +14,7 @@ from recap.config import RunConfig
 from recap.contracts import Backbone
 from recap.errors import RecapError, refuse, unknown_name
 from recap.io.cast import write_cast
+from recap.io.files import alone_in
 from recap.io.report import SILENT, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import VERSION, build_backbone
@@ -29,6 +31,7 @@ from recap.studio.store import BranchRecord, SessionRecord, SessionStore, Studio
 from recap.studio.track import Clock, Track
 from recap.studio.videos import VideoQueue
 
+BUSY = ("--folder", "another studio is working in it", "end that one, or choose another folder")
 FIRST_SHOT_S = 1.0
 """A session has no end; its config needs a shot of some length."""
 
@@ -41,6 +44,9 @@ class Studio:
             raise unknown_name("backbone", settings.backbone, BACKBONES)
         self.settings = settings
         self.folder = StudioFolder(settings.folder, settings.limits.disk_bytes)
+        # Until this studio is closed, or its process is gone.
+        self._alone = ExitStack()
+        self._alone.enter_context(alone_in(self.folder.root, *BUSY))
         self.shelf = Shelf(self.folder.root / "casts", settings.limits.casts)
         self.engine = Engine()
         self.sessions: dict[str, LiveSession] = {}
@@ -178,6 +184,7 @@ class Studio:
             if name in self.sessions:
                 return self.sessions[name]
         store = self.folder.load(name)
+        store.clean()
         return self._start(store.record, store)
 
     def _start(
@@ -229,7 +236,7 @@ class Studio:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
             tracks.append(Track(name, config, backbone, store, reporter))
-        live = LiveSession(store, tracks, self.engine, self.settings)
+        live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
         live.begin()
         if run is not None:
             live.known, live.traces = dict(run.latents), run.traces
@@ -293,3 +300,4 @@ class Studio:
         for name in list(self.sessions):
             self.close_session(name)
         self.engine.close()
+        self._alone.close()
