@@ -91,7 +91,7 @@ def needs_readable_path(wants: Iterable[str]) -> bool:
 
 
 class _Rows:
-    """Writes the pictures of a batch to a file per row while the next block is generated: megabytes by the hundred."""
+    """Writes the pictures of a batch to a file per row, hundreds of megabytes, while the next block is generated."""
 
     def __init__(self, files: Sequence[Path], shape: tuple[int, ...]):
         self._files = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
