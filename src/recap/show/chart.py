@@ -136,6 +136,7 @@ def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str)
     for path in dict.fromkeys(place.path for place in known if place.path):
         points = [(across(place.x[0]), up(place.y[0])) for place in known if place.path == path]
         parts.append(svg.polyline(points, stroke=colours[path], stroke_width=1.6, stroke_dasharray="5 4"))
+    taken = [(across(place.x[0]) - 6, up(place.y[0]) - 6, 12.0) for place in known]
     for place in known:
         x, y, colour = across(place.x[0]), up(place.y[0]), colours[place.path or place.label]
         if place.x[1] == place.x[1]:
@@ -145,10 +146,29 @@ def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str)
         if place.y[1] == place.y[1]:
             parts.append(svg.line(x, up(place.y[1]), x, up(place.y[2]), stroke=colour, stroke_opacity=0.4))
         parts.append(svg.dot(x, y, 4.5, colour))
-        at_edge = x > right - 150
-        anchor, label_x = ("end", x - 8) if at_edge else ("start", x + 8)
-        parts.append(svg.text(label_x, y - 7, place.label, anchor, fill=colour))
+        parts.append(svg.text(*_free_spot(place.label, x, y, taken), place.label, fill=colour))
     return svg.drawing(_WIDTH, bottom + 50, parts)
+
+
+def _free_spot(
+    label: str, x: float, y: float, taken: list[tuple[float, float, float]]
+) -> tuple[float, float]:
+    """Return where a label next to a point covers no other one, and take the place; the last spot if all are taken.
+
+    `taken` has the left edge, the upper edge and the width of every label and point; all are as high as a line.
+    """
+    width, height = 6.3 * len(label), 13.0
+    for down in (-3.0, 13.0, -16.0, 26.0, -29.0, 39.0, -42.0):
+        for left in (x + 9, x - 9 - width):
+            top = y + down - 10
+            free = all(
+                left + width < other or other + wide < left or top + height < upper or upper + height < top
+                for other, upper, wide in taken
+            )
+            if free and left >= _LEFT and left + width <= _WIDTH:
+                taken.append((left, top, width))
+                return left, y + down
+    return x + 9, y - 3
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
