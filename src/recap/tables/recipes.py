@@ -138,7 +138,7 @@ RIVALS = (
 )
 OTHER_RULES = tuple(
     Row(f"recap, {rule}", RECAP.memory, rule)
-    for rule in ("random", "recent", "diversity-keys", "flow-texture")
+    for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 OLD_RULES = {"claims": "carried", "borders": "literal"}
 # Readings of what the paper leaves open, each against ours.
@@ -159,6 +159,7 @@ ADMISSION_RULES = (
     # Needs no foreign weights.
     Row("diversity of keys", RECAP.memory, "diversity-keys"),
     Row("flow-texture", RECAP.memory, "flow-texture"),
+    Row("keys", RECAP.memory, "keys"),
     Row("recap", RECAP.memory, "flow", "flow_novelty"),
 )
 CAPACITIES = tuple(
