@@ -171,7 +171,7 @@ CAPACITIES = tuple(
 SINK_MASS = {"attention_sink": paper_value("scalars", "sink_mass_lambda5")}
 LAMBDAS = tuple(
     Row(f"lambda {x:g}", {**RECAP.memory, "reinforcement": x}, value=x, printed=SINK_MASS if x == 5 else {})
-    for x in (1.0, 2.5, 3.0, 5.0, 8.0, 10.0, 12.0)
+    for x in (1.0, 3.0, 5.0, 8.0, 10.0, 12.0)
 )
 TIMED = tuple(
     replace(
