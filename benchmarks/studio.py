@@ -151,7 +151,8 @@ def watch(process: int, address: str, options: argparse.Namespace) -> dict[str, 
     while not viewer.blocks:
         time.sleep(TICK_S)
     began = last = time.perf_counter()
-    memory, prompts = [], 0
+    memory: list[Any] = []
+    prompts = 0
     while (now := time.perf_counter()) - began < 60 * options.minutes:
         viewer.tick(now - last)
         last = now
