@@ -1,0 +1,64 @@
+// The first view: begin a session, or go on with one.
+import { byId, make, options } from "./dom.js";
+import { request } from "./net.js";
+
+const open = (id) => { location.hash = `session=${encodeURIComponent(id)}`; };
+let ready = false;
+
+export async function showStart(about, attempt) {
+  if (!ready) {
+    ready = true;
+    options(byId("memory"), about.memories.map((name) => [name, name]), "recap");
+    options(byId("beside"), [["", "nothing"], ...about.memories.map((name) => [name, name])], "");
+    options(byId("admission-first"), about.admissions.map((name) => [name, name]), "flow");
+    byId("model-words").textContent = about.backbone === "embedded"
+      ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
+      : `Model: ${about.backbone}.`;
+    byId("create").addEventListener("submit", (event) => { event.preventDefault(); create(attempt); });
+    byId("upload").addEventListener("change", () => upload(attempt));
+  }
+  const [found, casts] = await Promise.all([attempt(() => request("/sessions")), attempt(() => request("/casts"))]);
+  listSessions(found?.sessions ?? found ?? [], about, attempt);
+  listCasts(casts?.casts ?? casts ?? []);
+}
+
+async function create(attempt) {
+  const button = byId("create").querySelector(".primary");
+  button.disabled = true;
+  button.textContent = "Starting";
+  const body = {
+    prompt: byId("first-prompt").value.trim(), seed: +byId("seed").value, memory: byId("memory").value, beside: byId("beside").value,
+    admission: byId("admission-first").value, cast: [...byId("first-cast").querySelectorAll("input:checked")].map((each) => each.value),
+  };
+  const made = await attempt(() => request("/sessions", { method: "POST", body }));
+  button.disabled = false;
+  button.textContent = "Start";
+  if (made) open(made.id ?? made.session?.id);
+}
+
+async function upload(attempt) {
+  const [file] = byId("upload").files;
+  byId("upload").value = "";
+  if (!file) return;
+  const made = await attempt(() => request("/sessions/upload-run", { method: "POST", file }));
+  if (made) open(made.id ?? made.session?.id);
+}
+
+function listCasts(casts) {
+  byId("first-cast").replaceChildren(...casts.map((cast) => make("label", { class: "pick" }, make("input", { type: "checkbox", value: cast.name }),
+    cast.thumbnail ? make("img", { src: cast.thumbnail, alt: "" }) : null, `@${cast.name}`)));
+}
+
+function listSessions(sessions, about, attempt) {
+  const host = byId("sessions");
+  host.replaceChildren(...sessions.map((session) => make("div", { class: "session" },
+    make("button", { type: "button", class: "open", onclick: () => open(session.id) },
+      session.thumbnail ? make("img", { src: session.thumbnail, alt: "" }) : null,
+      make("span", {}, make("b", {}, session.prompt ?? session.id),
+        make("span", { class: "quiet small" }, [session.memory, session.seconds === undefined ? null : `${session.seconds.toFixed(1)} s`, session.state].filter(Boolean).join(" · ")))),
+    make("button", {
+      type: "button", class: "mini", title: "Delete this session and its files",
+      onclick: () => attempt(async () => { await request(`/sessions/${encodeURIComponent(session.id)}`, { method: "DELETE" }); showStart(about, attempt); }),
+    }, "×"))));
+  if (!sessions.length) host.append(make("p", { class: "quiet small" }, "None yet. What you start is kept here and goes on where it stopped."));
+}

@@ -1,0 +1,529 @@
+// The studio's page: which session is shown, and how its parts work together.
+import { byId, choices, clamp, icon, make, options, roleName } from "./dom.js";
+import { address, request, Stream } from "./net.js";
+import { Pace, Player } from "./player.js";
+import { acceptDrops, paintOverlay, pointAt, showPicked, showShares, showShelf, Strips, Wall } from "./memory.js";
+import { Curves, Timeline } from "./timeline.js";
+import { showStart } from "./start.js";
+import { dismiss, notice, say } from "./notices.js";
+
+const TRACK_COLOURS = ["var(--new)", "var(--cutoff)", "var(--summary)"];
+const TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
+
+let about, room = null;
+const inHash = () => new URLSearchParams(location.hash.slice(1)).get("session");
+
+/** Run a command; a refusal is said on the page and changes nothing. */
+async function attempt(work) {
+  try {
+    return await work();
+  } catch (error) {
+    say(error.message || String(error));
+    return undefined;
+  }
+}
+
+class Room {
+  constructor(id) {
+    this.id = id;
+    this.base = `/sessions/${encodeURIComponent(id)}`;
+    this.shape = about.picture;
+    this.players = [];
+    this.infos = new Map(); // track -> Map(block index -> info)
+    this.playing = true;
+    this.seen = 0;
+    this.stamp = 0;
+    this.role = "off";
+    this.watched = 0; // the track whose memory is shown
+    this.strips = new Strips((info) => address(`${this.block(info.track, info.branch, info.index)}.jpg?n=${info.stamp}`));
+    this.wall = new Wall(byId("wall"), byId("bank-legend"), {
+      strips: this.strips, shape: this.shape, blockAt: (track, second) => this.infoAt(second, track), pick: (group, canvas) => this.pick(group, canvas),
+    });
+    byId("timeline").replaceChildren();
+    this.timeline = new Timeline(byId("timeline"), {
+      seek: (second) => this.seek(second), schedule: (second) => this.schedule(second),
+      dropCue: (block) => attempt(() => this.stream.ask("drop_cue", { block })), switchTo: (branch) => this.switchTo(branch),
+    });
+    this.curves = new Curves(byId("curves"), (second) => this.seek(second));
+    this.pace = new Pace(about.block_s, about.lead_blocks);
+    this.stream = new Stream(id, {
+      hello: (m) => this.hello(m), block: (m) => this.onBlock(m), media: (header, bytes) => this.onMedia(header, bytes),
+      dropped: (m) => this.onDropped(m), cue: (m) => this.onCue(m), cues: (m) => this.setCues(m.cues), branch: (m) => this.onBranch(m),
+      status: (m) => this.onStatus(m), error: (m) => say(m.text), notice: (m) => notice(m.text || m.message),
+      settings: (m) => this.setSettings(m.settings ?? m), cast: (m) => this.setCast(m.cast ?? m.names), link: (up, why) => this.onLink(up, why),
+    });
+    this.timer = setInterval(() => this.tend(), TELL_MS);
+    this.frame = requestAnimationFrame(() => this.follow());
+  }
+
+  close() {
+    this.stream.close();
+    clearInterval(this.timer);
+    cancelAnimationFrame(this.frame);
+    this.players.forEach((player) => player.close());
+    this.wall.clear();
+    showPicked(byId("picked"), null);
+  }
+
+  block(track, branch, index) { return `${this.base}/tracks/${encodeURIComponent(track)}/branches/${encodeURIComponent(branch)}/blocks/${index}`; }
+
+  // --- what the server says
+  hello(m) {
+    const before = this.state;
+    this.state = m;
+    this.branch = m.branch;
+    this.branches = m.branches;
+    this.playing = m.playing !== false;
+    const names = m.tracks.map((track) => track.name);
+    const same = before && names.join() === before.tracks.map((track) => track.name).join();
+    if (!same) this.buildScreens(m.tracks);
+    const at = same ? this.second : undefined;
+    for (const [i, name] of names.entries()) {
+      const list = m.blocks?.[name] ?? [];
+      this.players[i].reset();
+      this.infos.set(name, new Map());
+      list.forEach((info) => this.note({ track: name, branch: m.branch, ...info }));
+    }
+    this.seen = m.seen_s ?? 0;
+    this.setCues(m.cues);
+    this.setSettings(m.settings);
+    this.setCast(m.cast);
+    this.keepMenu();
+    const start = this.goal ?? at ?? this.seen;
+    this.goal = undefined;
+    this.seek(clamp(start, 0, Math.max(0, this.end - 0.05)));
+    this.setPlaying(this.playing, false);
+    this.redraw();
+    this.pick(null);
+    document.title = `${m.cues?.[0]?.prompt ?? "RECAP studio"} · RECAP studio`;
+  }
+
+  buildScreens(tracks) {
+    this.players.forEach((player) => player.close());
+    this.screens = tracks.map((track, i) => {
+      const video = make("video", { playsinline: true, disablepictureinpicture: true });
+      video.muted = true;
+      const screen = make("div", { class: "screen", style: { aspectRatio: `${this.shape.width} / ${this.shape.height}` } },
+        video, make("canvas", { class: "over" }), make("i", { class: "spot" }), make("p", { class: "veil", hidden: true }));
+      screen.addEventListener("click", () => this.setPlaying(!this.playing));
+      screen.addEventListener("dblclick", () => screen.requestFullscreen?.());
+      return make("figure", {}, screen, tracks.length > 1
+        ? make("figcaption", {}, make("i", { class: "chip", style: { background: TRACK_COLOURS[i] } }), track.memory ?? track.name) : null);
+    });
+    byId("screens").replaceChildren(...this.screens);
+    byId("screens").dataset.count = tracks.length;
+    this.players = tracks.map((track, i) => new Player(this.screens[i].querySelector("video"), {
+      source: (block) => `${this.block(track.name, this.branch, block)}.m4s`, fail: (words) => say(words),
+    }));
+    this.watched = clamp(this.watched, 0, tracks.length - 1);
+    this.drawWhose();
+  }
+
+  drawWhose() {
+    const tracks = this.state.tracks;
+    byId("whose").hidden = tracks.length < 2;
+    choices(byId("whose"), tracks.map((track, i) => [i, track.memory ?? track.name]), this.watched, (i) => { this.watched = i; this.drawWhose(); this.shown = null; });
+  }
+
+  indexOf(track) { return this.state ? this.state.tracks.findIndex((each) => each.name === track) : -1; }
+
+  note(info) {
+    info.stamp = ++this.stamp;
+    info.pictures ??= Math.round((info.end_s - info.start_s) * this.shape.per_second);
+    this.infos.get(info.track)?.set(info.index, info);
+    this.players[this.indexOf(info.track)]?.know(info.index, info.start_s, info.end_s);
+  }
+
+  onBlock(info) {
+    if (!this.state || info.branch !== this.branch) return;
+    this.note(info);
+    this.redraw();
+  }
+
+  async onMedia(header, bytes) {
+    const player = this.players[this.indexOf(header.track)];
+    if (!player) return;
+    if (header.kind === "init") player.begin(header.codec, bytes);
+    else if (header.branch === this.branch) player.add(header.block, bytes);
+  }
+
+  onDropped({ track, branch, from_block }) {
+    if (!this.state || branch !== this.branch) return;
+    for (const [name, infos] of this.infos) {
+      if (track !== undefined && track !== null && track !== name) continue;
+      for (const index of [...infos.keys()]) if (index >= from_block) infos.delete(index);
+      this.players[this.indexOf(name)]?.drop(from_block);
+    }
+    this.redraw();
+  }
+
+  onCue(m) {
+    if (m.cues) { this.setCues(m.cues); return; }
+    this.setCues([...this.cues.filter((cue) => cue.block !== m.block), m].sort((a, b) => a.block - b.block));
+  }
+
+  onBranch(m) {
+    if (m.branches) this.branches = m.branches;
+    else if (!this.branches.some((each) => each.id === m.id)) this.branches = [...this.branches, m];
+    this.redraw();
+  }
+
+  onStatus(m) {
+    this.status = m;
+    if (m.playing !== undefined && m.playing !== this.playing) this.setPlaying(m.playing, false);
+    if (m.message && m.message !== this.lastMessage) (m.state === "failed" ? say : notice)(m.message);
+    this.lastMessage = m.message;
+  }
+
+  onLink(up, why) {
+    if (up) { dismiss("link"); return; }
+    if (why?.again === false) {
+      say(why.reason || "This session is not there any more.", "link");
+      location.hash = "";
+    } else {
+      say("The connection to the studio was lost. It is tried again until it works; what was generated is safe.", "link");
+    }
+  }
+
+  setCues(cues) { this.cues = (cues ?? []).map((cue) => ({ ...cue })); this.redraw(); }
+
+  setSettings(settings) {
+    this.settings = { ...this.settings, ...settings };
+    const { reinforcement, capacity_frames: capacity, admission } = this.settings;
+    const put = (name, value) => {
+      byId(name).closest("label").hidden = value === undefined || value === null;
+      if (value === undefined || value === null) return;
+      if (document.activeElement !== byId(name)) byId(name).value = value;
+      byId(`${name}-value`).textContent = String(value);
+    };
+    put("lambda", reinforcement);
+    put("capacity", capacity);
+    byId("admission").closest("label").hidden = !admission;
+    options(byId("admission"), (about.admissions ?? []).map((name) => [name, name]), admission);
+  }
+
+  setCast(names) { if (names) this.cast = names.map((each) => each.name ?? each); this.drawShelf(); }
+
+  // --- time
+  get lead() { return this.players[0]; }
+  get second() { return this.lead?.second ?? 0; }
+  get end() {
+    const ends = [...this.infos.values()].map((infos) => Math.max(0, ...[...infos.values()].map((info) => info.end_s)));
+    return ends.length ? Math.min(...ends) : 0;
+  }
+
+  infoAt(second, track = this.state?.tracks[this.watched]?.name) {
+    const infos = this.infos.get(track);
+    if (!infos) return undefined;
+    let last;
+    for (const info of infos.values()) {
+      if (second >= info.start_s - 1e-3 && second < info.end_s - 1e-3) return info;
+      if (info.end_s <= second + 0.1 && (!last || info.end_s > last.end_s)) last = info;
+    }
+    return last;
+  }
+
+  secondOf(block) {
+    const info = this.infos.get(this.state.tracks[0].name)?.get(block);
+    return info ? info.start_s : block === 0 ? 0 : this.branches.find((each) => each.fork_block === block)?.fork_s ?? block * about.block_s;
+  }
+
+  seek(second) {
+    const to = clamp(second, 0, Math.max(0, this.end - 0.03));
+    for (const player of this.players) { player.video.currentTime = to; player.tend(to); }
+    this.stream.tell("playhead", { second: to });
+    this.shown = null;
+  }
+
+  setPlaying(wanted, tell = true) {
+    this.playing = wanted;
+    for (const { video } of this.players) {
+      if (wanted) video.play().catch(() => {});
+      else video.pause();
+    }
+    if (tell) attempt(() => this.stream.ask(wanted ? "play" : "pause"));
+    byId("play").replaceChildren(icon(wanted ? "pause" : "play"));
+    byId("play").setAttribute("aria-label", wanted ? "Pause" : "Play");
+  }
+
+  /** Some times a second: keep the buffers full, the rate smooth, and the server told. */
+  tend() {
+    if (!this.state) return;
+    this.players.forEach((player) => player.tend());
+    const ready = Math.min(...this.players.map((player) => player.ready()));
+    const perSecond = this.status?.rate ?? null, speed = perSecond === null ? 1 : perSecond / this.shape.per_second;
+    const atFront = this.end - this.second < about.block_s * (about.lead_blocks + 1);
+    const rate = atFront ? this.pace.next(ready, speed) : 1;
+    for (const player of this.players) if (player.video.playbackRate !== rate) player.video.playbackRate = rate;
+    this.waiting = this.playing && ready < 0.02;
+    this.stream.tell("playhead", { second: this.second });
+    this.sayRate(rate, perSecond);
+  }
+
+  sayRate(rate, perSecond) {
+    const bits = [];
+    if (!this.playing) bits.push("paused");
+    else if (this.waiting && this.end - this.second > about.block_s) bits.push("fetching");
+    else if (this.waiting) bits.push("waiting for the next block");
+    else if (rate < 1) bits.push(`plays at ${(rate * this.shape.per_second).toFixed(1)} pictures/s (${rate.toFixed(2)}×)`);
+    else bits.push(`plays at ${this.shape.per_second} pictures/s`);
+    if (perSecond) bits.push(`generates ${perSecond.toFixed(1)}/s`);
+    byId("status").textContent = bits.join(" · ");
+    byId("status").dataset.rate = rate;
+  }
+
+  /** With every picture: clock, playhead, wall, overlay. */
+  follow() {
+    this.frame = requestAnimationFrame(() => this.follow());
+    if (!this.state) return;
+    const second = this.second;
+    this.seen = Math.max(this.seen, second);
+    for (const player of this.players.slice(1)) {
+      if (!player.video.seeking && Math.abs(player.second - second) > STRAY_S && player.ready(second) > 0) player.video.currentTime = second;
+    }
+    if (this.playing) for (const { video } of this.players) if (video.paused) video.play().catch(() => {});
+    byId("now").textContent = second.toFixed(1);
+    this.timeline.move(second, Math.min(this.seen, this.end));
+    this.curves.move(second);
+    const behind = this.end - second > about.block_s * (about.lead_blocks + 1.5);
+    byId("live").hidden = !behind;
+    const info = this.infoAt(second);
+    if (info && info !== this.shown) {
+      this.shown = info;
+      const track = this.state.tracks[this.watched].name;
+      this.wall.show(info, track);
+      showShares(byId("shares"), info.shares);
+      this.drawOverlaySwitch(info);
+      this.screens.forEach((figure, i) => {
+        paintOverlay(figure.querySelector(".over"), this.players[i].video, this.infoAt(second, this.state.tracks[i].name), this.role, this.shape);
+      });
+      const next = this.nextUnseen();
+      byId("takes-effect").textContent = byId("later").checked ? "" : `Enter: from ${next.toFixed(1)} s on, the first moment not seen yet`;
+    }
+    if (this.sent && second >= this.sent.second - 1e-3) {
+      const took = (performance.now() - this.sent.at) / 1000;
+      byId("latency").textContent = `new prompt on screen after ${took.toFixed(1)} s`;
+      byId("latency").dataset.seconds = took.toFixed(3);
+      this.sent = null;
+    }
+  }
+
+  nextUnseen() {
+    const info = this.infoAt(Math.min(this.seen, this.end - 1e-3), this.state.tracks[0].name);
+    return info ? info.end_s : 0;
+  }
+
+  redraw() {
+    if (!this.state || this.drawing) return;
+    this.drawing = requestAnimationFrame(() => {
+      this.drawing = null;
+      this.timeline.draw({ end: this.end, cues: this.withSeconds(), branches: this.branches, branch: this.branch, secondOf: (block) => this.secondOf(block) });
+      byId("end").textContent = ` of ${this.end.toFixed(1)} s`;
+      const tracks = this.state.tracks.map((track, i) => ({ name: track.name, colour: TRACK_COLOURS[i], blocks: [...this.infos.get(track.name).values()].sort((a, b) => a.index - b.index) }));
+      if (tracks.length > 1) tracks.unshift(tracks.splice(this.watched, 1)[0]);
+      this.curves.draw(tracks, Math.max(6, this.end));
+      this.shown = null;
+    });
+  }
+
+  withSeconds() {
+    const known = this.infos.get(this.state.tracks[0].name);
+    const guess = (block) => known.get(block)?.start_s ?? (block ? this.end + (block - known.size) * about.block_s : 0);
+    return this.cues.map((cue) => ({ ...cue, second: cue.second ?? guess(cue.block) }));
+  }
+
+  // --- what the viewer does
+  async prompt(text) {
+    const fields = { text, cut: byId("cut").checked, reread: byId("reread").checked, playhead_s: this.second };
+    if (byId("later").checked) {
+      fields.at_s = +byId("at").value;
+      if (await attempt(() => this.stream.ask("prompt", fields))) this.clearPrompt();
+      return;
+    }
+    const at = performance.now();
+    // The picture runs on while the server is told: what lies after this block must not be shown any more.
+    fields.playhead_s = this.second + 0.06;
+    const now = this.lead.blockAt(Math.max(fields.playhead_s, this.seen));
+    if (now !== undefined) this.players.forEach((player) => player.hold(now + 1));
+    byId("direct").classList.add("sending");
+    const done = await attempt(() => this.stream.ask("prompt", fields));
+    byId("direct").classList.remove("sending");
+    this.players.forEach((player) => player.release());
+    if (!done) return;
+    this.sent = { at, second: done.second ?? this.withSeconds().find((cue) => cue.block === done.block)?.second ?? this.nextUnseen() };
+    this.clearPrompt();
+    if (this.second < this.sent.second - 2 * about.block_s) this.sent = null;
+    if (!this.playing) this.setPlaying(true);
+  }
+
+  clearPrompt() {
+    byId("prompt-text").value = "";
+    byId("cut").checked = byId("reread").checked = byId("later").checked = false;
+    byId("at").disabled = true;
+  }
+
+  schedule(second) {
+    byId("later").checked = true;
+    byId("at").disabled = false;
+    byId("at").value = second.toFixed(2);
+    byId("prompt-text").focus();
+  }
+
+  async branchHere() {
+    const second = this.second;
+    this.goal = second;
+    const done = await attempt(() => this.stream.ask("branch", { second }));
+    if (done) notice(`A new branch begins at ${second.toFixed(1)} s. The other one stays: click it below to return.`);
+    else this.goal = undefined;
+  }
+
+  async switchTo(branch) {
+    if (branch === this.branch) return;
+    this.goal = this.second;
+    if (!(await attempt(() => this.stream.ask("switch", { branch })))) this.goal = undefined;
+  }
+
+  pick(group, canvas) {
+    if (!group) this.wall.unpick();
+    showPicked(byId("picked"), group, canvas, (what, picked, name) => this.act(what, picked, name));
+  }
+
+  async act(what, group, name) {
+    const slots = group.map((patch) => patch.slot), track = this.state.tracks[this.watched].name;
+    if (what === "see") {
+      this.setPlaying(false);
+      this.seek(group[0].second + 0.01);
+      pointAt(this.screens[this.watched].querySelector(".screen"), group, this.shape);
+      return;
+    }
+    if ((what === "save" || what === "pin") && !name) {
+      byId("pick-name").focus();
+      notice("Give it a name first: prompts call it @name.");
+      return;
+    }
+    if (what === "save") { await this.save(slots, name); return; }
+    const fields = what === "pin" ? { slots, name } : { slots };
+    if (await attempt(() => this.stream.ask(what, { ...fields, track, block: this.infoAt(this.second)?.index }))) {
+      notice(what === "pin" ? `Pinned as @${name}: nothing evicts it.` : "Forgotten, from the next block on.");
+      this.pick(null);
+    }
+  }
+
+  async save(slots, name) {
+    const body = { name, slots, track: this.state.tracks[this.watched].name, block: this.infoAt(this.second)?.index };
+    if (await attempt(async () => (await request(`${this.base}/casts`, { method: "POST", body })) ?? true)) {
+      notice(`Saved as @${name}. Use it here or in another video.`);
+      this.drawShelf();
+    }
+  }
+
+  async drawShelf() {
+    const found = await attempt(() => request("/casts"));
+    if (!found) return;
+    showShelf(byId("shelf"), found.casts ?? found, this.cast ?? [], {
+      join: (name) => attempt(() => this.stream.ask("cast", { name })),
+      leave: (name) => attempt(() => this.stream.ask("drop_cast", { name })),
+      remove: (name) => attempt(async () => { await request(`/casts/${encodeURIComponent(name)}`, { method: "DELETE" }); this.drawShelf(); }),
+      download: (name) => address(`/casts/${encodeURIComponent(name)}.cast`),
+    });
+  }
+
+  drawOverlaySwitch(info) {
+    const maps = Object.keys(info.overlay?.roles ?? {});
+    const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role), "Where in the picture it is attended to"])];
+    const key = list.join() + this.role;
+    if (key === this.overlayKey) return;
+    this.overlayKey = key;
+    choices(byId("overlay"), list, this.role, (role) => { this.role = role; this.shown = null; });
+  }
+
+  keepMenu() {
+    const tracks = this.state.tracks;
+    byId("keep").replaceChildren(
+      ...tracks.map((track) => make("a", { href: address(`${this.base}/video.mp4?track=${encodeURIComponent(track.name)}&branch=${encodeURIComponent(this.branch)}`), download: `${this.id}.mp4` },
+        make("b", {}, tracks.length > 1 ? `Video, ${track.memory ?? track.name}` : "Video"), make("span", {}, "MP4, this branch"))),
+      make("button", { type: "button", onclick: () => this.downloadRun() }, make("b", {}, "Run folder"), make("span", {}, "ZIP, for `recap generate --resume`")),
+      make("button", { type: "button", onclick: () => attempt(() => navigator.clipboard.writeText(location.href).then(() => notice("The address is copied: it opens this session."))) },
+        make("b", {}, "Address"), make("span", {}, "watch in another tab")),
+    );
+  }
+
+  /** Fetched first, because a run folder may be refused, and that should be said here. */
+  async downloadRun() {
+    const bytes = await attempt(() => request(`${this.base}/run.zip`, { raw: true }));
+    if (!bytes) return;
+    const link = make("a", { href: URL.createObjectURL(new Blob([bytes], { type: "application/zip" })), download: `${this.id}.zip` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+}
+
+// --- controls that are there once
+byId("direct").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = byId("prompt-text").value.trim();
+  if (text && room?.state) room.prompt(text);
+});
+byId("later").addEventListener("change", () => {
+  byId("at").disabled = !byId("later").checked;
+  if (byId("later").checked && room) byId("at").value = (Math.ceil((room.end + 2) * 4) / 4).toFixed(2);
+});
+byId("cut").addEventListener("change", () => { if (byId("cut").checked) byId("reread").checked = false; });
+byId("reread").addEventListener("change", () => { if (byId("reread").checked) byId("cut").checked = false; });
+byId("play").addEventListener("click", () => room?.setPlaying(!room.playing));
+byId("branch-here").addEventListener("click", () => room?.branchHere());
+byId("live").addEventListener("click", () => { room?.seek(Math.min(room.seen, room.end - about.block_s)); room?.setPlaying(true); });
+byId("home").addEventListener("click", () => { location.hash = ""; });
+byId("new-session").addEventListener("click", () => { location.hash = ""; });
+for (const [name, field] of [["lambda", "reinforcement"], ["capacity", "capacity_frames"]]) {
+  byId(name).addEventListener("input", () => { byId(`${name}-value`).textContent = byId(name).value; });
+  byId(name).addEventListener("change", () => change(field, +byId(name).value));
+}
+byId("admission").addEventListener("change", () => change("admission", byId("admission").value));
+acceptDrops(byId("shelf-card"), (slots, name) => room?.save(slots, name));
+
+async function change(field, value) {
+  if (!room) return;
+  if (await attempt(() => room.stream.ask("set", { [field]: value }))) room.setSettings({ [field]: value });
+  else room.setSettings({});
+}
+
+addEventListener("keydown", (event) => {
+  if (!room?.state || event.target.closest("input:not([type=checkbox]):not([type=range]), select, textarea")) return;
+  if (event.key === " " && !event.target.closest("button, summary, a, label")) {
+    event.preventDefault();
+    room.setPlaying(!room.playing);
+  } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+    if (event.target.closest("input")) return;
+    event.preventDefault();
+    room.seek(room.second + (event.key === "ArrowLeft" ? -JUMP_S : JUMP_S) * (event.shiftKey ? 5 : 1));
+  } else if (event.key === "/") {
+    event.preventDefault();
+    byId("prompt-text").focus();
+  }
+});
+
+async function route() {
+  const id = inHash();
+  if (room && room.id !== id) { room.close(); room = null; }
+  byId("room").hidden = byId("session-menu").hidden = !id;
+  byId("start").hidden = Boolean(id);
+  byId("status").textContent = "";
+  if (!id) { document.title = "RECAP studio"; showStart(about, attempt); return; }
+  if (!room) {
+    // A session that is only on disk is opened first; one that is live says nothing against it.
+    const opened = await attempt(async () => (await request(`/sessions/${encodeURIComponent(id)}/open`, { method: "POST" })) ?? true);
+    if (!opened) { location.hash = ""; return; }
+    room = new Room(id);
+  }
+}
+
+addEventListener("hashchange", route);
+about = await attempt(() => request("/about"));
+if (about) {
+  const { picture } = about;
+  picture.rows ??= Math.round(picture.height / picture.token_pixels);
+  picture.columns ??= Math.round(picture.width / picture.token_pixels);
+  if (about.demo && !inHash()) location.hash = `session=${about.demo}`;
+  await route();
+}
