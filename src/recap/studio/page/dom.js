@@ -45,6 +45,8 @@ const ROLES = {
   prior: ["Recent", "the frames just before"],
   current: ["Now", "the frames being generated"],
 };
+/** Roles in the order in which a window has them, so that colours do not change places. */
+export const inOrder = (roles) => { const names = Object.keys(ROLES); return [...roles].sort((a, b) => names.indexOf(a) - names.indexOf(b)); };
 export const roleName = (role) => ROLES[role]?.[0] ?? role;
 export const roleWords = (role) => ROLES[role]?.[1] ?? "";
 export const roleColour = (role) => `var(--${role in ROLES ? role : "summary"})`;

@@ -1,7 +1,7 @@
 // Shows what a session remembers: a bar of attention, the bank as a wall of cut-outs, and the overlay on the picture.
-import { byId, make, roleColour, roleName, roleWords } from "./dom.js";
+import { byId, inOrder, make, roleColour, roleName, roleWords } from "./dom.js";
 
-const SIDE_PX = 26, ENTRY = (patch) => `${patch.frame}.${patch.row}.${patch.column}`;
+const SIDE_PX = 21, ENTRY = (patch) => `${patch.frame}.${patch.row}.${patch.column}`;
 
 /** Pictures of blocks, one image per block that has them side by side. */
 export class Strips {
@@ -139,7 +139,7 @@ export function showPicked(host, group, canvas, act) {
 
 /** The shares of attention of one block, as one bar. */
 export function showShares(host, shares) {
-  const roles = Object.keys(shares ?? {}).filter((role) => shares[role] > 0.0005);
+  const roles = inOrder(Object.keys(shares ?? {})).filter((role) => shares[role] > 0.0005);
   host.replaceChildren(
     make("div", { class: "bar" }, ...roles.map((role) => make("i", { style: { flexGrow: String(shares[role]), background: roleColour(role) }, title: `${roleName(role)}: ${percent(shares[role])}` }))),
     make("div", { class: "keys" }, ...roles.map((role) => make("span", { title: roleWords(role) },

@@ -1,5 +1,6 @@
 // Plays one track of a session: fragments of H.264, one per block, in a MediaSource.
 // Old blocks leave the buffer and are fetched again when somebody seeks back to them.
+import { clamp } from "./dom.js";
 import { request } from "./net.js";
 
 const KEEP_BEHIND_S = 40, FETCH_AHEAD_BLOCKS = 4;
@@ -16,6 +17,8 @@ export class Player {
     this.jobs = Promise.resolve();
     this.limit = Infinity; // no block from this one on is shown
     this.epoch = 0;
+    this.wanted = 0; // where to stand as soon as the browser knows the video
+    video.addEventListener("loadedmetadata", () => { video.currentTime = this.wanted; });
     this.opened = this.open();
   }
 
@@ -114,7 +117,20 @@ export class Player {
 
   release() { this.limit = Infinity; }
 
-  get second() { return this.video.currentTime; }
+  get second() { return this.video.readyState ? this.video.currentTime : this.wanted; }
+
+  seek(second) {
+    this.wanted = second;
+    if (this.video.readyState) this.video.currentTime = second;
+    this.tend(second);
+  }
+
+  /** The second at which what is known, and may be shown, ends. */
+  known() {
+    let end = 0;
+    for (const [index, block] of this.blocks) if (index < this.limit) end = Math.max(end, block.end);
+    return end;
+  }
 
   blockAt(second) {
     for (const [index, { start, end }] of this.blocks) if (second >= start - 1e-3 && second < end - 1e-3) return index;
@@ -168,20 +184,26 @@ export class Player {
 
 /** Chooses at which rate to play, so that the picture slows down a little instead of standing still. */
 export class Pace {
-  constructor(blockSeconds, lead) {
+  constructor(blockSeconds) {
     this.block = blockSeconds;
-    this.lead = lead;
     this.rate = 1;
+    this.rolling = false;
+  }
+
+  /** Tell whether to run now: after a stop a whole block is waited for, so that it does not stop again at once. */
+  mayRun(ready, left) {
+    if (this.rolling && ready < 0.03) this.rolling = false;
+    else if (!this.rolling && ready >= Math.min(0.85 * this.block, left)) this.rolling = true;
+    return this.rolling;
   }
 
   /** `ready` seconds lie ahead; `speed` seconds of video are generated in a second, as far as is known. */
-  next(ready, speed, waits) {
-    const able = Math.min(1, Math.max(0.2, speed || 1));
-    const full = Math.min(1, ready / (this.block * 0.9));
-    // With a full lead the model's own speed is the best guess; with less, a little slower, to catch up.
-    const wanted = able >= 1 && waits !== true ? Math.max(0.6, Math.min(1, 0.6 + 0.6 * full)) : able * (0.75 + 0.3 * full);
-    this.rate += (Math.min(1, wanted) - this.rate) * 0.12;
-    if (this.rate > 0.985) return 1;
-    return Math.round(this.rate * 50) / 50;
+  next(ready, speed) {
+    const able = clamp(speed || 1, 0.2, 1);
+    // Blocks come whole, so about one of them should lie ahead on average; a fast model needs less.
+    const target = able < 1 ? this.block : this.block / 3;
+    const wanted = Math.min(1, able * clamp(ready / target, 0.55, able < 1 ? 1.3 : 1));
+    this.rate += (wanted - this.rate) * 0.15;
+    return this.rate > 0.985 ? 1 : Math.round(this.rate * 50) / 50;
   }
 }

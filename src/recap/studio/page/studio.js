@@ -8,20 +8,23 @@ import { showStart } from "./start.js";
 import { dismiss, notice, say } from "./notices.js";
 
 const TRACK_COLOURS = ["var(--new)", "var(--cutoff)", "var(--summary)"];
-const TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
+// The page follows with about the rate of the pictures: more would take time from the model on the same machine.
+const FOLLOW_MS = 66, TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
 
 let about, room = null;
 const inHash = () => new URLSearchParams(location.hash.slice(1)).get("session");
 
 /** Run a command; a refusal is said on the page and changes nothing. */
-async function attempt(work) {
+async function attempt(work, tell = say) {
   try {
     return await work();
   } catch (error) {
-    say(error.message || String(error));
+    tell(error.message || String(error));
     return undefined;
   }
 }
+
+const refusePrompt = (words) => { byId("prompt-refused").textContent = words; };
 
 class Room {
   constructor(id) {
@@ -45,7 +48,7 @@ class Room {
       dropCue: (block) => attempt(() => this.stream.ask("drop_cue", { block })), switchTo: (branch) => this.switchTo(branch),
     });
     this.curves = new Curves(byId("curves"), (second) => this.seek(second));
-    this.pace = new Pace(about.block_s, about.lead_blocks);
+    this.pace = new Pace(about.block_s);
     this.stream = new Stream(id, {
       hello: (m) => this.hello(m), block: (m) => this.onBlock(m), media: (header, bytes) => this.onMedia(header, bytes),
       dropped: (m) => this.onDropped(m), cue: (m) => this.onCue(m), cues: (m) => this.setCues(m.cues), branch: (m) => this.onBranch(m),
@@ -53,13 +56,14 @@ class Room {
       settings: (m) => this.setSettings(m.settings ?? m), cast: (m) => this.setCast(m.cast ?? m.names), link: (up, why) => this.onLink(up, why),
     });
     this.timer = setInterval(() => this.tend(), TELL_MS);
-    this.frame = requestAnimationFrame(() => this.follow());
+    this.follow();
   }
 
   close() {
     this.stream.close();
     clearInterval(this.timer);
-    cancelAnimationFrame(this.frame);
+    clearTimeout(this.next);
+    this.closed = true;
     this.players.forEach((player) => player.close());
     this.wall.clear();
     showPicked(byId("picked"), null);
@@ -144,7 +148,7 @@ class Room {
     const player = this.players[this.indexOf(header.track)];
     if (!player) return;
     if (header.kind === "init") player.begin(header.codec, bytes);
-    else if (header.branch === this.branch) player.add(header.block, bytes);
+    else if (header.branch === this.branch) player.add(header.block, bytes).then(() => this.run());
   }
 
   onDropped({ track, branch, from_block }) {
@@ -230,17 +234,14 @@ class Room {
 
   seek(second) {
     const to = clamp(second, 0, Math.max(0, this.end - 0.03));
-    for (const player of this.players) { player.video.currentTime = to; player.tend(to); }
+    for (const player of this.players) player.seek(to);
     this.stream.tell("playhead", { second: to });
     this.shown = null;
   }
 
   setPlaying(wanted, tell = true) {
     this.playing = wanted;
-    for (const { video } of this.players) {
-      if (wanted) video.play().catch(() => {});
-      else video.pause();
-    }
+    this.run();
     if (tell) attempt(() => this.stream.ask(wanted ? "play" : "pause"));
     byId("play").replaceChildren(icon(wanted ? "pause" : "play"));
     byId("play").setAttribute("aria-label", wanted ? "Pause" : "Play");
@@ -250,14 +251,25 @@ class Room {
   tend() {
     if (!this.state) return;
     this.players.forEach((player) => player.tend());
-    const ready = Math.min(...this.players.map((player) => player.ready()));
+    const ready = this.run();
     const perSecond = this.status?.rate ?? null, speed = perSecond === null ? 1 : perSecond / this.shape.per_second;
     const atFront = this.end - this.second < about.block_s * (about.lead_blocks + 1);
     const rate = atFront ? this.pace.next(ready, speed) : 1;
     for (const player of this.players) if (player.video.playbackRate !== rate) player.video.playbackRate = rate;
-    this.waiting = this.playing && ready < 0.02;
     this.stream.tell("playhead", { second: this.second });
     this.sayRate(rate, perSecond);
+  }
+
+  /** Let the videos run when they should and can; returns how many seconds are ready. */
+  run() {
+    const ready = this.players.length ? Math.min(...this.players.map((player) => player.ready())) : 0;
+    const runs = this.pace.mayRun(ready, Math.max(0.1, this.lead ? this.lead.known() - this.second - 0.1 : 0.1));
+    this.waiting = this.playing && !runs;
+    for (const { video } of this.players) {
+      if (this.playing && runs && video.paused) video.play().catch(() => {});
+      else if (!(this.playing && runs) && !video.paused) video.pause();
+    }
+    return ready;
   }
 
   sayRate(rate, perSecond) {
@@ -268,21 +280,24 @@ class Room {
     else if (rate < 1) bits.push(`plays at ${(rate * this.shape.per_second).toFixed(1)} pictures/s (${rate.toFixed(2)}×)`);
     else bits.push(`plays at ${this.shape.per_second} pictures/s`);
     if (perSecond) bits.push(`generates ${perSecond.toFixed(1)}/s`);
-    byId("status").textContent = bits.join(" · ");
+    const words = bits.join(" · ");
+    if (byId("status").textContent !== words) byId("status").textContent = words;
     byId("status").dataset.rate = rate;
   }
 
   /** With every picture: clock, playhead, wall, overlay. */
   follow() {
-    this.frame = requestAnimationFrame(() => this.follow());
+    if (this.closed) return;
+    clearTimeout(this.next);
+    this.next = setTimeout(() => this.follow(), FOLLOW_MS);
     if (!this.state) return;
     const second = this.second;
     this.seen = Math.max(this.seen, second);
     for (const player of this.players.slice(1)) {
-      if (!player.video.seeking && Math.abs(player.second - second) > STRAY_S && player.ready(second) > 0) player.video.currentTime = second;
+      if (!player.video.seeking && Math.abs(player.second - second) > STRAY_S && player.ready(second) > 0) player.seek(second);
     }
-    if (this.playing) for (const { video } of this.players) if (video.paused) video.play().catch(() => {});
-    byId("now").textContent = second.toFixed(1);
+    const clock = second.toFixed(1);
+    if (byId("now").textContent !== clock) byId("now").textContent = clock;
     this.timeline.move(second, Math.min(this.seen, this.end));
     this.curves.move(second);
     const behind = this.end - second > about.block_s * (about.lead_blocks + 1.5);
@@ -337,7 +352,7 @@ class Room {
     const fields = { text, cut: byId("cut").checked, reread: byId("reread").checked, playhead_s: this.second };
     if (byId("later").checked) {
       fields.at_s = +byId("at").value;
-      if (await attempt(() => this.stream.ask("prompt", fields))) this.clearPrompt();
+      if (await attempt(() => this.stream.ask("prompt", fields), refusePrompt)) this.clearPrompt();
       return;
     }
     const at = performance.now();
@@ -346,7 +361,7 @@ class Room {
     const now = this.lead.blockAt(Math.max(fields.playhead_s, this.seen));
     if (now !== undefined) this.players.forEach((player) => player.hold(now + 1));
     byId("direct").classList.add("sending");
-    const done = await attempt(() => this.stream.ask("prompt", fields));
+    const done = await attempt(() => this.stream.ask("prompt", fields), refusePrompt);
     byId("direct").classList.remove("sending");
     this.players.forEach((player) => player.release());
     if (!done) return;
@@ -389,7 +404,7 @@ class Room {
   }
 
   async act(what, group, name) {
-    const slots = group.map((patch) => patch.slot), track = this.state.tracks[this.watched].name;
+    const slots = group.map((patch) => patch.slot);
     if (what === "see") {
       this.setPlaying(false);
       this.seek(group[0].second + 0.01);
@@ -403,7 +418,7 @@ class Room {
     }
     if (what === "save") { await this.save(slots, name); return; }
     const fields = what === "pin" ? { slots, name } : { slots };
-    if (await attempt(() => this.stream.ask(what, { ...fields, track, block: this.infoAt(this.second)?.index }))) {
+    if (await attempt(() => this.stream.ask(what, { ...fields, block: this.infoAt(this.second)?.index, playhead_s: this.second }))) {
       notice(what === "pin" ? `Pinned as @${name}: nothing evicts it.` : "Forgotten, from the next block on.");
       this.pick(null);
     }
@@ -421,8 +436,8 @@ class Room {
     const found = await attempt(() => request("/casts"));
     if (!found) return;
     showShelf(byId("shelf"), found.casts ?? found, this.cast ?? [], {
-      join: (name) => attempt(() => this.stream.ask("cast", { name })),
-      leave: (name) => attempt(() => this.stream.ask("drop_cast", { name })),
+      join: (name) => attempt(() => this.stream.ask("cast", { name, playhead_s: this.second })),
+      leave: (name) => attempt(() => this.stream.ask("drop_cast", { name, playhead_s: this.second })),
       remove: (name) => attempt(async () => { await request(`/casts/${encodeURIComponent(name)}`, { method: "DELETE" }); this.drawShelf(); }),
       download: (name) => address(`/casts/${encodeURIComponent(name)}.cast`),
     });
@@ -464,6 +479,7 @@ byId("direct").addEventListener("submit", (event) => {
   const text = byId("prompt-text").value.trim();
   if (text && room?.state) room.prompt(text);
 });
+byId("prompt-text").addEventListener("input", () => refusePrompt(""));
 byId("later").addEventListener("change", () => {
   byId("at").disabled = !byId("later").checked;
   if (byId("later").checked && room) byId("at").value = (Math.ceil((room.end + 2) * 4) / 4).toFixed(2);
@@ -484,7 +500,7 @@ acceptDrops(byId("shelf-card"), (slots, name) => room?.save(slots, name));
 
 async function change(field, value) {
   if (!room) return;
-  if (await attempt(() => room.stream.ask("set", { [field]: value }))) room.setSettings({ [field]: value });
+  if (await attempt(() => room.stream.ask("set", { [field]: value, playhead_s: room.second }))) room.setSettings({ [field]: value });
   else room.setSettings({});
 }
 

@@ -1,5 +1,5 @@
 // The timeline of prompts, the branches as lanes under it, and the curves; all share one axis of seconds.
-import { clamp, make, roleColour, roleName, svg } from "./dom.js";
+import { clamp, inOrder, make, roleColour, roleName, svg } from "./dom.js";
 
 const SHORTEST_S = 24;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
@@ -145,7 +145,7 @@ export class Curves {
   }
 
   areas(blocks) {
-    const roles = [...new Set(blocks.flatMap((block) => Object.keys(block.shares ?? {})))], below = blocks.map(() => 0);
+    const roles = inOrder(new Set(blocks.flatMap((block) => Object.keys(block.shares ?? {})))), below = blocks.map(() => 0);
     const y = (share) => (TOP + (HEIGHT - TOP) * (1 - clamp(share, 0, 1))).toFixed(1);
     return roles.map((role) => {
       const side = (edge) => blocks.map((block, i) => `${this.x(edge ? block.start_s : block.end_s).toFixed(1)} ${y(below[i])}L${this.x(edge ? block.end_s : block.start_s).toFixed(1)} ${y(below[i])}`);
