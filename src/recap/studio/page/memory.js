@@ -54,10 +54,11 @@ export class Wall {
   constructor(host, legend, { strips, shape, blockAt, pick }) {
     Object.assign(this, { host, legend, strips, shape, blockAt, pick });
     this.tiles = new Map();
+    this.hung = new Set();
     this.picked = "";
   }
 
-  clear() { this.tiles.clear(); this.host.replaceChildren(); this.picked = ""; }
+  clear() { this.tiles.clear(); this.hung.clear(); this.host.replaceChildren(); this.picked = ""; }
 
   show(info, track) {
     const patches = info?.bank ?? null;
@@ -78,10 +79,11 @@ export class Wall {
       tile.setAttribute("aria-pressed", String(key === this.picked));
       return tile;
     });
-    for (const key of [...this.tiles.keys()]) if (!keys.has(key)) this.tiles.delete(key);
+    for (const [key, tile] of this.tiles) if (!keys.has(key)) { tile.remove(); this.tiles.delete(key); }
     this.largest = Math.max(1e-6, ...groups.map((group) => sum(group.map((patch) => patch.share))));
-    const same = tiles.length === this.host.children.length && tiles.every((tile, i) => tile === this.host.children[i]);
-    if (!same) this.host.replaceChildren(...tiles);
+    // Elements that stay are not moved: a moved element would begin its animation again.
+    tiles.forEach((tile, i) => { if (this.host.children[i] !== tile) this.host.insertBefore(tile, this.host.children[i] ?? null); });
+    this.hung = new Set(patches.map(ENTRY));
     this.legend.textContent = patches.length === 0
       ? "The bank is empty: nothing new has appeared after the first picture."
       : `${patches.length} patches in ${groups.length} cut-outs, oldest first. Click one; drag it onto the cast to keep it.`;
@@ -98,7 +100,7 @@ export class Wall {
       const info = this.blockAt(track, patch.second);
       if (info) this.strips.draw(context, info, patch, this.shape, (patch.column - left) * size * 2, (patch.row - top) * size * 2, size * 2);
     }
-    const tile = make("button", { class: "tile", draggable: "true", type: "button" }, canvas,
+    const tile = make("button", { class: group.every((patch) => this.hung.has(ENTRY(patch))) ? "tile" : "tile fresh", draggable: "true", type: "button" }, canvas,
       make("span", { class: "meter" }, make("i", { class: "share" })), make("span", { class: "when" }, `${group[0].second.toFixed(1)} s`));
     tile.addEventListener("click", () => { this.picked = tile.key; this.mark(); this.pick(tile.group, canvas); });
     tile.addEventListener("dragstart", (event) => {

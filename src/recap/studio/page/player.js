@@ -3,7 +3,7 @@
 import { clamp } from "./dom.js";
 import { request } from "./net.js";
 
-const KEEP_BEHIND_S = 40, FETCH_AHEAD_BLOCKS = 4;
+const LONGEST_S = 86400, KEEP_BEHIND_S = 40, FETCH_AHEAD_BLOCKS = 4;
 
 export class Player {
   /** `source(block)` is the path of a block's fragment, `fail(words)` says what went wrong. */
@@ -18,7 +18,6 @@ export class Player {
     this.limit = Infinity; // no block from this one on is shown
     this.epoch = 0;
     this.wanted = 0; // where to stand as soon as the browser knows the video
-    video.addEventListener("loadedmetadata", () => { video.currentTime = this.wanted; });
     this.opened = this.open();
   }
 
@@ -48,7 +47,12 @@ export class Player {
         this.buffer.mode = "segments";
       }
       await this.append(bytes);
+      if (this.begun) return;
+      if (!this.video.readyState) await new Promise((known) => this.video.addEventListener("loadedmetadata", known, { once: true }));
+      // A browser seeks no further than what it takes for the end.
+      this.media.duration = LONGEST_S;
       this.begun = true;
+      this.seek(this.wanted);
     });
   }
 
@@ -117,11 +121,11 @@ export class Player {
 
   release() { this.limit = Infinity; }
 
-  get second() { return this.video.readyState ? this.video.currentTime : this.wanted; }
+  get second() { return this.begun ? this.video.currentTime : this.wanted; }
 
   seek(second) {
     this.wanted = second;
-    if (this.video.readyState) this.video.currentTime = second;
+    if (this.begun) this.video.currentTime = second;
     this.tend(second);
   }
 
