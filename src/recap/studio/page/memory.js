@@ -23,8 +23,7 @@ export class Strips {
     const image = await this.load(info);
     if (!image) return;
     const width = image.naturalWidth / info.pictures, scale = width / shape.width, side = shape.token_pixels * scale;
-    const number = Math.min(info.pictures - 1, Math.max(0, Math.round((patch.second - info.start_s) * shape.per_second)));
-    context.drawImage(image, number * width + patch.column * side, patch.row * side, side, side, x, y, size, size);
+    context.drawImage(image, patch.picture * width + patch.column * side, patch.row * side, side, side, x, y, size, size);
   }
 }
 
@@ -51,8 +50,8 @@ const percent = (share) => `${share < 0.0995 ? (100 * share).toFixed(1) : Math.r
 
 /** The bank as cut-outs. It keeps the elements of what stays, so that only new ones move. */
 export class Wall {
-  constructor(host, legend, { strips, shape, blockAt, pick }) {
-    Object.assign(this, { host, legend, strips, shape, blockAt, pick });
+  constructor(host, legend, { strips, shape, blockOf, pick }) {
+    Object.assign(this, { host, legend, strips, shape, blockOf, pick });
     this.tiles = new Map();
     this.hung = new Set();
     this.picked = "";
@@ -97,7 +96,7 @@ export class Wall {
     const canvas = make("canvas", { width: columns * size * 2, height: rows * size * 2, style: { width: `${columns * size}px`, height: `${rows * size}px` } });
     const context = canvas.getContext("2d");
     for (const patch of group) {
-      const info = this.blockAt(track, patch.second);
+      const info = this.blockOf(track, patch.block);
       if (info) this.strips.draw(context, info, patch, this.shape, (patch.column - left) * size * 2, (patch.row - top) * size * 2, size * 2);
     }
     const tile = make("button", { class: group.every((patch) => this.hung.has(ENTRY(patch))) ? "tile" : "tile fresh", draggable: "true", type: "button" }, canvas,
@@ -125,7 +124,7 @@ export function showPicked(host, group, canvas, act) {
     ["First seen", `${group[0].second.toFixed(2)} s`],
     ["Age", group[0].age_s === undefined ? "–" : `${group[0].age_s.toFixed(1)} s`],
     ["Newness", (sum(group.map((patch) => patch.score)) / group.length).toFixed(2)],
-    ["Attention", group[0].share === undefined || group[0].share === null ? "not measured" : percent(sum(group.map((patch) => patch.share)))],
+    ["Attention", typeof group[0].share !== "number" ? "not measured" : percent(sum(group.map((patch) => patch.share)))],
   ];
   const name = make("input", { placeholder: "name", "aria-label": "Name of the subject", maxlength: 32, id: "pick-name" });
   const button = (label, what, title) => make("button", { type: "button", title, onclick: () => act(what, group, name.value.trim()) }, label);

@@ -99,6 +99,15 @@ export class Stream {
     return answer;
   }
 
+  /** Leave and come back, to be told the whole state once more. */
+  again() {
+    this.socket.onclose = this.socket.onmessage = null;
+    this.socket.close();
+    for (const { resolve } of this.waiting.values()) resolve({});
+    this.waiting.clear();
+    this.open();
+  }
+
   close() {
     this.closed = true;
     clearTimeout(this.timer);

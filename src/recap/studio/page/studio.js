@@ -40,7 +40,7 @@ class Room {
     this.watched = 0; // the track whose memory is shown
     this.strips = new Strips((info) => address(`${this.block(info.track, info.branch, info.index)}.jpg?n=${info.stamp}`));
     this.wall = new Wall(byId("wall"), byId("bank-legend"), {
-      strips: this.strips, shape: this.shape, blockAt: (track, second) => this.infoAt(second, track), pick: (group, canvas) => this.pick(group, canvas),
+      strips: this.strips, shape: this.shape, blockOf: (track, block) => this.infos.get(track)?.get(block), pick: (group, canvas) => this.pick(group, canvas),
     });
     byId("timeline").replaceChildren();
     this.timeline = new Timeline(byId("timeline"), {
@@ -51,9 +51,8 @@ class Room {
     this.pace = new Pace(about.block_s);
     this.stream = new Stream(id, {
       hello: (m) => this.hello(m), block: (m) => this.onBlock(m), media: (header, bytes) => this.onMedia(header, bytes),
-      dropped: (m) => this.onDropped(m), cue: (m) => this.onCue(m), cues: (m) => this.setCues(m.cues), branch: (m) => this.onBranch(m),
-      status: (m) => this.onStatus(m), error: (m) => say(m.text), notice: (m) => notice(m.text || m.message),
-      settings: (m) => this.setSettings(m.settings ?? m), cast: (m) => this.setCast(m.cast ?? m.names), link: (up, why) => this.onLink(up, why),
+      dropped: (m) => this.onDropped(m), cue: (m) => this.onCue(m), branch: (m) => this.onBranch(m),
+      status: (m) => this.onStatus(m), error: (m) => say(m.text), notice: (m) => notice(m.text || m.message), link: (up, why) => this.onLink(up, why),
     });
     this.timer = setInterval(() => this.tend(), TELL_MS);
     this.follow();
@@ -72,8 +71,10 @@ class Room {
   block(track, branch, index) { return `${this.base}/tracks/${encodeURIComponent(track)}/branches/${encodeURIComponent(branch)}/blocks/${index}`; }
 
   // --- what the server says
-  hello(m) {
+  hello(message) {
     const before = this.state;
+    const named = ([name, track]) => ({ name, ...track });
+    const m = { ...message, tracks: Array.isArray(message.tracks) ? message.tracks : Object.entries(message.tracks).map(named) };
     this.state = m;
     this.branch = m.branch;
     this.branches = m.branches;
@@ -88,7 +89,8 @@ class Room {
       this.infos.set(name, new Map());
       list.forEach((info) => this.note({ track: name, branch: m.branch, ...info }));
     }
-    this.seen = m.seen_s ?? 0;
+    this.seen = m.seen_s ?? Math.max(0, this.end - about.block_s * about.lead_blocks);
+    if (m.status) this.onStatus(m.status);
     this.setCues(m.cues);
     this.setSettings(m.settings);
     this.setCast(m.cast);
@@ -138,6 +140,16 @@ class Room {
     this.players[this.indexOf(info.track)]?.know(info.index, info.start_s, info.end_s);
   }
 
+  /** A newcomer is told of old blocks in short; bank and overlay come when they are looked at. */
+  async complete(info) {
+    if (info.bank !== undefined || info.asked) return;
+    info.asked = true;
+    const whole = await request(`${this.block(info.track, info.branch, info.index)}.json`).catch(() => null);
+    if (!whole || this.infos.get(info.track)?.get(info.index) !== info) return;
+    Object.assign(info, { ...whole, track: info.track, branch: info.branch });
+    this.shown = null;
+  }
+
   onBlock(info) {
     if (!this.state || info.branch !== this.branch) return;
     this.note(info);
@@ -162,19 +174,22 @@ class Room {
   }
 
   onCue(m) {
-    if (m.cues) { this.setCues(m.cues); return; }
-    this.setCues([...this.cues.filter((cue) => cue.block !== m.block), m].sort((a, b) => a.block - b.block));
+    if (!this.state || m.branch !== this.branch) return;
+    this.setCues(m.cues);
+    if (m.settings) this.setSettings(m.settings);
+    if (m.cast) this.setCast(m.cast);
   }
 
   onBranch(m) {
-    if (m.branches) this.branches = m.branches;
-    else if (!this.branches.some((each) => each.id === m.id)) this.branches = [...this.branches, m];
-    this.redraw();
+    if (!this.branches.some((each) => each.id === m.id)) this.branches = [...this.branches, m];
+    // Another branch has other blocks, prompts and settings: the server says all of it to who comes anew.
+    if (m.current !== this.branch) this.stream.again();
+    else this.redraw();
   }
 
   onStatus(m) {
     this.status = m;
-    if (m.playing !== undefined && m.playing !== this.playing) this.setPlaying(m.playing, false);
+    if (m.state && (m.state === "playing") !== this.playing) this.setPlaying(m.state === "playing", false);
     if (m.message && m.message !== this.lastMessage) (m.state === "failed" ? say : notice)(m.message);
     this.lastMessage = m.message;
   }
@@ -189,7 +204,10 @@ class Room {
     }
   }
 
-  setCues(cues) { this.cues = (cues ?? []).map((cue) => ({ ...cue })); this.redraw(); }
+  setCues(cues) {
+    this.cues = (cues ?? []).map((cue) => ({ ...cue, second: cue.start_s ?? cue.second }));
+    this.redraw();
+  }
 
   setSettings(settings) {
     this.settings = { ...this.settings, ...settings };
@@ -229,7 +247,9 @@ class Room {
 
   secondOf(block) {
     const info = this.infos.get(this.state.tracks[0].name)?.get(block);
-    return info ? info.start_s : block === 0 ? 0 : this.branches.find((each) => each.fork_block === block)?.fork_s ?? block * about.block_s;
+    // The first block is shorter, so a block that is not here begins as much earlier.
+    const first = this.infos.get(this.state.tracks[0].name)?.get(0);
+    return info ? info.start_s : block ? (first?.end_s ?? 0) + (block - 1) * about.block_s : 0;
   }
 
   seek(second) {
@@ -305,8 +325,9 @@ class Room {
     const info = this.infoAt(second);
     if (info && info !== this.shown) {
       this.shown = info;
+      this.state.tracks.forEach((track) => { const at = this.infoAt(second, track.name); if (at) this.complete(at); });
       const track = this.state.tracks[this.watched].name;
-      this.wall.show(info, track);
+      if (info.bank !== undefined) this.wall.show(info, track);
       showShares(byId("shares"), info.shares);
       this.drawOverlaySwitch(info);
       this.screens.forEach((figure, i) => {
@@ -342,9 +363,7 @@ class Room {
   }
 
   withSeconds() {
-    const known = this.infos.get(this.state.tracks[0].name);
-    const guess = (block) => known.get(block)?.start_s ?? (block ? this.end + (block - known.size) * about.block_s : 0);
-    return this.cues.map((cue) => ({ ...cue, second: cue.second ?? guess(cue.block) }));
+    return this.cues.map((cue) => ({ ...cue, second: cue.second ?? this.secondOf(cue.block) }));
   }
 
   // --- what the viewer does

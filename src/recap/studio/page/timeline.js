@@ -71,7 +71,7 @@ export class Timeline {
     const order = new Map(branches.map((each, i) => [each.id, i])), height = 24, mid = (i) => i * height + 12;
     const lines = svg("svg", { class: "tree", height: branches.length * height, "aria-hidden": "true" });
     const buttons = branches.map((each, i) => {
-      const from = secondOf(each.fork_block ?? 0), to = each.id === branch ? end : Math.max(each.end_s ?? from + 0.5, from + 0.3);
+      const from = secondOf(each.fork_block ?? 0), to = each.id === branch ? end : Math.max(secondOf(each.blocks ?? each.fork_block), from + 0.3);
       const x = (s) => `${100 * clamp(s / this.view, 0, 1)}%`, mine = each.id === branch;
       if (each.parent !== null && order.has(each.parent)) {
         lines.append(svg("line", { x1: x(from), x2: x(from), y1: mid(order.get(each.parent)), y2: mid(i), class: "twig" }));
