@@ -5,11 +5,12 @@ import { Pace, Player } from "./player.js";
 import { acceptDrops, paintOverlay, pointAt, showPicked, showShares, showShelf, Strips, Wall } from "./memory.js";
 import { Curves, Timeline } from "./timeline.js";
 import { showStart } from "./start.js";
+import { demoLine } from "./demo.js";
 import { dismiss, notice, say } from "./notices.js";
 
 const TRACK_COLOURS = ["var(--new)", "var(--cutoff)", "var(--summary)"];
 // The page follows with about the rate of the pictures: more would take time from the model on the same machine.
-const FOLLOW_MS = 66, TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
+const STORY_S = 15, FOLLOW_MS = 66, TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
 
 let about, room = null;
 const inHash = () => new URLSearchParams(location.hash.slice(1)).get("session");
@@ -333,6 +334,9 @@ class Room {
       this.screens.forEach((figure, i) => {
         paintOverlay(figure.querySelector(".over"), this.players[i].video, this.infoAt(second, this.state.tracks[i].name), this.role, this.shape);
       });
+      const story = about.demo === this.id;
+      byId("caption").hidden = !story;
+      if (story) byId("caption").textContent = demoLine(this.withSeconds(), second, STORY_S);
       const next = this.nextUnseen();
       byId("takes-effect").textContent = byId("later").checked ? "" : `Enter: from ${next.toFixed(1)} s on, the first moment not seen yet`;
     }
