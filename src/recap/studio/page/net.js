@@ -1,10 +1,6 @@
 // Talks to the server: requests for sessions and casts, and one socket per session that is opened again when it falls.
-const query = new URLSearchParams(location.hash.slice(1));
-const token = query.get("token") || sessionStorage.getItem("token") || "";
-if (token) sessionStorage.setItem("token", token);
-
-/** An address of the API; what a browser fetches by itself (pictures, downloads) cannot send a header. */
-export const address = (path) => `v1${path}${token ? `${path.includes("?") ? "&" : "?"}token=${encodeURIComponent(token)}` : ""}`;
+/** An address of the API, for what a browser fetches by itself: pictures, downloads. */
+export const address = (path) => `v1${path}`;
 
 export class Refused extends Error {}
 
@@ -19,7 +15,7 @@ export function wordsOf(body, status = 0) {
 }
 
 export async function request(path, { method = "GET", body, raw = false, file } = {}) {
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (file) headers["Content-Type"] = "application/zip";
   let answer;
@@ -59,7 +55,8 @@ export class Stream {
       for (const { reject } of this.waiting.values()) reject(new Refused("The connection was lost before the answer came."));
       this.waiting.clear();
       if (this.closed) return;
-      const again = event.code !== 4404;
+      // The server closes a stream so when there is nothing to come back to, and has said why.
+      const again = event.code !== 1008;
       this.on.link?.(false, { reason: event.reason, again });
       if (again) this.timer = setTimeout(() => this.open(), Math.min(LONGEST_WAIT_MS, 400 * 2 ** this.tries++));
     };

@@ -11,7 +11,7 @@ export async function showStart(about, attempt) {
     options(byId("memory"), about.memories.map((name) => [name, name]), "recap");
     options(byId("beside"), [["", "nothing"], ...about.memories.map((name) => [name, name])], "");
     options(byId("admission-first"), about.admissions.map((name) => [name, name]), "flow");
-    byId("model-words").textContent = about.backbone === "embedded"
+    byId("model-words").textContent = /embedded/.test(about.backbone)
       ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
       : `Model: ${about.backbone}.`;
     byId("create").addEventListener("submit", (event) => { event.preventDefault(); create(attempt); });
@@ -33,7 +33,7 @@ async function create(attempt) {
   const made = await attempt(() => request("/sessions", { method: "POST", body }));
   button.disabled = false;
   button.textContent = "Start";
-  if (made) open(made.id ?? made.session?.id);
+  if (made) open(made.session);
 }
 
 async function upload(attempt) {
@@ -41,7 +41,7 @@ async function upload(attempt) {
   byId("upload").value = "";
   if (!file) return;
   const made = await attempt(() => request("/sessions/upload-run", { method: "POST", file }));
-  if (made) open(made.id ?? made.session?.id);
+  if (made) open(made.session);
 }
 
 function listCasts(casts) {
@@ -50,15 +50,15 @@ function listCasts(casts) {
 }
 
 function listSessions(sessions, about, attempt) {
-  const host = byId("sessions");
-  host.replaceChildren(...sessions.map((session) => make("div", { class: "session" },
-    make("button", { type: "button", class: "open", onclick: () => open(session.id) },
-      session.thumbnail ? make("img", { src: session.thumbnail, alt: "" }) : null,
-      make("span", {}, make("b", {}, session.prompt ?? session.id),
-        make("span", { class: "quiet small" }, [session.memory, session.seconds === undefined ? null : `${session.seconds.toFixed(1)} s`, session.state].filter(Boolean).join(" · ")))),
-    make("button", {
-      type: "button", class: "mini", title: "Delete this session and its files",
-      onclick: () => attempt(async () => { await request(`/sessions/${encodeURIComponent(session.id)}`, { method: "DELETE" }); showStart(about, attempt); }),
-    }, "×"))));
+  const host = byId("sessions"), again = () => showStart(about, attempt);
+  const act = (session, method, rest = "") => attempt(async () => { await request(`/sessions/${encodeURIComponent(session)}${rest}`, { method }); again(); });
+  host.replaceChildren(...[...sessions].sort((a, b) => (b.created ?? 0) - (a.created ?? 0)).map((each) => {
+    const facts = [each.created && new Date(1000 * each.created).toLocaleString(), each.seconds !== undefined && `${each.seconds.toFixed(1)} s`, each.open && "open", each.message];
+    return make("div", { class: "session" },
+      make("button", { type: "button", class: "open", onclick: () => open(each.session) },
+        make("span", {}, make("b", {}, each.prompt ?? each.cues?.[0]?.prompt ?? each.session), make("span", { class: "quiet small" }, facts.filter(Boolean).join(" · ")))),
+      each.open ? make("button", { type: "button", class: "mini", title: "Stop it; it stays on disk", onclick: () => act(each.session, "POST", "/close") }, "close") : null,
+      make("button", { type: "button", class: "mini", title: "Delete this session and its files", onclick: () => act(each.session, "DELETE") }, "×"));
+  }));
   if (!sessions.length) host.append(make("p", { class: "quiet small" }, "None yet. What you start is kept here and goes on where it stopped."));
 }

@@ -560,9 +560,7 @@ async function route() {
 addEventListener("hashchange", route);
 about = await attempt(() => request("/about"));
 if (about) {
-  const { picture } = about;
-  picture.rows ??= Math.round(picture.height / picture.token_pixels);
-  picture.columns ??= Math.round(picture.width / picture.token_pixels);
+  about.picture = { ...about.picture, ...about.grid };
   if (about.demo && !inHash()) location.hash = `session=${about.demo}`;
   await route();
 }
