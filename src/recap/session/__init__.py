@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from recap.attention.context import OWN_KERNELS, ContextKernels
 from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
@@ -57,8 +58,12 @@ class Session:
         reporter: Reporter = Reporter(),
         history_s: float = HISTORY_S,
         states_bytes: int = STATES_BYTES,
+        kernels: ContextKernels = OWN_KERNELS,
     ) -> None:
-        """Load the model, or share one that is loaded: sessions may take turns on it, block by block."""
+        """Load the model, or share one that is loaded: sessions may take turns on it, block by block.
+
+        `kernels` may watch what is attended to; a fork shares them.
+        """
         for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
             if not value >= 0:
                 raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
@@ -70,6 +75,7 @@ class Session:
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter = reporter
+        self._kernels = kernels
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
@@ -281,6 +287,7 @@ class Session:
             aside=at_once if self.config.eager else choose_aside(device),
             first_latent=None if self._first is None else self._first.to(device),
             past=[(self._block(index), self._latents[index].to(device)) for index in near],
+            kernels=self._kernels,
         )
 
     def _state(self) -> MemoryState:

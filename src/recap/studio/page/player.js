@@ -123,6 +123,12 @@ export class Player {
 
   get second() { return this.begun ? this.video.currentTime : this.wanted; }
 
+  /** Call back with the time of every picture that is shown. */
+  watch(shown) {
+    const next = () => this.video.requestVideoFrameCallback?.((_, picture) => { shown(picture.mediaTime); next(); });
+    next();
+  }
+
   seek(second) {
     this.wanted = second;
     if (this.begun) this.video.currentTime = second;

@@ -122,6 +122,7 @@ class Room {
     this.players = tracks.map((track, i) => new Player(this.screens[i].querySelector("video"), {
       source: (block) => `${this.block(track.name, this.branch, block)}.m4s`, fail: (words) => say(words),
     }));
+    this.lead.watch((second) => this.onPicture(second));
     this.watched = clamp(this.watched, 0, tracks.length - 1);
     this.drawWhose();
   }
@@ -340,12 +341,15 @@ class Room {
       const next = this.nextUnseen();
       byId("takes-effect").textContent = byId("later").checked ? "" : `Enter: from ${next.toFixed(1)} s on, the first moment not seen yet`;
     }
-    if (this.sent && second >= this.sent.second - 1e-3) {
-      const took = (performance.now() - this.sent.at) / 1000;
-      byId("latency").textContent = `new prompt on screen after ${took.toFixed(1)} s`;
-      byId("latency").dataset.seconds = took.toFixed(3);
-      this.sent = null;
-    }
+  }
+
+  /** A picture is on the screen; the first one of a new prompt ends the wait for it. */
+  onPicture(mediaSecond) {
+    if (!this.sent || mediaSecond < this.sent.second - 1e-3) return;
+    const took = (performance.now() - this.sent.at) / 1000;
+    byId("latency").textContent = `new prompt on screen after ${took.toFixed(1)} s`;
+    byId("latency").dataset.seconds = took.toFixed(3);
+    this.sent = null;
   }
 
   nextUnseen() {
