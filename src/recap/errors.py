@@ -7,13 +7,18 @@ from collections.abc import Iterable
 
 
 class RecapError(ValueError):
-    """Says in one sentence why a value cannot be used, and what to do instead."""
+    """Says in one sentence why a value cannot be used, and what to do instead; its parts are there for programs."""
+
+    field = value = limit = remedy = ""
 
 
 def refuse(field: str, value: object, limit: str, remedy: str) -> RecapError:
     """Make the error to raise when a user's value cannot be used; the value None reads as missing."""
     state = "is missing" if value is None else f"is {value!r}"
-    return RecapError(f"{field} {state}: {limit}; {remedy}")
+    error = RecapError(f"{field} {state}: {limit}; {remedy}")
+    error.field, error.limit, error.remedy = field, limit, remedy
+    error.value = "" if value is None else repr(value)
+    return error
 
 
 def unknown_name(field: str, value: str, known: Iterable[str]) -> RecapError:

@@ -83,6 +83,9 @@ OPTIONS = {
     "cast show": {"--out", "--help"},
     "cast merge": {"--out", "--help"},
     "show": {"--open", "--trust-code", "--help"},
+    "studio": {
+        "--port", "--host", "--token", "--folder", "--backbone", "--demo", "--open", "--no-open", "--help",
+    },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},

@@ -36,8 +36,9 @@ MAY_IMPORT = {
     "attach": (COMPOSED - {"backbones", "__init__"}) | {"backbones.helios"},  # Helios has the same processors
     "eval": GROUND | {"io", "flow", "backbones.tiny"},  # judges of the embedded world know its words
     "show": COMPOSED,
+    "studio": COMPOSED | {"session", "show", "eval"},
     "tables": COMPOSED | {"eval", "show"},
-    "cli": COMPOSED | {"show", "eval", "tables"},
+    "cli": COMPOSED | {"show", "eval", "tables", "studio"},
     "__main__": {"cli"},
 }
 
@@ -51,6 +52,11 @@ EXTRAS = {
     "sentencepiece",
     "google",
     "ray",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "websockets",
+    "pydantic",
 }
 
 

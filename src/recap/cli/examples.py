@@ -24,6 +24,7 @@ _LINES = {
     "cast show": ("recap cast show fox.cast --out fox.png",),
     "cast merge": ("recap cast merge fox.cast bus.cast --out both.cast",),
     "show": ("recap show runs/20261116-082017-a-fox-on-a-beach-recap --open",),
+    "studio": ("recap studio", "recap studio --demo", "recap studio --backbone longlive --port 9000"),
     "inspect": (
         "recap inspect holiday.mp4",
         "recap inspect holiday.mp4 --size 832x480 --set cycle_threshold_px=1",

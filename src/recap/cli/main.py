@@ -26,6 +26,7 @@ from recap.cli import (
     list_names,
     reproduce,
     show,
+    studio,
 )
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
@@ -74,6 +75,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate_command,
     "compare": compare.compare_command,
     "show": show.show_command,
+    "studio": studio.studio_command,
     "inspect": inspect.inspect_command,
     "list": list_names.list_command,
     "weights": fetch_weights.weights_command,

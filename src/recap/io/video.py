@@ -195,7 +195,7 @@ class ClipWriter:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             staged = stack.enter_context(staged_file(self.path))
-            self._container = stack.enter_context(_new_container(staged))
+            self._container = stack.enter_context(new_container(staged))
             self._stream: Any = self._container.add_stream("libx264", rate=_as_fraction(self.fps))
             self._stream.height, self._stream.width = self.size
             self._stream.pix_fmt = "yuv420p"
@@ -242,7 +242,8 @@ class ClipWriter:
         self._open.__exit__(kind, error, trace)
 
 
-def _new_container(path: Path) -> Any:
+def new_container(path: Path) -> Any:
+    """Open an MP4 file to write to."""
     # The index goes to the front, so that a browser can start and seek before it has the whole file.
     return av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
 
@@ -258,7 +259,7 @@ def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
         raise refuse("parts", list(parts), "nothing to join", "name at least one clip")
     count = 0
     with staged_file(Path(out)) as staged, ExitStack() as opened:
-        joined = opened.enter_context(_new_container(staged))
+        joined = opened.enter_context(new_container(staged))
         target: Any = None
         settings: tuple[object, ...] = ()
         for path in map(Path, parts):

@@ -44,6 +44,9 @@ HISTORY_S = 600.0
 STATES_BYTES = 512 * 2**20
 """How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
 
+LAST_STATES = 4
+"""How many blocks back the way is short: a director most often takes back the last few, and should not wait."""
+
 Value = TypeVar("Value")
 
 
@@ -122,9 +125,12 @@ class Session:
         while not self.paused:
             yield self.step()
 
-    def step(self) -> GeneratedBlock:
-        """Generate the next block."""
-        return self._advance(self._known_latents(self.next_block))
+    def step(self, latents: Tensor | None = None) -> GeneratedBlock:
+        """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
+        if latents is None or self._policy.needs_queries:
+            # Queries exist only where a block is generated; its latents are the same again.
+            return self._advance(self._known_latents(self.next_block))
+        return self._advance(latents.to(self.config.device))
 
     def pause(self) -> None:
         """End a loop over the session after its present block; `step` still works."""
@@ -219,11 +225,7 @@ class Session:
         for latents in between:
             for edit in self._edits.get(self.next_block, ()):
                 edit.apply(self._policy)
-            if self._policy.needs_queries:
-                # Queries exist only where a block is generated; its latents are the same again.
-                self.step()
-            else:
-                self._advance(latents.to(self.config.device))
+            self.step(latents)
 
     def fork(self, block: int | None = None) -> Session:
         """Return a second session that is as this one was before `block`, by default as it is now.
@@ -303,16 +305,23 @@ class Session:
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1
-        if self.next_block - max(self._states) >= self._spacing():
-            self._states[self.next_block] = self._state()
+        self._keep_state()
         self._forget_oldest()
         return made
 
-    def _spacing(self) -> int:
-        """Return how many blocks lie between two kept states, so that all of the history fits."""
+    def _keep_state(self) -> None:
+        """Keep the present state if it is due; the last few blocks have theirs as long as they are the last."""
         largest = max(state.num_bytes for state in self._states.values())
         affordable = max(1, self._states_bytes // max(1, largest))
-        return max(1, math.ceil(self._history / affordable))
+        # How many blocks lie between two states, so that all of the history fits.
+        spacing = max(1, math.ceil(self._history / affordable))
+        recent = LAST_STATES if affordable >= 2 * LAST_STATES else 0
+        if recent or self.next_block - max(self._states) >= spacing:
+            self._states[self.next_block] = self._state()
+        leaving = self.next_block - recent
+        before = [at for at in self._states if at < leaving]
+        if recent and leaving in self._states and before and leaving - max(before) < spacing:
+            del self._states[leaving]
 
     def _forget_oldest(self) -> None:
         """Drop what only the way back beyond the history needs."""

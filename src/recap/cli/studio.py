@@ -1,0 +1,85 @@
+"""`recap studio` serves the studio on this machine: a page on which a video is directed while it plays."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recap.cli.console import show_notice
+from recap.errors import refuse
+from recap.io.extras import import_extra
+from recap.studio.server import make_app
+from recap.studio.settings import StudioSettings
+from recap.studio.studio import Studio
+
+NEEDED = ("fastapi", "uvicorn", "websockets")
+
+
+def studio_command(
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
+    folder: Annotated[Path, typer.Option(help="Where sessions, casts and videos are kept.")] = Path("studio"),
+    backbone: Annotated[
+        str, typer.Option(help="Which model generates; see `recap list backbones`.")
+    ] = "embedded",
+    demo: Annotated[bool, typer.Option("--demo", help="Begin with a ready story.")] = False,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+) -> None:
+    """Direct a video while it plays, on a page in your browser.
+
+    It listens on this machine alone unless --host says otherwise. Sessions are kept in the folder and can be opened
+    again, whatever ended the server.
+    """
+    for package in NEEDED:
+        import_extra(package, "recap studio", "studio")
+    settings = StudioSettings(folder, backbone=backbone, host=host, port=port, token=token)
+    with bound_socket(settings) as listening:
+        port = listening.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{port}/" + (f"?token={token}" if token else "") + ("#demo" if demo else "")
+        studio = Studio(settings)
+        show_notice(f"studio: {address} (end it with Ctrl-C)")
+        if browser:
+            threading.Timer(1.0, webbrowser.open, (address,)).start()
+        serve(studio, listening)
+
+
+def bound_socket(settings: StudioSettings) -> socket.socket:
+    """Bind the port, or say who might have it."""
+    if not 0 <= settings.port < 2**16:
+        raise refuse("--port", settings.port, "must be 0 to 65535", "leave it out")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        limit = f"{settings.host} cannot be listened on there ({error.strerror or error})"
+        raise refuse("--port", settings.port, limit, "choose another port, or --port 0") from error
+    return made
+
+
+def serve(studio: Studio, listening: Any) -> None:
+    """Serve a studio until the process is told to end."""
+    uvicorn = import_extra("uvicorn", "recap studio", "studio")
+    logging.getLogger("recap.studio").addHandler(logging.StreamHandler())
+    most = studio.settings.limits.message_bytes
+    config = uvicorn.Config(
+        make_app(studio),
+        log_level="warning",
+        # One more than the limit, so that the studio's own words refuse what is too long.
+        ws_max_size=4 * most,
+        ws_max_queue=32,
+        timeout_graceful_shutdown=3,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,127 @@
+"""The engine is the one thread on which the model works: for every session and video in turn, a block at a time.
+
+A model takes one call at a time, and a thread of its own for every session would only wait for it, and keep its own
+pool of the model's threads. Encoding and writing happen on a second thread, next to the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from recap.errors import RecapError, refuse
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("recap.studio")
+
+
+class Performer(Protocol):
+    """Takes turns on the model."""
+
+    def wants_block(self) -> bool:
+        """Tell whether there is a block to generate now."""
+
+    def make_block(self) -> None:
+        """Generate one block."""
+
+    def fail(self, error: RecapError) -> None:
+        """Say in words that `make_block` failed; everything else continues."""
+
+
+class Engine:
+    """Owns the model's thread and the encoder's."""
+
+    def __init__(self) -> None:
+        self.encoder = ThreadPoolExecutor(1, thread_name_prefix="studio-encoder")
+        self._performers: deque[Performer] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._news = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="studio-model", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run something on the model's thread, between two blocks."""
+        future: Future[Result] = Future()
+        with self._news:
+            if self._closed:
+                raise refuse("studio", "closed", "it is shutting down", "start it again")
+            self._calls.append((work, future))
+            self._news.notify()
+        return future
+
+    def add(self, performer: Performer) -> None:
+        """Let a session or a video take turns; called on the model's thread."""
+        self._performers.append(performer)
+
+    def remove(self, performer: Performer) -> None:
+        if performer in self._performers:
+            self._performers.remove(performer)
+
+    def close(self) -> None:
+        """End both threads after what they do at present."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.encoder.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                while not self._closed and not self._calls and not self._someone_waits():
+                    self._news.wait()
+                calls = list(self._calls)
+                self._calls.clear()
+                if self._closed:
+                    for _, future in calls:
+                        future.cancel()
+                    return
+            for work, future in calls:
+                _run(work, future)
+            self._take_turn()
+
+    def _someone_waits(self) -> bool:
+        return any(performer.wants_block() for performer in self._performers)
+
+    def _take_turn(self) -> None:
+        """Let the next one who wants to generate a block."""
+        for _ in range(len(self._performers)):
+            performer = self._performers[0]
+            self._performers.rotate(-1)
+            if performer.wants_block():
+                try:
+                    performer.make_block()
+                except Exception as error:
+                    performer.fail(in_words(error))
+                return
+
+
+def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def in_words(error: BaseException) -> RecapError:
+    """Return what can be shown of a failure: one sentence, without a path and without a traceback."""
+    if isinstance(error, RecapError):
+        return error
+    if isinstance(error, OSError):
+        return refuse(
+            "disk", error.strerror or "error", "a file could not be read or written", "make room, then play"
+        )
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return refuse("memory", "full", "the model did not fit", "close other sessions, then play")
+    log.error("unexpected failure", exc_info=error)
+    limit = "this should not happen; the server's log says where"
+    return refuse("studio", type(error).__name__, limit, "press play to continue from the last block")

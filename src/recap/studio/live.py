@@ -1,0 +1,379 @@
+"""A live session is directed while it is watched; everything here but `_finish` and `hello` is on the model's thread.
+
+Commands take effect at the first block that has not been seen. What was generated after that is dropped, from the
+memory and from the disk, and generated again. A block is shown when it is on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from threading import RLock
+from typing import Any
+
+from torch import Tensor
+
+from recap.errors import RecapError, refuse
+from recap.studio.engine import Engine, in_words
+from recap.studio.hub import Hub, Subscriber
+from recap.studio.messages import MAIN
+from recap.studio.segments import Pictures, encode_block, picture_strip
+from recap.studio.settings import StudioSettings
+from recap.studio.store import MEDIA, BranchRecord, SessionStore
+from recap.studio.track import STATE_EVERY, Track, apply_change, movement, pictures_of
+
+RATE_BLOCKS = 8
+"""Over how many blocks the rate is measured."""
+
+LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion")
+"""What a newcomer is told of every block; the rest is in the block's own JSON."""
+
+
+class LiveSession:
+    """Generates, keeps and shows one session."""
+
+    def __init__(
+        self, store: SessionStore, tracks: Sequence[Track], engine: Engine, settings: StudioSettings
+    ) -> None:
+        self.store = store
+        self.record = store.record
+        self.tracks = {track.name: track for track in tracks}
+        self.playing = True
+        self.message = ""
+        self._engine = engine
+        self._settings = settings
+        self.clock = tracks[0].clock
+        self._spec = self.clock.spec
+        self.hub = Hub(settings.limits.subscribers)
+        # Held while files and events of blocks change, by both threads.
+        self._lock = RLock()
+        # Per branch: grows when blocks are dropped, so that what is still being encoded of them is not kept.
+        self._epochs: dict[int, int] = {}
+        # Per branch: the last block that somebody saw.
+        self._seen: dict[int, int] = {}
+        self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
+        self._broken = False
+        self._state = ""
+
+    # Generating
+
+    @property
+    def next_block(self) -> int:
+        return self.tracks[MAIN].session.next_block
+
+    @property
+    def branch(self) -> BranchRecord:
+        return self.record.branches[self.record.current]
+
+    def begin(self) -> None:
+        """Build the sessions of the current branch from what is on disk, which counts as seen."""
+        branch = self.record.current
+        blocks = min(self.store.count(name, branch) for name in self.tracks)
+        for name, track in self.tracks.items():
+            self.store.drop_blocks(name, branch, blocks)
+            track.build(branch, blocks)
+        self._seen.setdefault(branch, blocks - 1)
+        self._broken = False
+
+    def wants_block(self) -> bool:
+        seen = self._seen.get(self.record.current, -1)
+        waiting = self.next_block - 1 - seen < self._settings.lead_blocks
+        return self.playing and not self._broken and waiting
+
+    def make_block(self) -> None:
+        """Generate one block of every track, and hand it to the encoder."""
+        index, branch = self.next_block, self.record.current
+        most = self._settings.limits.session_seconds
+        if self.clock.start_s(index) >= most:
+            raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
+        seconds = pictures = 0.0
+        for track in self.tracks.values():
+            began = time.perf_counter()
+            made = track.session.step()
+            info = track.describe(made, branch)
+            shown = pictures_of(made)
+            spent = time.perf_counter() - began
+            info["ms"] = {"generate": round(1e3 * spent, 1)}
+            seconds, pictures = seconds + spent, len(shown)
+            self._engine.encoder.submit(
+                self._finish, track.name, branch, self._epochs.get(branch, 0), info, made.latents, shown
+            )
+            if track.session.next_block % STATE_EVERY == 0:
+                track.keep_state(branch)
+        self._speed.append((int(pictures), seconds))
+        self.tell_status()
+
+    def _finish(
+        self, track: str, branch: int, epoch: int, info: dict[str, Any], latents: Tensor, pictures: Pictures
+    ) -> None:
+        """Encode, write and show a block; on the encoder's thread."""
+        try:
+            began = time.perf_counter()
+            index = info["index"]
+            first = self.clock.first_picture(index)
+            coded = encode_block(pictures, self._spec.pictures_per_second, first, index)
+            strip = picture_strip(pictures)
+            info["motion"], info["codec"] = movement(pictures), coded.codec
+            info["ms"]["encode"] = round(1e3 * (time.perf_counter() - began), 1)
+            with self._lock:
+                if epoch != self._epochs.get(branch, 0):
+                    return
+                if index == self.record.branches[branch].fork_block:
+                    self.store.write_init(track, branch, coded.init)
+                self.store.write_block(track, branch, info, latents, coded.media, strip)
+                self.hub.tell({name: value for name, value in info.items() if name != "trace"})
+                header = self._header(track, branch, info)
+                self.hub.send_media(header, coded.media, lambda: coded.init)
+        except Exception as error:
+            words = in_words(error)
+            self._engine.call(lambda: self.fail(words))
+
+    def _header(self, track: str, branch: int, info: dict[str, Any]) -> dict[str, Any]:
+        told = {"block": info["index"], "codec": info["codec"], "start_s": info["start_s"]}
+        return {"v": 1, "track": track, "branch": branch, **told}
+
+    def fail(self, error: RecapError) -> None:
+        """Stop generating and say why; `play` continues from what is on disk."""
+        self.playing, self._broken, self.message = False, True, str(error)
+        with self._lock:
+            branch = self.record.current
+            self._epochs[branch] = self._epochs.get(branch, 0) + 1
+        self.tell_status()
+
+    @property
+    def rate(self) -> float | None:
+        """Return how many pictures are generated per second of work."""
+        seconds = sum(spent for _, spent in self._speed)
+        return round(sum(count for count, _ in self._speed) / seconds, 2) if seconds else None
+
+    def status(self) -> dict[str, Any]:
+        state = "failed" if self._broken else "playing" if self.playing else "paused"
+        told = {"state": state, "rate": self.rate, "message": self.message}
+        return {"v": 1, "type": "status", **told}
+
+    def tell_status(self) -> None:
+        with self._lock:
+            self.hub.tell(self.status())
+
+    # Watching
+
+    def join(self, subscriber: Subscriber) -> dict[str, Any]:
+        """Let somebody watch from here on; returns the whole state so far, and sends the videos' beginnings."""
+        with self._lock:
+            self.hub.join(subscriber)
+            hello = self.hello()
+            branch = self.record.current
+            for track in self.tracks:
+                if blocks := self.store.count(track, branch):
+                    info = self.store.read_info(track, branch, blocks - 1)
+                    header = self._header(track, branch, info)
+                    self.hub.begin(subscriber, header, lambda t=track: self.store.read_init(t, branch))  # type: ignore[misc]
+        return hello
+
+    def leave(self, subscriber: Subscriber) -> None:
+        with self._lock:
+            self.hub.leave(subscriber)
+
+    def hello(self) -> dict[str, Any]:
+        """Return the whole state of the session, as plain data."""
+        with self._lock:
+            current = self.record.current
+            blocks = {}
+            for track in self.tracks:
+                infos = (
+                    self.store.read_info(track, current, index)
+                    for index in range(self.store.count(track, current))
+                )
+                blocks[track] = [{name: info.get(name) for name in LIGHT} for info in infos]
+            return {"v": 1, "type": "hello", **self.summary(), "blocks": blocks, "status": self.status()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list of sessions says about this one."""
+        with self._lock:
+            return {
+                "session": self.record.id,
+                "created": self.record.created,
+                "open": True,
+                "tracks": {
+                    name: {"memory": track.config.memory.name, "admission": track.config.admission.name}
+                    for name, track in self.tracks.items()
+                },
+                "branches": [self._branch(branch) for branch in self.record.branches.values()],
+                "branch": self.record.current,
+                "cues": self._cues(),
+                "changes": self.branch.changes,
+                "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
+                "playing": self.playing,
+            }
+
+    def _branch(self, branch: BranchRecord) -> dict[str, Any]:
+        blocks = self.store.count(MAIN, branch.id)
+        return {"id": branch.id, "parent": branch.parent, "fork_block": branch.fork_block, "blocks": blocks}
+
+    def _cues(self) -> list[dict[str, Any]]:
+        return [
+            {"block": block, "start_s": self.clock.start_s(block), **asdict(cue)}
+            for block, cue in sorted(self.branch.cues.items())
+        ]
+
+    # Directing
+
+    def see(self, second: float) -> None:
+        """Note which second is on the screen; what was not generated yet cannot have been seen."""
+        branch = self.record.current
+        block = min(self.clock.block_at(min(second, 1e6)), self.next_block - 1)
+        self._seen[branch] = max(block, self._seen.get(branch, -1))
+
+    @property
+    def first_unseen(self) -> int:
+        return self._seen.get(self.record.current, -1) + 1
+
+    def direct(self, act: Callable[[int], list[dict[str, Any]]], at_block: int = 0) -> int:
+        """Change the session at the first block that has not been seen, or at a later one; returns the block.
+
+        `act` is called with that block when all sessions are there, and returns the changes of memory that it made.
+        If it refuses, everything is as it was.
+        """
+        self._check_sound()
+        target = max(self.first_unseen, at_block)
+        here = min(target, self.next_block)
+        branch = self.branch
+        pending = [change for change in branch.changes if change["at"] == here]
+        kept = {name: track.session.snapshot() for name, track in self.tracks.items()}
+        goes_back = here < self.next_block
+        try:
+            for name, track in self.tracks.items():
+                if goes_back or pending:
+                    track.session.rewind(here)
+                for change in pending:
+                    if change["track"] == name:
+                        apply_change(track.session, self.store.folder, change)
+            changes = act(target)
+        except BaseException:
+            for name, track in self.tracks.items():
+                track.session.restore(kept[name])
+            raise
+        if goes_back:
+            self._drop(here)
+        branch.cues = self.tracks[MAIN].session.cues
+        branch.changes = [change for change in branch.changes if change["at"] <= here] + changes
+        self._told()
+        return target
+
+    def _check_sound(self) -> None:
+        if self._broken:
+            raise refuse("session", "failed", self.message, "press play first")
+
+    def _drop(self, first: int) -> None:
+        """Delete the current branch's blocks from `first` on, on disk and for all who watch."""
+        with self._lock:
+            branch = self.record.current
+            self._epochs[branch] = self._epochs.get(branch, 0) + 1
+            for track in self.tracks:
+                self.store.drop_blocks(track, branch, first)
+                self.hub.tell({"type": "dropped", "track": track, "branch": branch, "from_block": first})
+
+    def _told(self) -> None:
+        """Write the record, and tell all who watch what is on the timeline."""
+        with self._lock:
+            self.store.save_record()
+            told = {"branch": self.record.current, "cues": self._cues(), "changes": self.branch.changes}
+            self.hub.tell({"type": "cue", **told})
+
+    def play(self) -> None:
+        """Generate again; after a failure from what is on disk."""
+        if self._broken:
+            self._settle()
+            self.begin()
+        self.playing, self.message = True, ""
+        self.tell_status()
+
+    def pause(self) -> None:
+        self.playing = False
+        self.tell_status()
+
+    def _settle(self) -> None:
+        """Wait until all blocks that were handed to the encoder are on disk."""
+        self._engine.encoder.submit(lambda: None).result()
+
+    def make_branch(self, second: float) -> int:
+        """Go back to a second and continue from there in a new branch; returns its number."""
+        self._check_sound()
+        most = self._settings.limits.branches
+        if len(self.record.branches) >= most:
+            raise refuse("branches", len(self.record.branches), f"at most {most} are kept", "begin a session")
+        self._settle()
+        here = self.record.current
+        block = min(self.clock.block_at(min(max(second, 0.0), 1e6)) + 1, self.next_block)
+        if not block:
+            raise refuse("second", second, "nothing is generated yet", "wait for the first block")
+        parent = self.branch
+        number = max(self.record.branches) + 1
+        cues = {at: cue for at, cue in parent.cues.items() if at < block}
+        changes = [change for change in parent.changes if change["at"] < block]
+        for track in self.tracks.values():
+            track.keep_state(here)
+        with self._lock:
+            self.record.branches[number] = BranchRecord(number, here, block, cues, changes)
+            self.record.current = number
+            self.store.save_record()
+        self._seen[number] = block - 1
+        self._move(lambda track: track.go_back(block, self.branch))
+        return number
+
+    def switch(self, branch: int) -> None:
+        """Make another branch the current one."""
+        if branch not in self.record.branches:
+            known = ", ".join(str(number) for number in self.record.branches)
+            raise refuse("branch", branch, f"there are the branches {known}", "name one of them")
+        if branch == self.record.current:
+            return
+        self._settle()
+        for track in self.tracks.values():
+            track.keep_state(self.record.current)
+        with self._lock:
+            self.record.current = branch
+            self.store.save_record()
+        self._move(None)
+
+    def _move(self, go: Callable[[Track], None] | None) -> None:
+        """Bring the tracks to the current branch; whatever fails there is said, and `play` tries again."""
+        try:
+            if go is None:
+                self.begin()
+            else:
+                for track in self.tracks.values():
+                    go(track)
+        except Exception as error:
+            self.fail(in_words(error))
+        with self._lock:
+            self.hub.tell({"type": "branch", **self._branch(self.branch), "current": self.record.current})
+        self._told()
+
+    def close(self) -> None:
+        """Stop, keep the present state and end all streams."""
+        self.playing = False
+        self._settle()
+        if not self._broken:
+            for track in self.tracks.values():
+                track.keep_state(self.record.current)
+        with self._lock:
+            self.hub.close()
+
+    def media(self, track: str, branch: int) -> tuple[bytes, list[bytes]]:
+        """Return the beginning and all pieces of a video."""
+        self.check_video(track, branch)
+        with self._lock:
+            blocks = range(self.store.count(track, branch))
+            return self.store.read_init(track, branch), [
+                self.store.read(track, branch, block, MEDIA) for block in blocks
+            ]
+
+    def check_video(self, track: str, branch: int) -> None:
+        """Refuse a track or a branch that is not there."""
+        if track not in self.tracks:
+            raise refuse("track", track, f"there are {', '.join(self.tracks)}", "name one of them")
+        if branch not in self.record.branches:
+            raise refuse("branch", branch, f"there are {sorted(self.record.branches)}", "name one of them")

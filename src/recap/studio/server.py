@@ -1,0 +1,220 @@
+"""The server is the way into a studio: JSON over HTTP for sessions and files, a WebSocket for the stream.
+
+Annotations here are evaluated when a studio is opened, so that the package can be imported without FastAPI.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from recap.errors import RecapError, refuse
+from recap.io.extras import import_extra
+from recap.studio import messages as say
+from recap.studio.engine import in_words
+from recap.studio.guard import add_guard
+from recap.studio.hub import Subscriber, error_event
+from recap.studio.live import LiveSession
+from recap.studio.store import INFO, MEDIA, STRIP
+from recap.studio.studio import Studio
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+KINDS = {"m4s": (MEDIA, "video/iso.segment"), "json": (INFO, ""), "jpg": (STRIP, "image/jpeg")}
+"""The files of a block that a client can ask for."""
+
+
+def make_app(studio: Studio) -> Any:
+    """Make the application; it closes the studio when the server ends."""
+    fastapi = import_extra("fastapi", "recap studio", "studio")
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(studio.close)
+
+    app = fastapi.FastAPI(title="recap studio", version="1", lifespan=lifespan)
+    add_guard(app, studio.settings)
+    add_errors(app)
+    router = fastapi.APIRouter(prefix="/v1")
+    add_sessions(router, studio)
+    add_files(router, studio)
+    add_stream(router, studio)
+    app.include_router(router)
+    return app
+
+
+def add_errors(app: Any) -> None:
+    """Answer every refusal in words, and nothing else."""
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        words = in_words(error)
+        missing = "there is no such" in words.limit
+        code = 404 if missing else 400 if isinstance(error, RecapError) else 500
+        return JSONResponse(error_event(words), status_code=code)
+
+    app.add_exception_handler(RecapError, refused)
+    app.add_exception_handler(Exception, refused)
+
+
+async def read_body(request: Any, most: int) -> bytes:
+    """Read the body of a request, up to a limit."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise refuse("body", f"over {most} bytes", f"at most {most} bytes are read", "send less")
+    return bytes(body)
+
+
+def taking(kind: Any) -> dict[str, Any]:
+    """Return what the page /docs says about a body that is checked by hand, with errors in words."""
+    schema = say.checker(kind).json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def add_sessions(router: "APIRouter", studio: Studio) -> None:
+    """Add the routes that begin, list, direct and end sessions."""
+    from fastapi import Request
+
+    limits = studio.settings.limits
+
+    @router.get("/about")
+    async def about() -> dict[str, Any]:
+        return await asyncio.to_thread(studio.about)
+
+    @router.get("/sessions")
+    async def sessions() -> list[dict[str, Any]]:
+        return await asyncio.to_thread(studio.list)
+
+    @router.post("/sessions", status_code=201, openapi_extra=taking(say.NewSession))
+    async def create(request: Request) -> dict[str, Any]:
+        new = say.read_message(await read_body(request, limits.message_bytes), say.NewSession)
+        live = await asyncio.to_thread(studio.create, new)
+        return await asyncio.to_thread(live.hello)
+
+    @router.get("/sessions/{name}")
+    async def show(name: str) -> dict[str, Any]:
+        return await asyncio.to_thread(studio.find(name).hello)
+
+    @router.post("/sessions/{name}/open")
+    async def open_session(name: str) -> dict[str, Any]:
+        live = await asyncio.to_thread(studio.open, name)
+        return await asyncio.to_thread(live.hello)
+
+    @router.post("/sessions/{name}/close")
+    async def close_session(name: str) -> dict[str, Any]:
+        await asyncio.to_thread(studio.find, name)
+        await asyncio.to_thread(studio.close_session, name)
+        return {"v": 1, "session": name, "open": False}
+
+    @router.delete("/sessions/{name}")
+    async def delete(name: str) -> dict[str, Any]:
+        await asyncio.to_thread(studio.delete, name)
+        return {"v": 1, "session": name, "deleted": True}
+
+    @router.post("/sessions/{name}/commands", openapi_extra=taking(say.Command))
+    async def command(name: str, request: Request) -> dict[str, Any]:
+        live = studio.find(name)
+        asked = say.read_command(await read_body(request, limits.message_bytes))
+        happened = await asyncio.wrap_future(studio.command(live, asked))
+        return {"v": 1, "type": "done", "id": asked.id, **happened}
+
+
+def add_files(router: "APIRouter", studio: Studio) -> None:
+    """Add the routes by which everything that was generated can be fetched again."""
+    from fastapi import Response
+
+    def find(name: str, track: str, branch: int) -> LiveSession:
+        live = studio.find(name)
+        live.check_video(track, branch)
+        return live
+
+    @router.get("/sessions/{name}/tracks/{track}/branches/{branch}/init.mp4")
+    async def init(name: str, track: str, branch: int) -> Response:
+        live = find(name, track, branch)
+        data = await asyncio.to_thread(live.store.read_init, track, branch)
+        return Response(data, media_type="video/mp4")
+
+    @router.get("/sessions/{name}/tracks/{track}/branches/{branch}/blocks/{block}.{kind}")
+    async def piece(name: str, track: str, branch: int, block: int, kind: str) -> Response:
+        live = find(name, track, branch)
+        if kind not in KINDS or block < 0:
+            raise refuse(
+                "kind", kind, f"there is no such file; kinds: {', '.join(KINDS)}", "name one of them"
+            )
+        suffix, media = KINDS[kind]
+        if suffix == INFO:
+            info = await asyncio.to_thread(live.store.read_info, track, branch, block)
+            return Response(json.dumps(info), media_type="application/json")
+        data = await asyncio.to_thread(live.store.read, track, branch, block, suffix)
+        return Response(data, media_type=media)
+
+
+def add_stream(router: "APIRouter", studio: Studio) -> None:
+    """Add the WebSocket on which a session is watched and directed."""
+    from fastapi import WebSocket, WebSocketDisconnect
+
+    @router.websocket("/sessions/{name}/stream")
+    async def stream(socket: WebSocket, name: str) -> None:
+        await socket.accept()
+        subscriber = Subscriber(asyncio.get_running_loop())
+        try:
+            live = studio.find(name)
+            hello = await asyncio.to_thread(live.join, subscriber)
+        except RecapError as error:
+            await socket.send_text(json.dumps(error_event(error)))
+            await socket.close(1008)
+            return
+        sending = asyncio.create_task(_send(socket, subscriber, hello))
+        try:
+            while True:
+                message = await socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    break
+                data = message.get("text") or message.get("bytes") or b""
+                await _answer(studio, live, subscriber, data)
+        except (WebSocketDisconnect, RuntimeError):
+            # The other side is gone; the session stays.
+            pass
+        finally:
+            await asyncio.to_thread(live.leave, subscriber)
+            sending.cancel()
+
+
+async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> None:
+    """Send everything to one who watches, in order."""
+    await socket.send_text(json.dumps(hello))
+    while (event := await subscriber.next()) is not None:
+        await (socket.send_text(event) if isinstance(event, str) else socket.send_bytes(event))
+    await socket.close(1001)
+
+
+async def _answer(studio: Studio, live: LiveSession, subscriber: Subscriber, data: str | bytes) -> None:
+    """Carry out one message; the answer goes to its sender alone."""
+    mark = ""
+    try:
+        if len(data) > studio.settings.limits.message_bytes:
+            most = studio.settings.limits.message_bytes
+            raise refuse("message", f"{len(data)} bytes", f"at most {most} bytes are read", "send less")
+        command = say.read_command(data)
+        mark = command.id[:200]
+        done = studio.command(live, command)
+    except RecapError as error:
+        subscriber.offer(json.dumps(error_event(error, mark)))
+        return
+    quiet = isinstance(command, say.PlayheadMessage)
+
+    def tell(future: Any) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            subscriber.offer(json.dumps(error_event(in_words(error), mark)))
+        elif not quiet:
+            subscriber.offer(json.dumps({"v": 1, "type": "done", "id": mark, **future.result()}))
+
+    done.add_done_callback(tell)

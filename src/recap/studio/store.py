@@ -1,0 +1,261 @@
+"""The store keeps sessions on disk, so that a killed server loses nothing that it showed.
+
+A session is a folder: `session.json` says what decides the video (configs, branches and their timelines), and for
+every track and branch there are four files a block. All are written whole, the block's JSON last: a block without
+it does not exist. Now and then the state of the memory is kept too, which saves reading every block again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from recap.errors import refuse
+from recap.io.files import remove_strays, write_whole
+from recap.session.values import Cue, MemoryState
+
+RECORD = "session.json"
+ID = re.compile(r"[0-9a-f]{16}")
+INFO, LATENTS, MEDIA, STRIP = ".json", ".safetensors", ".m4s", ".jpg"
+DAMAGED = "delete the session, or put its files back"
+
+
+@dataclass(slots=True)
+class BranchRecord:
+    """Says what decides one branch: where it left its parent, its prompts, and the changes of its memory."""
+
+    id: int
+    parent: int | None = None
+    fork_block: int = 0
+    cues: dict[int, Cue] = field(default_factory=dict)
+    # Each has `at`, the block before which it happened, `kind`, and what that kind needs.
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        cues = [{"block": block, **asdict(cue)} for block, cue in sorted(self.cues.items())]
+        tree = {"id": self.id, "parent": self.parent, "fork_block": self.fork_block}
+        return {**tree, "cues": cues, "changes": self.changes}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> BranchRecord:
+        cues = {cue["block"]: Cue(cue["prompt"], cue["cut"], cue["reread"]) for cue in plain["cues"]}
+        return cls(plain["id"], plain["parent"], plain["fork_block"], cues, list(plain["changes"]))
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """Says what decides a session. `tracks` has a config for each track, without the paths of its cast."""
+
+    id: str
+    created: float
+    tracks: dict[str, dict[str, Any]]
+    cast: list[str] = field(default_factory=list)
+    branches: dict[int, BranchRecord] = field(default_factory=dict)
+    current: int = 0
+
+    def lineage(self, branch: int) -> list[tuple[int, int]]:
+        """Return (branch, its first own block), from the branch back to the first one."""
+        found: list[tuple[int, int]] = []
+        at: int | None = branch
+        while at is not None:
+            record = self.branches[at]
+            found.append((at, record.fork_block))
+            at = record.parent
+        return found
+
+    def owner(self, branch: int, block: int) -> int:
+        """Return the branch that generated this block of a branch."""
+        return next(at for at, first in self.lineage(branch) if block >= first or first == 0)
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("id", "created", "tracks", "cast", "current")}
+        return {"v": 1, **plain, "branches": [branch.to_json() for branch in self.branches.values()]}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> SessionRecord:
+        branches = [BranchRecord.from_json(branch) for branch in plain["branches"]]
+        named = {branch.id: branch for branch in branches}
+        own = {name: plain[name] for name in ("id", "created", "tracks", "cast", "current")}
+        return cls(**own, branches=named)
+
+
+class SessionStore:
+    """Reads and writes the files of one session."""
+
+    def __init__(self, folder: Path, record: SessionRecord) -> None:
+        self.folder = folder
+        self.record = record
+
+    def save_record(self) -> None:
+        """Write the session's record; what it says holds from here on, also after a kill."""
+        write_whole(self.folder / RECORD, json.dumps(self.record.to_json()).encode())
+
+    def _place(self, track: str, branch: int) -> Path:
+        return self.folder / "tracks" / track / str(branch)
+
+    def path(self, track: str, branch: int, block: int, kind: str) -> Path:
+        """Name a file of a block, in the branch that generated it."""
+        return self._place(track, self.record.owner(branch, block)) / f"{block:06d}{kind}"
+
+    def count(self, track: str, branch: int) -> int:
+        """Return how many blocks a branch has on disk, those of its parents included."""
+        number = self.record.branches[branch].fork_block
+        while self.path(track, branch, number, INFO).is_file():
+            number += 1
+        return number
+
+    def write_block(
+        self, track: str, branch: int, info: dict[str, Any], latents: Tensor, media: bytes, strip: bytes
+    ) -> None:
+        """Write all files of a block, its JSON last."""
+        block = info["index"]
+        tensors = save({"latents": latents.detach().cpu().contiguous()})
+        for kind, data in ((LATENTS, tensors), (MEDIA, media), (STRIP, strip)):
+            write_whole(self.path(track, branch, block, kind), data)
+        write_whole(self.path(track, branch, block, INFO), json.dumps(info).encode())
+
+    def drop_blocks(self, track: str, branch: int, first: int) -> None:
+        """Delete a branch's own blocks from `first` on, the last one first, and states that have seen them."""
+        place = self._place(track, branch)
+        own = sorted(place.glob(f"*{INFO}"), reverse=True)
+        for info in own:
+            if int(info.stem) >= first:
+                for kind in (INFO, LATENTS, MEDIA, STRIP):
+                    info.with_suffix(kind).unlink(missing_ok=True)
+        for state in place.glob("state-*.safetensors"):
+            if int(state.stem.removeprefix("state-")) > first:
+                state.unlink(missing_ok=True)
+
+    def write_init(self, track: str, branch: int, init: bytes) -> None:
+        write_whole(self._place(track, branch) / "init.mp4", init)
+
+    def read_init(self, track: str, branch: int) -> bytes:
+        for at, _ in self.record.lineage(branch):
+            path = self._place(track, at) / "init.mp4"
+            if path.is_file():
+                return path.read_bytes()
+        raise refuse("block", 0, "nothing of this branch is generated yet", "wait for the first block")
+
+    def read(self, track: str, branch: int, block: int, kind: str) -> bytes:
+        """Read a file of a block."""
+        path = self.path(track, branch, block, kind)
+        if not path.is_file() or not path.with_suffix(INFO).is_file():
+            last = self.count(track, branch) - 1
+            raise refuse("block", block, f"branch {branch} has the blocks 0 to {last}", "name one of them")
+        return path.read_bytes()
+
+    def read_info(self, track: str, branch: int, block: int) -> dict[str, Any]:
+        info = json.loads(self.read(track, branch, block, INFO))
+        return {**info, "branch": branch}
+
+    def read_latents(self, track: str, branch: int, blocks: Sequence[int]) -> dict[int, Tensor]:
+        """Read the latents of blocks."""
+        found = {}
+        for block in blocks:
+            path = self.path(track, branch, block, LATENTS)
+            try:
+                found[block] = load_file(path)["latents"]
+            except (OSError, SafetensorError, KeyError) as error:
+                raise refuse("block", block, "its latents are missing or damaged", DAMAGED) from error
+            if not bool(torch.isfinite(found[block]).all()):
+                raise refuse("block", block, "its latents hold NaN or infinity", DAMAGED)
+        return found
+
+    def write_state(self, track: str, branch: int, block: int, state: MemoryState) -> None:
+        """Keep the memory as it was when `block` came next, before any change there."""
+        tensors = {f"policy.{name}": value.contiguous() for name, value in state.policy.items()}
+        tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
+        path = self._place(track, branch) / f"state-{block:06d}.safetensors"
+        write_whole(path, save(tensors))
+
+    def states(self, track: str, branch: int, most: int) -> Iterator[tuple[int, Path]]:
+        """Yield the kept states of a branch and its parents up to block `most`, the last one first."""
+        end = most
+        for at, first in self.record.lineage(branch):
+            place = self._place(track, at)
+            numbers = [int(path.stem.removeprefix("state-")) for path in place.glob("state-*.safetensors")]
+            for number in sorted(numbers, reverse=True):
+                if first < number <= end:
+                    yield number, place / f"state-{number:06d}.safetensors"
+            end = min(end, first)
+
+
+def read_state(path: Path) -> MemoryState | None:
+    """Read a kept state; None where it is damaged, since it can be made again."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    parts = ("policy.", "decoder.")
+    policy, decoder = (
+        {n.removeprefix(part): v for n, v in tensors.items() if n.startswith(part)} for part in parts
+    )
+    return MemoryState(policy, decoder)
+
+
+class StudioFolder:
+    """Is the folder of a studio: its sessions, casts and videos."""
+
+    def __init__(self, root: Path, disk_bytes: int) -> None:
+        self.root = root.expanduser().resolve()
+        self._disk_bytes = disk_bytes
+        for name in ("sessions", "casts", "videos"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    def new(self, record: SessionRecord) -> SessionStore:
+        """Make the folder of a new session."""
+        folder = self.root / "sessions" / record.id
+        folder.mkdir()
+        return SessionStore(folder, record)
+
+    def ids(self) -> list[str]:
+        """Return the sessions that are on disk."""
+        found = (path.parent for path in (self.root / "sessions").glob(f"*/{RECORD}"))
+        return sorted(folder.name for folder in found if ID.fullmatch(folder.name))
+
+    def load(self, name: str) -> SessionStore:
+        """Read the record of a session that is on disk."""
+        if not ID.fullmatch(name) or name not in self.ids():
+            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        folder = self.root / "sessions" / name
+        try:
+            record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise refuse("session", name, "its record is damaged", DAMAGED) from error
+        for place in folder.rglob("*"):
+            if place.is_dir():
+                remove_strays(place)
+        return SessionStore(folder, record)
+
+    def delete(self, name: str) -> None:
+        """Delete a session's folder; the record goes first, so that half a folder is not offered."""
+        folder = self.root / "sessions" / name
+        (folder / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def check_room(self) -> None:
+        """Refuse to write more than the limit of the studio, or to a disk that is nearly full."""
+        used = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+        if used > self._disk_bytes:
+            limit = f"sessions, casts and videos may take {self._disk_bytes / 1e9:.3g} GB in all"
+            raise refuse("disk", f"{used / 1e9:.3g} GB", limit, "delete sessions or videos")
+        free = shutil.disk_usage(self.root).free
+        if free < 64 * 2**20:
+            raise refuse("disk", f"{free / 1e6:.0f} MB free", "64 MB must stay free", "make room there")
+
+
+def new_id() -> str:
+    """Return a name that no one guesses and no client chooses."""
+    return secrets.token_hex(8)

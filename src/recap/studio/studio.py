@@ -1,0 +1,206 @@
+"""The studio holds one model, the sessions that are open on it, and the folder with all that is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import Future
+from threading import RLock
+from typing import Any
+
+from recap.config import RunConfig
+from recap.contracts import Backbone
+from recap.errors import RecapError, refuse, unknown_name
+from recap.io.report import Reporter
+from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.run import VERSION, build_backbone
+from recap.session.values import Cue
+from recap.studio import messages as say
+from recap.studio.directing import carry_out, check_prompt
+from recap.studio.engine import Engine
+from recap.studio.live import LiveSession
+from recap.studio.settings import StudioSettings
+from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id
+from recap.studio.track import Clock, Track
+
+FIRST_SHOT_S = 1.0
+"""A session has no end; its config needs a shot of some length."""
+
+
+class Studio:
+    """Opens, keeps and closes sessions; safe to call from any thread."""
+
+    def __init__(self, settings: StudioSettings) -> None:
+        if settings.backbone not in BACKBONES:
+            raise unknown_name("backbone", settings.backbone, BACKBONES)
+        self.settings = settings
+        self.folder = StudioFolder(settings.folder, settings.limits.disk_bytes)
+        self.engine = Engine()
+        self.sessions: dict[str, LiveSession] = {}
+        self._lock = RLock()
+        self._backbone: Backbone | None = None
+        # The model loads while the page does.
+        self.engine.call(self._load)
+
+    def _load(self) -> Backbone:
+        """Return the model; what made it fail may have been mended since, so every call tries."""
+        if self._backbone is None:
+            config = self.config_of(say.NewSession(prompt="", memory="none"))
+            self._backbone = build_backbone(config, lambda line: None)
+        return self._backbone
+
+    def config_of(self, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
+        """Make the config of a session or a video; names are those of the tables, never code."""
+        memory = memory or new.memory
+        for field, name, table in (("memory", memory, MEMORIES), ("admission", new.admission, ADMISSIONS)):
+            if name not in table:
+                raise unknown_name(field, name, table)
+        check_prompt(new.prompt, self.settings.limits)
+        if not 0 <= new.seed < 2**63:
+            raise refuse("seed", new.seed, "must be 0 to 2^63 - 1", "0 is as good as any")
+        fields = {field.name for field in dataclasses.fields(MEMORIES[memory])}
+        given = {"reinforcement": new.reinforcement, "capacity_frames": new.capacity_frames}
+        own = {name: value for name, value in given.items() if value is not None and name in fields}
+        return RunConfig.from_dict(
+            {
+                "shots": [{"prompt": new.prompt, "seconds": getattr(new, "seconds", FIRST_SHOT_S)}],
+                "backbone": self.settings.backbone,
+                "memory": {"name": memory, **own},
+                "admission": new.admission,
+                "flow": self.settings.flow,
+                "device": self.settings.device,
+                "seeds": [new.seed],
+            }
+        )
+
+    def about(self) -> dict[str, Any]:
+        """Return what a client must know first; waits for the model."""
+        spec = self.engine.call(self._load).result().spec
+        clock, size = Clock(spec), spec.picture_size
+        rate = spec.pictures_per_second
+        return {
+            "v": 1,
+            "version": VERSION,
+            "backbone": spec.name,
+            "memories": sorted(MEMORIES),
+            "admissions": sorted(ADMISSIONS),
+            "picture": {"width": size[1], "height": size[0], "per_second": rate},
+            "grid": {"rows": spec.grid[0], "columns": spec.grid[1], "token_pixels": spec.token_pixels},
+            "block_s": clock.start_s(2) - clock.start_s(1),
+            "lead_blocks": self.settings.lead_blocks,
+            "limits": self.settings.shown(),
+        }
+
+    # Sessions
+
+    def create(self, new: say.NewSession) -> LiveSession:
+        """Begin a session."""
+        if not new.prompt.strip():
+            raise refuse("prompt", new.prompt, "must be text", "say what the picture shows")
+        tracks = {say.MAIN: self.config_of(new)}
+        if new.beside:
+            tracks[say.BESIDE] = self.config_of(new, new.beside)
+        self.folder.check_room()
+        most = self.settings.limits.kept_sessions
+        if (kept := len(self.folder.ids())) >= most:
+            raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
+        plain = {name: config.to_dict() for name, config in tracks.items()}
+        record = SessionRecord(new_id(), time.time(), plain)
+        record.branches[0] = BranchRecord(0, cues={0: Cue(new.prompt)})
+        return self._start(record, None)
+
+    def open(self, name: str) -> LiveSession:
+        """Open a session that is on disk; one that is open already is returned."""
+        with self._lock:
+            if name in self.sessions:
+                return self.sessions[name]
+            store = self.folder.load(name)
+            return self._start(store.record, store)
+
+    def _start(self, record: SessionRecord, store: SessionStore | None) -> LiveSession:
+        most = self.settings.limits.open_sessions
+        with self._lock:
+            if len(self.sessions) >= most:
+                limit = f"{len(self.sessions)} sessions are open, and at most {most} may be"
+                raise refuse("sessions", len(self.sessions), limit, "close one of them")
+            fresh = store is None
+            store = self.folder.new(record) if store is None else store
+            try:
+                live = self.engine.call(lambda: self._begin(store)).result()
+            except BaseException:
+                if fresh:
+                    self.folder.delete(record.id)
+                raise
+            self.sessions[record.id] = live
+            return live
+
+    def _begin(self, store: SessionStore) -> LiveSession:
+        """Build the tracks of a session; on the model's thread."""
+        backbone = self._load()
+        notices: list[str] = []
+        reporter = Reporter(notice=notices.append)
+        tracks = [
+            Track(name, RunConfig.from_dict(plain), backbone, store, reporter)
+            for name, plain in store.record.tracks.items()
+        ]
+        live = LiveSession(store, tracks, self.engine, self.settings)
+        live.begin()
+        store.save_record()
+        self.engine.add(live)
+        return live
+
+    def find(self, name: str) -> LiveSession:
+        """Return an open session."""
+        with self._lock:
+            if name in self.sessions:
+                return self.sessions[name]
+        if name in self.folder.ids():
+            raise refuse("session", name, "is not open", f"POST /v1/sessions/{name}/open first")
+        raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return all sessions, open ones and those that can be opened."""
+        found = []
+        for name in self.folder.ids():
+            with self._lock:
+                live = self.sessions.get(name)
+            if live is not None:
+                found.append(live.summary())
+                continue
+            try:
+                record = self.folder.load(name).record
+            except RecapError as error:
+                found.append({"session": name, "open": False, "message": str(error)})
+                continue
+            prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
+            told = {"created": record.created, "open": False, "branches": len(record.branches)}
+            found.append({"session": name, **told, "prompt": prompts[0] if prompts else ""})
+        return found
+
+    def command(self, live: LiveSession, command: say.Command) -> Future[dict[str, Any]]:
+        """Carry out a client's command between two blocks."""
+        return self.engine.call(lambda: carry_out(live, command, self.settings.limits))
+
+    def close_session(self, name: str) -> None:
+        """Close a session, which stays on disk."""
+        with self._lock:
+            live = self.sessions.pop(name, None)
+        if live is not None:
+            self.engine.call(lambda: self._end(live)).result()
+
+    def _end(self, live: LiveSession) -> None:
+        self.engine.remove(live)
+        live.close()
+
+    def delete(self, name: str) -> None:
+        """Close a session and delete its files."""
+        if name not in self.folder.ids():
+            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        self.close_session(name)
+        self.folder.delete(name)
+
+    def close(self) -> None:
+        """Close all sessions and end the threads."""
+        for name in list(self.sessions):
+            self.close_session(name)
+        self.engine.close()

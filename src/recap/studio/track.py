@@ -1,0 +1,235 @@
+"""A track generates one video of a session with one memory; it can be built again from what is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recap.config import RunConfig
+from recap.contracts import Backbone
+from recap.errors import refuse
+from recap.io.report import Reporter
+from recap.io.trace import BlockTrace
+from recap.rollout import reach
+from recap.session import Session
+from recap.session.values import Edit, Snapshot
+from recap.studio.segments import Pictures
+from recap.studio.store import BranchRecord, SessionStore, read_state
+from recap.types import BackboneSpec, GeneratedBlock
+
+HISTORY_S = 120.0
+"""How far back a branch can go without reading its files, in seconds of video."""
+
+STATES_BYTES = 128 * 2**20
+STATE_EVERY = 32
+"""Blocks between two states on disk."""
+
+
+class Clock:
+    """Knows which block is on the screen at which second."""
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        self.spec = spec
+
+    def first_picture(self, block: int) -> int:
+        return self.spec.num_pictures(block * self.spec.frames_per_block)
+
+    def start_s(self, block: int) -> float:
+        return self.first_picture(block) / self.spec.pictures_per_second
+
+    def block_at(self, second: float) -> int:
+        """Return the block whose pictures are shown at a second."""
+        picture = int(max(0.0, second) * self.spec.pictures_per_second + 1e-6)
+        block = self.spec.num_frames(picture + 1) // self.spec.frames_per_block
+        while self.first_picture(block) > picture:
+            block -= 1
+        while self.first_picture(block + 1) <= picture:
+            block += 1
+        return block
+
+    def block_from(self, second: float) -> int:
+        """Return the first block that begins at a second or later."""
+        block = self.block_at(second)
+        return block if self.start_s(block) >= second - 1e-6 else block + 1
+
+
+class Track:
+    """Owns the session of one memory on the current branch."""
+
+    def __init__(
+        self, name: str, config: RunConfig, backbone: Backbone, store: SessionStore, reporter: Reporter
+    ) -> None:
+        self.name = name
+        self.config = config
+        self._backbone = backbone
+        self._store = store
+        self._reporter = reporter
+        self.clock = Clock(backbone.spec)
+        # It is there from the first `build` on.
+        self.session: Session
+
+    def _empty(self) -> Session:
+        return Session(
+            self.config,
+            backbone=self._backbone,
+            reporter=self._reporter,
+            history_s=HISTORY_S,
+            states_bytes=STATES_BYTES,
+        )
+
+    def build(self, branch: int, blocks: int) -> None:
+        """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
+        record = self._store.record.branches[branch]
+        changes = [change for change in record.changes if change["track"] == self.name]
+        session, start = self._restored(record, branch, blocks, changes)
+        known = self._store.read_latents(self.name, branch, range(start, blocks))
+        for block in range(start, blocks + 1):
+            for change in changes:
+                if change["at"] == block:
+                    apply_change(session, self._store.folder, change)
+            if block < blocks:
+                session.step(known[block])
+        self.session = session
+
+    def _restored(
+        self, record: BranchRecord, branch: int, blocks: int, changes: list[dict[str, Any]]
+    ) -> tuple[Session, int]:
+        """Return a session at the last state on disk that can be used, and the block that it is for."""
+        session = self._empty()
+        spec = self._backbone.spec
+        plain = session.snapshot()
+        for start, path in self._store.states(self.name, branch, blocks):
+            state = read_state(path)
+            if state is None:
+                continue
+            near = range(max(0, start - reach(spec)), start)
+            latents = self._store.read_latents(self.name, branch, near)
+            first = self._store.read_latents(self.name, branch, [0])[0][:, :1]
+            before = [change for change in changes if change["at"] < start]
+            kept = Snapshot(
+                plain.config,
+                start,
+                dict(record.cues),
+                {c["at"]: c["reinforcement"] for c in before if c.get("reinforcement") is not None},
+                words_of(before),
+                state,
+                first,
+                latents,
+                {start: state},
+            )
+            try:
+                session.restore(kept)
+            except ValueError:
+                # A state that does not fit can be made again from latents.
+                session = self._empty()
+                continue
+            return session, start
+        session.restore(replace(plain, cues=dict(record.cues)))
+        return session, 0
+
+    def go_back(self, block: int, record: BranchRecord) -> None:
+        """Go back on a branch and take another timeline from there; in memory where the way is short."""
+        if block < self.session.oldest_block:
+            self.build(record.id, block)
+            return
+        self.session.rewind(block)
+        now = self.session.snapshot()
+        earlier = {at: factor for at, factor in now.reinforcements.items() if at < block}
+        self.session.restore(replace(now, cues=dict(record.cues), reinforcements=earlier))
+
+    def keep_state(self, branch: int) -> None:
+        """Write the present state to disk, if it is at hand."""
+        block = self.session.next_block
+        state = self.session.snapshot().states.get(block)
+        if block and state is not None:
+            self._store.write_state(self.name, branch, block, state)
+
+    def describe(self, made: GeneratedBlock, branch: int) -> dict[str, Any]:
+        """Return what a page shows of a finished block, as plain data."""
+        index, block_end = made.block.index, self.clock.start_s(made.block.index + 1)
+        if not bool(torch.isfinite(made.latents).all()):
+            raise refuse("latents", f"block {index}", "holds NaN or infinity", "change the memory's settings")
+        trace = BlockTrace.of(made)
+        shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
+        return {
+            "v": 1,
+            "type": "block",
+            "track": self.name,
+            "branch": branch,
+            "index": index,
+            "start_s": self.clock.start_s(index),
+            "end_s": block_end,
+            "prompt": made.block.prompts[0],
+            "cut": made.block.clears_prior,
+            "bank": [self._slot(slot, block_end) for slot in self.session.bank],
+            "shares": shares,
+            "tokens": {str(role): count for role, count in trace.tokens.items()},
+            "overlay": None,
+            "trace": trace.to_json(),
+        }
+
+    def _slot(self, slot: Any, now_s: float) -> dict[str, Any]:
+        """Return a slot of the bank: where its token was seen, and in which picture of which block."""
+        spec = self._backbone.spec
+        frame, row, column = slot.source
+        block = frame // spec.frames_per_block
+        picture = spec.num_pictures(frame)
+        second = picture / spec.pictures_per_second
+        return {
+            "slot": slot.number,
+            "frame": frame,
+            "row": row,
+            "column": column,
+            "score": round(slot.score, 4),
+            "second": second,
+            "age_s": round(now_s - second, 4),
+            "block": block,
+            "picture": picture - self.clock.first_picture(block),
+            "share": None,
+        }
+
+
+def apply_change(session: Session, folder: Path, change: Mapping[str, Any]) -> None:
+    """Make a recorded change of the memory in a session."""
+    match change["kind"]:
+        case "pin":
+            session.pin(change["slots"], change["name"])
+        case "forget":
+            session.forget(change["slots"])
+        case "cast":
+            session.cast(str(folder / "casts" / change["file"]))
+        case "drop_cast":
+            session.drop_cast(change["name"])
+        case "set":
+            session.set(reinforcement=change["reinforcement"])
+
+
+def words_of(changes: list[dict[str, Any]]) -> dict[int, tuple[Edit, ...]]:
+    """Return edits that change no memory, for changes that a state contains: what prompts say for each name."""
+    found: dict[int, tuple[Edit, ...]] = {}
+    for change in changes:
+        words: dict[str, str | None] = dict(change.get("words", {}))
+        if change["kind"] == "pin":
+            words = {change["name"]: f"a {change['name']}"}
+        if change["kind"] == "drop_cast":
+            words = {change["name"]: None}
+        if words:
+            found[change["at"]] = (*found.get(change["at"], ()), Edit(lambda policy: None, words))
+    return found
+
+
+def pictures_of(made: GeneratedBlock) -> Pictures:
+    """Return the pictures of a block's first row, T Y X 3."""
+    pixels = made.pixels[0].clamp(0, 1).mul(255).round().to(torch.uint8)
+    return np.ascontiguousarray(pixels.permute(0, 2, 3, 1).cpu().numpy())
+
+
+def movement(pictures: Pictures) -> float:
+    """Return how much the pictures of a block differ from one to the next, 0..1."""
+    differences = np.abs(np.diff(pictures.astype(np.int16), axis=0))
+    return round(float(differences.mean()) / 255, 5) if len(pictures) > 1 else 0.0

@@ -1,0 +1,87 @@
+"""A session is streamed, directed and watched by several; what was not seen is dropped, and nothing grows."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import pytest
+import torch
+
+from recap.config import RunConfig
+from recap.session import Session
+from tests.studio.conftest import PROMPT, Viewer, begin, wait_for, watch
+
+
+def plain_session(studio, backbone, **more):
+    """A session like that of the studio, which nobody directed."""
+    plain = studio.sessions[more.pop("name")].record.tracks["main"]
+    return Session(RunConfig.from_dict(plain), backbone=backbone, **more)
+
+
+def decoded(pieces):
+    with av.open(io.BytesIO(b"".join(pieces)), format="mp4") as container:
+        return [frame.time for frame in container.decode(video=0)]
+
+
+def test_a_session_streams_its_beginning_and_its_blocks(client):
+    name = begin(client)
+    with watch(client, name) as socket:
+        viewer = Viewer(socket)
+        hello = viewer.read()
+        assert hello["type"] == "hello" and hello["session"] == name
+        assert hello["cues"][0]["prompt"] == PROMPT
+        viewer.watch_to(0.0)
+        block = viewer.until_block(2)
+        assert block["start_s"] == pytest.approx(21 / 16) and block["end_s"] == pytest.approx(33 / 16)
+        viewer.until(lambda e: e.get("kind") == "media" and e["block"] == 2)
+        kinds = [header["kind"] for header, _ in viewer.media]
+        assert kinds.count("init") == 1 and kinds[0] == "init"
+    base = f"/v1/sessions/{name}/tracks/main/branches/0"
+    whole = [client.get(f"{base}/init.mp4").content]
+    whole += [client.get(f"{base}/blocks/{index}.m4s").content for index in range(3)]
+    times = decoded(whole)
+    assert times == pytest.approx([index / 16 for index in range(33)])
+    info = client.get(f"{base}/blocks/2.json").json()
+    assert {slot["slot"] for slot in info["bank"]} and info["shares"]["sink"] > 0
+    assert client.get(f"{base}/blocks/2.jpg").content[:2] == b"\xff\xd8"
+
+
+def test_the_lead_is_bounded(client, studio):
+    name = begin(client)
+    live = studio.sessions[name]
+    wait_for(lambda: live.next_block == 2, "the lead")
+    studio.engine.call(lambda: None).result()
+    assert not live.wants_block() and live.next_block == 2
+    answer = client.post(f"/v1/sessions/{name}/commands", json={"type": "playhead", "second": 1.0})
+    assert answer.status_code == 200, answer.text
+    wait_for(lambda: live.next_block == 4, "the lead")
+    studio.engine.call(lambda: None).result()
+    assert live.next_block == 4
+
+
+@pytest.mark.parametrize("memory", ["recap", "deep-forcing"])
+def test_a_prompt_drops_what_was_not_seen_and_the_memory_never_saw_it(client, studio, backbone, memory):
+    name = begin(client, memory=memory)
+    live = studio.sessions[name]
+    with watch(client, name) as socket:
+        viewer = Viewer(socket)
+        viewer.watch_to(0.6)
+        viewer.until_block(3)
+        viewer.say("pause")
+        assert viewer.ask("prompt", text="two birds", playhead_s=0.7)["type"] == "done"
+        dropped = next(e for e in viewer.events if e["type"] == "dropped")
+        assert dropped["from_block"] == 2 and dropped["branch"] == 0
+        cue = next(e for e in viewer.events if e["type"] == "cue")
+        assert [(c["block"], c["prompt"]) for c in cue["cues"]] == [(0, PROMPT), (2, "two birds")]
+        kept = live.tracks["main"].session.snapshot()
+        viewer.say("play")
+        assert viewer.until_block(2)["prompt"] == "two birds"
+    never = plain_session(studio, backbone, name=name)
+    never.step(), never.step()
+    never.prompt("two birds")
+    for part in ("policy", "decoder"):
+        own, other = (getattr(state.memory, part) for state in (kept, never.snapshot()))
+        assert own.keys() == other.keys() and all(torch.equal(own[key], other[key]) for key in own)
+    latents = live.store.read_latents("main", 0, [2])[2]
+    assert torch.equal(latents, never.step().latents)
