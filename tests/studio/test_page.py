@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
-
 from recap.studio.pages import PAGE, page_files
 from recap.studio.server import make_app
 from recap.studio.settings import StudioSettings
 from recap.studio.studio import Studio
+
+uvicorn = pytest.importorskip("uvicorn")
 
 PROMPT = "a red boat"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -89,9 +88,7 @@ def opened(browser, url, **more):
     tab.set_default_timeout(PATIENCE_MS)
     problems = []
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on(
-        "console", lambda line: problems.append(line.text) if "Content Security" in line.text else None
-    )
+    tab.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
     tab.goto(url)
     yield tab
     context.close()

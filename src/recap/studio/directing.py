@@ -106,7 +106,7 @@ def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -
 def listed_sources(live: LiveSession, block: int, slots: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return frame, row and column of slots as a block of the current branch listed them."""
     info = live.store.read_info(say.MAIN, live.record.current, max(0, block))
-    listed = {slot["slot"]: (slot["frame"], slot["row"], slot["column"]) for slot in info["bank"]}
+    listed = {slot["slot"]: (slot["frame"], slot["row"], slot["column"]) for slot in info["bank"] or ()}
     for slot in slots:
         if slot not in listed:
             raise refuse("slots", slot, f"block {block} lists {len(listed)} slots", "name slots of that list")

@@ -16,18 +16,19 @@ from typing import Any
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
+from recap.io.video import Picture
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
-from recap.studio.segments import Pictures, encode_block, picture_strip
+from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
-from recap.studio.track import STATE_EVERY, Track, apply_change, movement, pictures_of
+from recap.studio.track import STATE_EVERY, Track, apply_change, likeness, movement, pictures_of
 
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
 
-LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion")
+LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion", "likeness")
 """What a newcomer is told of every block; the rest is in the block's own JSON."""
 
 
@@ -54,6 +55,7 @@ class LiveSession:
         # Per branch: the last block that somebody saw.
         self._seen: dict[int, int] = {}
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
+        self._firsts: dict[str, Picture] = {}
         self._broken = False
         self._state = ""
 
@@ -91,8 +93,7 @@ class LiveSession:
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
-            made = track.session.step()
-            info = track.describe(made, branch)
+            made, info = track.step(branch)
             shown = pictures_of(made)
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}
@@ -116,6 +117,7 @@ class LiveSession:
             coded = encode_block(pictures, self._spec.pictures_per_second, first, index)
             strip = picture_strip(pictures)
             info["motion"], info["codec"] = movement(pictures), coded.codec
+            info["likeness"] = likeness(pictures[-1], self._first_picture(track, branch, index, pictures))
             info["ms"]["encode"] = round(1e3 * (time.perf_counter() - began), 1)
             with self._lock:
                 if epoch != self._epochs.get(branch, 0):
@@ -129,6 +131,15 @@ class LiveSession:
         except Exception as error:
             words = in_words(error)
             self._engine.call(lambda: self.fail(words))
+
+    def _first_picture(self, track: str, branch: int, index: int, pictures: Pictures) -> Picture:
+        """Return the first picture of a track's video, which all branches share; on the encoder's thread."""
+        if index == 0:
+            self._firsts[track] = pictures[0]
+        elif track not in self._firsts:
+            init = self.store.read_init(track, branch)
+            self._firsts[track] = decode_pictures(init, self.store.read(track, branch, 0, MEDIA))[0]
+        return self._firsts[track]
 
     def _header(self, track: str, branch: int, info: dict[str, Any]) -> dict[str, Any]:
         told = {"block": info["index"], "codec": info["codec"], "start_s": info["start_s"]}

@@ -16,6 +16,7 @@ from recap.studio.engine import in_words
 from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
+from recap.studio.pages import add_page
 from recap.studio.store import INFO, MEDIA, STRIP
 from recap.studio.studio import Studio
 
@@ -43,6 +44,7 @@ def make_app(studio: Studio) -> Any:
     add_files(router, studio)
     add_stream(router, studio)
     app.include_router(router)
+    add_page(app)
     return app
 
 

@@ -1,4 +1,4 @@
-"""This module watches attention next to its work: where in the picture each role is read, and how much each bank slot."""
+"""This module watches attention: where in the picture each role is read, and how much each slot of the bank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WatchingKernels(ContextKernels):
         self._watched += 1
 
     def maps(self, grid: tuple[int, int]) -> dict[str, list[float]]:
-        """Return by role how much each place of the picture reads it, 0..1, row-major, mean over the block's frames."""
+        """Return by role how much each place of the picture reads it, 0..1, row-major; mean over frames."""
         found = {}
         for role, total in self._maps.items():
             mean = (total / self._watched).unflatten(0, (-1, *grid)).mean(dim=0)
@@ -64,5 +64,5 @@ class WatchingKernels(ContextKernels):
 def _logits(query: Tensor, segment: Readable) -> Tensor:
     """Return the logits H N K of the first row."""
     q, k = query[0].transpose(0, 1).float(), segment.keys[0].transpose(0, 1).float()
-    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + segment.log_bias
+    logits: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + segment.log_bias
     return logits if segment.token_bias is None else logits + segment.token_bias[0]
