@@ -8,11 +8,14 @@ import threading
 import time
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 
 from starlette.testclient import TestClient
 
+from recap.config import RunConfig
+from recap.session import Session
 from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import Studio
@@ -28,11 +31,11 @@ def settings(tmp_path):
 
 @pytest.fixture
 def studio(settings):
-    before = threading.active_count()
     made = Studio(settings)
     yield made
     made.close()
-    assert threading.active_count() <= before, "a thread was left behind"
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("studio-")]
+    assert not left, "a thread was left behind"
 
 
 @pytest.fixture
@@ -118,3 +121,14 @@ def begin(client, **more):
 
 def watch(client, name, **more):
     return client.websocket_connect(f"ws://127.0.0.1/v1/sessions/{name}/stream", **more)
+
+
+def twin(live, backbone):
+    """A session of the same config, outside of the studio."""
+    return Session(RunConfig.from_dict(live.record.tracks["main"]), backbone=backbone)
+
+
+def same_memory(one, other):
+    for part in ("policy", "decoder"):
+        a, b = (getattr(session.snapshot().memory, part) for session in (one, other))
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

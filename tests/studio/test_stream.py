@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 
 import av
 import pytest
 import torch
 
-from recap.config import RunConfig
-from recap.session import Session
-from tests.studio.conftest import PROMPT, Viewer, begin, wait_for, watch
-
-
-def plain_session(studio, backbone, **more):
-    """A session like that of the studio, which nobody directed."""
-    plain = studio.sessions[more.pop("name")].record.tracks["main"]
-    return Session(RunConfig.from_dict(plain), backbone=backbone, **more)
+from recap.studio.hub import WAITING_EVENTS, Hub, Subscriber
+from tests.studio.conftest import PROMPT, Viewer, begin, twin, wait_for, watch
 
 
 def decoded(pieces):
@@ -77,7 +71,7 @@ def test_a_prompt_drops_what_was_not_seen_and_the_memory_never_saw_it(client, st
         kept = live.tracks["main"].session.snapshot()
         viewer.say("play")
         assert viewer.until_block(2)["prompt"] == "two birds"
-    never = plain_session(studio, backbone, name=name)
+    never = twin(live, backbone)
     never.step(), never.step()
     never.prompt("two birds")
     for part in ("policy", "decoder"):
@@ -85,3 +79,44 @@ def test_a_prompt_drops_what_was_not_seen_and_the_memory_never_saw_it(client, st
         assert own.keys() == other.keys() and all(torch.equal(own[key], other[key]) for key in own)
     latents = live.store.read_latents("main", 0, [2])[2]
     assert torch.equal(latents, never.step().latents)
+
+
+def test_several_watch_one_session_and_a_newcomer_gets_all_that_was(client):
+    name = begin(client)
+    with watch(client, name) as one, watch(client, name) as two:
+        first, second = Viewer(one), Viewer(two)
+        first.watch_to(0.6)
+        first.until_block(3), second.until_block(3)
+        assert first.ask("prompt", text="two birds", playhead_s=0.6)["block"] == 2
+        assert second.until("dropped")["from_block"] == 2
+        assert second.until("cue")["cues"][-1]["prompt"] == "two birds"
+        second.until_block(2)
+    # Both tabs are closed; the session lives on, and a reloaded one is told everything.
+    with watch(client, name) as socket:
+        viewer = Viewer(socket)
+        hello = viewer.read()
+        assert hello["cues"][-1]["prompt"] == "two birds" and hello["seen_s"] == pytest.approx(9 / 16)
+        assert [block["index"] for block in hello["blocks"]["main"]] == list(range(len(hello["blocks"]["main"])))
+        assert viewer.read()["kind"] == "init"
+        viewer.say("playhead", second=hello["blocks"]["main"][-1]["start_s"])
+        viewer.until_block(len(hello["blocks"]["main"]))
+
+
+def test_one_who_does_not_listen_is_let_go_and_the_others_are_not(studio):
+    async def run():
+        loop = asyncio.get_running_loop()
+        hub, slow, quick = Hub(2), Subscriber(loop), Subscriber(loop)
+        hub.join(slow), hub.join(quick)
+        with pytest.raises(ValueError, match="at most 2 subscribers"):
+            hub.join(Subscriber(loop))
+        got = []
+        for number in range(3 * WAITING_EVENTS):
+            hub.tell({"type": "notice", "number": number})
+            got.append(await quick.next())
+        assert len(got) == 3 * WAITING_EVENTS and None not in got
+        kept = 0
+        while await slow.next() is not None:
+            kept += 1
+        assert kept <= WAITING_EVENTS
+
+    asyncio.run(run())

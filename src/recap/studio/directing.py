@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recap.errors import RecapError, refuse
+from recap.io.cast import NAME
 from recap.session import Session
 from recap.studio import messages as say
 from recap.studio.live import LiveSession
@@ -89,6 +90,9 @@ def _drop_cue(live: LiveSession, block: int) -> Change:
 def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -> Change:
     """Pin or forget slots of the main track's bank, as a block listed them."""
     kind = "pin" if isinstance(command, say.PinMessage) else "forget"
+    if isinstance(command, say.PinMessage) and not NAME.fullmatch(command.name):
+        limit = "must begin with a letter and have at most 40 letters, digits, - and _"
+        raise refuse("name", command.name, limit, "for example fox")
     wanted = None if command.block is None else listed_sources(live, command.block, command.slots)
 
     def act(block: int) -> list[Change]:

@@ -1,4 +1,4 @@
-"""The guard lets in only who may come: the right host name, no other site's pages, and the token where there is one."""
+"""The guard lets in only who may come: by the right host name, from no other site, with the token if there is one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,16 @@ from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
-from recap.studio.track import STATE_EVERY, Track, apply_change, likeness, movement, pictures_of
+from recap.studio.track import (
+    STATE_EVERY,
+    Track,
+    apply_change,
+    likeness,
+    movement,
+    names_of,
+    pictures_of,
+    settings_of,
+)
 
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
@@ -216,6 +225,9 @@ class LiveSession:
                 "cues": self._cues(),
                 "changes": self.branch.changes,
                 "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
+                "seen_s": self.clock.start_s(max(0, self.first_unseen - 1)),
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes),
+                "cast": names_of(self.record.cast, self.branch.changes),
                 "playing": self.playing,
             }
 
@@ -290,7 +302,13 @@ class LiveSession:
         """Write the record, and tell all who watch what is on the timeline."""
         with self._lock:
             self.store.save_record()
-            told = {"branch": self.record.current, "cues": self._cues(), "changes": self.branch.changes}
+            told = {
+                "branch": self.record.current,
+                "cues": self._cues(),
+                "changes": self.branch.changes,
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes),
+                "cast": names_of(self.record.cast, self.branch.changes),
+            }
             self.hub.tell({"type": "cue", **told})
 
     def play(self) -> None:

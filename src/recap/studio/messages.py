@@ -188,7 +188,7 @@ class NewVideo(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubject(Message):
-    """Asks to keep a subject of a session: slots of the bank as `block` listed them, or a box of pixels at a second."""
+    """Asks to keep a subject: slots of the bank as `block` listed them, or a box of pixels at a second."""
 
     name: str
     words: str = ""

@@ -1,4 +1,4 @@
-"""This module has the settings of a studio: what is generated, how far ahead, and the bounds of what a client may ask."""
+"""This module has the settings of a studio, and the bounds of what a client may ask."""
 
 from __future__ import annotations
 

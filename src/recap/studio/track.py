@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from recap.io.trace import BlockTrace
 from recap.rollout import reach
 from recap.session import Session
 from recap.session.values import Edit, Slot, Snapshot
+from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures
 from recap.studio.store import BranchRecord, SessionStore, read_state
 from recap.studio.watching import WatchingKernels
@@ -268,3 +269,27 @@ def movement(pictures: Pictures) -> float:
     """Return how much the pictures of a block differ from one to the next, 0..1."""
     differences = np.abs(np.diff(pictures.astype(np.int16), axis=0))
     return round(float(differences.mean()) / 255, 5) if len(pictures) > 1 else 0.0
+
+
+def settings_of(config: RunConfig, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a memory that can be changed while it works, as they are after these changes."""
+    names = ("reinforcement", "capacity_frames")
+    found = {name: getattr(config.memory.settings, name, None) for name in names}
+    found["admission"] = config.admission.name if config.memory.settings.keeps_bank else None
+    for change in changes:
+        if change["kind"] == "set" and change["track"] == MAIN:
+            found |= {name: change[name] for name in found if change.get(name) is not None}
+    return found
+
+
+def names_of(first: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return who is pinned in the memory of the main track after these changes, by name."""
+    names = dict.fromkeys(first)
+    for change in changes:
+        if change["track"] == MAIN and change["kind"] == "pin":
+            names[change["name"]] = None
+        if change["track"] == MAIN and change["kind"] == "cast":
+            names |= dict.fromkeys(change["words"])
+        if change["track"] == MAIN and change["kind"] == "drop_cast":
+            names.pop(change["name"], None)
+    return list(names)
