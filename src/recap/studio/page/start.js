@@ -15,6 +15,7 @@ export async function showStart(about, attempt) {
       ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
       : `Model: ${about.backbone}.`;
     byId("create").addEventListener("submit", (event) => { event.preventDefault(); create(attempt); });
+    byId("see-demo").addEventListener("click", () => { location.hash = "demo"; });
     byId("upload").addEventListener("change", () => upload(attempt));
   }
   const [found, casts] = await Promise.all([attempt(() => request("/sessions")), attempt(() => request("/casts"))]);

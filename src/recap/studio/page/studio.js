@@ -5,15 +5,15 @@ import { Pace, Player } from "./player.js";
 import { acceptDrops, paintOverlay, pointAt, showPicked, showShares, showShelf, Strips, Wall } from "./memory.js";
 import { Curves, Timeline } from "./timeline.js";
 import { showStart } from "./start.js";
-import { demoLine } from "./demo.js";
+import { beginDemo, demoLine } from "./demo.js";
 import { dismiss, notice, say } from "./notices.js";
 
 const TRACK_COLOURS = ["var(--new)", "var(--cutoff)", "var(--summary)"];
 // The page follows with about the rate of the pictures: more would take time from the model on the same machine.
-const STORY_S = 15, FOLLOW_MS = 66, TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
+const FOLLOW_MS = 66, TELL_MS = 200, JUMP_S = 1, STRAY_S = 0.08;
 
 let about, room = null;
-const inHash = () => new URLSearchParams(location.hash.slice(1)).get("session");
+const inHash = (name) => new URLSearchParams(location.hash.slice(1)).get(name);
 
 /** Run a command; a refusal is said on the page and changes nothing. */
 async function attempt(work, tell = say) {
@@ -335,9 +335,9 @@ class Room {
       this.screens.forEach((figure, i) => {
         paintOverlay(figure.querySelector(".over"), this.players[i].video, this.infoAt(second, this.state.tracks[i].name), this.role, this.shape);
       });
-      const story = about.demo === this.id;
+      const story = inHash("demo") !== null;
       byId("caption").hidden = !story;
-      if (story) byId("caption").textContent = demoLine(this.withSeconds(), second, STORY_S);
+      if (story) byId("caption").textContent = demoLine(this.withSeconds(), second);
       const next = this.nextUnseen();
       byId("takes-effect").textContent = byId("later").checked ? "" : `Enter: from ${next.toFixed(1)} s on, the first moment not seen yet`;
     }
@@ -547,7 +547,13 @@ addEventListener("keydown", (event) => {
 });
 
 async function route() {
-  const id = inHash();
+  if (location.hash === "#demo") {
+    const session = await attempt(beginDemo);
+    // A reload shall return to this story, not begin another one.
+    location.replace(session ? `#session=${session}&demo=1` : "#");
+    return;
+  }
+  const id = inHash("session");
   if (room && room.id !== id) { room.close(); room = null; }
   byId("room").hidden = byId("session-menu").hidden = !id;
   byId("start").hidden = Boolean(id);
@@ -565,6 +571,5 @@ addEventListener("hashchange", route);
 about = await attempt(() => request("/about"));
 if (about) {
   about.picture = { ...about.picture, ...about.grid };
-  if (about.demo && !inHash()) location.hash = `session=${about.demo}`;
   await route();
 }
