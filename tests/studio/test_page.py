@@ -46,13 +46,14 @@ def browser():
 
 
 @contextlib.contextmanager
-def served(folder, backbone="untrained", **more):
+def served(folder, backbone="untrained", port=0):
     """A studio on a free port; yields its address and the studio."""
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
         port = found.getsockname()[1]
     flow = "classical" if backbone == "untrained" else "auto"
-    settings = StudioSettings(folder, backbone=backbone, flow=flow, port=port, **more)
+    settings = StudioSettings(folder, backbone=backbone, flow=flow, port=port)
     studio = Studio(settings)
     config = uvicorn.Config(make_app(studio), port=port, log_level="warning", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
@@ -252,17 +253,16 @@ def test_two_memories_play_side_by_side(page):
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_is_said_and_one_that_is_back_is_found(browser, tmp_path):
-    with served(tmp_path) as (url, _), opened(browser, url) as page:
-        begin(page)
-        page.context.set_offline(True)
-        page.evaluate("() => 0")
-    with served(tmp_path) as (url, studio), opened(browser, url) as page:
-        page.wait_for_selector(".session .open")
-        page.click(".session .open")
-        page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
-        (name,) = studio.sessions
-        studio.close_session(name)
-        page.wait_for_selector("#notices .bad")
+    with contextlib.ExitStack() as stack:
+        with served(tmp_path) as (url, _):
+            page = stack.enter_context(opened(browser, url))
+            begin(page)
+            wait_second(page, 1.0)
+        page.wait_for_selector("#notices >> text=connection to the studio was lost")
+        there = page.evaluate(LOOK)["second"]
+        with served(tmp_path, port=int(url.split(":")[-1].strip("/"))):
+            page.wait_for_selector("#notices >> text=connection to the studio was lost", state="detached")
+            wait_second(page, there + 1.5)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ export class Wall {
     this.legend.textContent = patches.length === 0
       ? "The bank is empty: nothing new has appeared after the first picture."
       : `${patches.length} patches in ${groups.length} cut-outs, oldest first. Click one; drag it onto the cast to keep it.`;
-    if (this.picked && !keys.has(this.picked)) { this.picked = ""; this.pick(null); }
+    if (this.picked && !keys.has(this.picked)) this.followPicked(tiles);
   }
 
   tile(group, track) {
@@ -101,13 +101,27 @@ export class Wall {
     }
     const tile = make("button", { class: group.every((patch) => this.hung.has(ENTRY(patch))) ? "tile" : "tile fresh", draggable: "true", type: "button" }, canvas,
       make("span", { class: "meter" }, make("i", { class: "share" })), make("span", { class: "when" }, `${group[0].second.toFixed(1)} s`));
-    tile.addEventListener("click", () => { this.picked = tile.key; this.mark(); this.pick(tile.group, canvas); });
+    tile.addEventListener("click", () => this.choose(tile));
     tile.addEventListener("dragstart", (event) => {
       event.dataTransfer.setData("application/x-recap-slots", JSON.stringify(tile.group.map((patch) => patch.slot)));
       event.dataTransfer.effectAllowed = "copy";
-      this.picked = tile.key; this.mark(); this.pick(tile.group, canvas);
+      this.choose(tile);
     });
     return tile;
+  }
+
+  /** A cut-out that gained or lost patches is still the picked one; one that left the bank is not. */
+  followPicked(tiles) {
+    const tile = tiles.find((each) => each.group.some((patch) => ENTRY(patch) === this.pickedEntry));
+    if (tile) this.choose(tile);
+    else { this.picked = ""; this.pick(null); }
+  }
+
+  choose(tile) {
+    this.picked = tile.key;
+    this.pickedEntry = ENTRY(tile.group[0]);
+    this.mark();
+    this.pick(tile.group, tile.querySelector("canvas"));
   }
 
   mark() { for (const tile of this.host.children) tile.setAttribute("aria-pressed", String(tile.key === this.picked)); }
@@ -126,7 +140,8 @@ export function showPicked(host, group, canvas, act) {
     ["Newness", (sum(group.map((patch) => patch.score)) / group.length).toFixed(2)],
     ["Attention", typeof group[0].share !== "number" ? "not measured" : percent(sum(group.map((patch) => patch.share)))],
   ];
-  const name = make("input", { placeholder: "name", "aria-label": "Name of the subject", maxlength: 32, id: "pick-name" });
+  const before = host.querySelector("#pick-name"), typing = before && before === document.activeElement;
+  const name = make("input", { value: before?.value, placeholder: "name", "aria-label": "Name of the subject", maxlength: 32, id: "pick-name" });
   const button = (label, what, title) => make("button", { type: "button", title, onclick: () => act(what, group, name.value.trim()) }, label);
   host.replaceChildren(
     make("div", { class: "picked-top" }, copy, make("dl", {}, ...facts.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd", {}, value))))),
@@ -136,6 +151,7 @@ export function showPicked(host, group, canvas, act) {
       button("Pin", "pin", "Keep it in slots of its own, from which nothing is evicted"),
       button("Save to cast", "save", "Keep it as a cast file, for this video and others")),
   );
+  if (typing) name.focus();
 }
 
 /** The shares of attention of one block, as one bar. */

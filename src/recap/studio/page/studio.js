@@ -1,5 +1,5 @@
 // The studio's page: which session is shown, and how its parts work together.
-import { byId, choices, clamp, icon, make, options, roleName } from "./dom.js";
+import { byId, choices, clamp, icon, inOrder, make, options, roleName } from "./dom.js";
 import { address, request, Stream } from "./net.js";
 import { Pace, Player } from "./player.js";
 import { acceptDrops, paintOverlay, pointAt, showPicked, showShares, showShelf, Strips, Wall } from "./memory.js";
@@ -74,8 +74,7 @@ class Room {
   // --- what the server says
   hello(message) {
     const before = this.state;
-    const named = ([name, track]) => ({ name, ...track });
-    const m = { ...message, tracks: Array.isArray(message.tracks) ? message.tracks : Object.entries(message.tracks).map(named) };
+    const m = { ...message, tracks: Object.entries(message.tracks).map(([name, track]) => ({ name, ...track })) };
     this.state = m;
     this.branch = m.branch;
     this.branches = m.branches;
@@ -90,8 +89,8 @@ class Room {
       this.infos.set(name, new Map());
       list.forEach((info) => this.note({ track: name, branch: m.branch, ...info }));
     }
-    this.seen = m.seen_s ?? Math.max(0, this.end - about.block_s * about.lead_blocks);
-    if (m.status) this.onStatus(m.status);
+    this.seen = m.seen_s;
+    this.onStatus(m.status);
     this.setCues(m.cues);
     this.setSettings(m.settings);
     this.setCast(m.cast);
@@ -111,7 +110,7 @@ class Room {
       const video = make("video", { playsinline: true, disablepictureinpicture: true });
       video.muted = true;
       const screen = make("div", { class: "screen", style: { aspectRatio: `${this.shape.width} / ${this.shape.height}` } },
-        video, make("canvas", { class: "over" }), make("i", { class: "spot" }), make("p", { class: "veil", hidden: true }));
+        video, make("canvas", { class: "over" }), make("i", { class: "spot" }), make("p", { class: "veil" }, "The first pictures are on their way."));
       screen.addEventListener("click", () => this.setPlaying(!this.playing));
       screen.addEventListener("dblclick", () => screen.requestFullscreen?.());
       return make("figure", {}, screen, tracks.length > 1
@@ -199,11 +198,16 @@ class Room {
   onLink(up, why) {
     if (up) { dismiss("link"); return; }
     if (why?.again === false) {
-      say(why.reason || "This session is not there any more.", "link");
-      location.hash = "";
+      this.reopen();
     } else {
       say("The connection to the studio was lost. It is tried again until it works; what was generated is safe.", "link");
     }
+  }
+
+  /** A server that was started again has the session on disk, and opens it when asked. */
+  async reopen() {
+    if (await openSession(this.id)) this.stream.open();
+    else location.hash = "";
   }
 
   setCues(cues) {
@@ -278,6 +282,7 @@ class Room {
     const atFront = this.end - this.second < about.block_s * (about.lead_blocks + 1);
     const rate = atFront ? this.pace.next(ready, speed) : 1;
     for (const player of this.players) if (player.video.playbackRate !== rate) player.video.playbackRate = rate;
+    this.screens.forEach((figure, i) => { figure.querySelector(".veil").hidden = this.players[i].video.readyState > 1; });
     this.stream.tell("playhead", { second: this.second });
     this.sayRate(rate, perSecond);
   }
@@ -471,8 +476,8 @@ class Room {
   }
 
   drawOverlaySwitch(info) {
-    const maps = Object.keys(info.overlay?.roles ?? {});
-    const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role), "Where in the picture it is attended to"])];
+    const maps = inOrder(Object.keys(info.overlay?.roles ?? {})).filter((role) => role !== "current");
+    const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role).split(" ")[0], "Where in the picture it is attended to"])];
     const key = list.join() + this.role;
     if (key === this.overlayKey) return;
     this.overlayKey = key;
@@ -546,6 +551,8 @@ addEventListener("keydown", (event) => {
   }
 });
 
+const openSession = (id) => attempt(async () => (await request(`/sessions/${encodeURIComponent(id)}/open`, { method: "POST" })) ?? true);
+
 async function route() {
   if (location.hash === "#demo") {
     const session = await attempt(beginDemo);
@@ -561,8 +568,7 @@ async function route() {
   if (!id) { document.title = "RECAP studio"; showStart(about, attempt); return; }
   if (!room) {
     // A session that is only on disk is opened first; one that is live says nothing against it.
-    const opened = await attempt(async () => (await request(`/sessions/${encodeURIComponent(id)}/open`, { method: "POST" })) ?? true);
-    if (!opened) { location.hash = ""; return; }
+    if (!(await openSession(id))) { location.hash = ""; return; }
     room = new Room(id);
   }
 }
