@@ -321,3 +321,85 @@ def test_a_memory_without_a_bank_takes_no_cast(backbone):
     with pytest.raises(ValueError, match="choose recap"):
         session.cast(fox_of(backbone, made))
     session.step()
+
+
+@pytest.mark.parametrize("admission", ["flow", "flow-texture", "random", "recent", "diversity-keys"])
+@pytest.mark.parametrize("states_bytes", [0, 10**9])
+def test_the_size_of_the_bank_changes_at_a_block_and_is_rebuilt_there(backbone, admission, states_bytes):
+    session = session_of(backbone, config_of(admission=admission), states_bytes=states_bytes)
+    steps(session, 2)
+    small = len(session.bank)
+    session.set(capacity_frames=2.0)
+    assert len(session.bank) == small, "a larger bank has what the smaller one had"
+    steps(session, 2)
+    large = session.bank
+    assert len(large) > small
+    session.set(capacity_frames=0.5)
+    assert len(session.bank) == backbone.spec.frame_tokens // 2
+    assert {slot.source for slot in session.bank} <= {slot.source for slot in large}
+    kept = session.snapshot()
+    later = steps(session, 3)
+    gone = {(t, h, w) for t, h, w in later[0].memory.evicted.source[0].tolist() if t >= 0}
+    assert len(gone) >= len(large) - backbone.spec.frame_tokens // 2, "the trace says what left"
+    session.restore(kept)
+    assert torch.equal(latents(steps(session, 3)), latents(later))
+    end = session.fork()
+    session.rewind(5)
+    assert torch.equal(latents(steps(session, 2)), latents(later[1:]))
+    same_state(session, end)
+    session.rewind(3)
+    session.step()
+    assert session.bank == large, "going back undid the second change, not the first"
+
+
+def test_sizes_that_cannot_be_are_refused_and_change_nothing(backbone):
+    session = session_of(backbone)
+    steps(session, 2)
+    before = session.bank
+    for size in (-1.0, 1e9, float("nan")):
+        with pytest.raises(ValueError, match="capacity_frames"):
+            session.set(capacity_frames=size)
+    assert session.bank == before and session._edits == {}
+    with pytest.raises(ValueError, match="has no bank"):
+        session_of(backbone, config_of("sink")).set(capacity_frames=1.0)
+
+
+def test_a_bank_of_no_size_is_empty_and_can_grow_again(backbone):
+    session = session_of(backbone)
+    steps(session, 2)
+    session.set(capacity_frames=0.0)
+    assert session.bank == () and Role.BANK not in session.step().memory.tokens
+    session.set(capacity_frames=1.0)
+    steps(session, 2)
+    assert len(session.bank) > 0
+
+
+def test_who_left_is_still_who_earlier_prompts_named(backbone):
+    """Going back to a block whose past names a subject that has left since."""
+    session = session_of(backbone)
+    made = session.step()
+    session.cast(fox_of(backbone, made))
+    session.prompt("@fox and two birds")
+    steps(session, 2)
+    with pytest.raises(ValueError, match="names it; change that prompt first"):
+        session.drop_cast("fox")
+    session.prompt("two birds")
+    session.drop_cast("fox")
+    later = steps(session, 2)
+    for block in (4, 3):
+        fork = session.fork(block)
+        if block == 3:
+            fork.drop_cast("fox")
+        assert torch.equal(latents(steps(fork, 5 - block)), latents(later[block - 3 :]))
+
+
+def test_a_subject_can_join_as_it_was_read_under_an_earlier_prompt(backbone):
+    session = session_of(backbone)
+    made = session.step()
+    other = session.fork()
+    session.cast(fox_of(backbone, made))
+    read_under = other.next_prompt
+    other.prompt("two birds")
+    other.cast(fox_of(backbone, made), prompt=read_under)
+    session.prompt("two birds")
+    assert torch.equal(session.step().latents, other.step().latents)

@@ -237,6 +237,10 @@ class MemoryPolicy(ABC):
         """Empty these slots of the bank, in every row."""
         raise self._no_bank()
 
+    def replace_bank(self, other: MemoryPolicy) -> None:
+        """Take the bank of a new memory of this kind, of another size, and fill it from the present one."""
+        raise self._no_bank()
+
     def take_cast(self, name: str, keys: Tensor, values: Tensor, entries: Candidates) -> None:
         """Pin tokens of another video under a name: keys and values L B N H D, unrotated."""
         raise self._no_bank()

@@ -123,12 +123,29 @@ def watch(client, name, **more):
     return client.websocket_connect(f"ws://127.0.0.1/v1/sessions/{name}/stream", **more)
 
 
-def twin(live, backbone):
+def twin(live, backbone, **more):
     """A session of the same config, outside of the studio."""
-    return Session(RunConfig.from_dict(live.record.tracks["main"]), backbone=backbone)
+    return Session(RunConfig.from_dict({**live.record.tracks["main"], **more}), backbone=backbone)
 
 
 def same_memory(one, other):
     for part in ("policy", "decoder"):
         a, b = (getattr(session.snapshot().memory, part) for session in (one, other))
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def order(client, session, type, /, code=200, **more):
+    answer = client.post(f"/v1/sessions/{session}/commands", json={"type": type, **more})
+    assert answer.status_code == code, answer.text
+    return answer.json()
+
+
+def play_to(client, studio, name, blocks):
+    """Watch until so many blocks are generated, then pause."""
+    live = studio.sessions[name]
+    while live.next_block < blocks:
+        seen = live.next_block - studio.settings.lead_blocks
+        order(client, name, "playhead", second=live.clock.start_s(max(0, seen)))
+    order(client, name, "pause")
+    studio.engine.encoder.submit(lambda: None).result()
+    return live

@@ -5,24 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.studio.conftest import PROMPT, Viewer, begin, same_memory, twin, wait_for, watch
-
-
-def order(client, session, type, /, code=200, **more):
-    answer = client.post(f"/v1/sessions/{session}/commands", json={"type": type, **more})
-    assert answer.status_code == code, answer.text
-    return answer.json()
-
-
-def play_to(client, studio, name, blocks):
-    """Watch until so many blocks are generated, then pause."""
-    live = studio.sessions[name]
-    while live.next_block < blocks:
-        seen = live.next_block - studio.settings.lead_blocks
-        order(client, name, "playhead", second=live.clock.start_s(max(0, seen)))
-    order(client, name, "pause")
-    studio.engine.encoder.submit(lambda: None).result()
-    return live
+from tests.studio.conftest import PROMPT, Viewer, begin, order, play_to, same_memory, twin, wait_for, watch
 
 
 def stored(live, branch, blocks):

@@ -96,7 +96,9 @@ def test_several_watch_one_session_and_a_newcomer_gets_all_that_was(client):
         viewer = Viewer(socket)
         hello = viewer.read()
         assert hello["cues"][-1]["prompt"] == "two birds" and hello["seen_s"] == pytest.approx(9 / 16)
-        assert [block["index"] for block in hello["blocks"]["main"]] == list(range(len(hello["blocks"]["main"])))
+        assert [block["index"] for block in hello["blocks"]["main"]] == list(
+            range(len(hello["blocks"]["main"]))
+        )
         assert viewer.read()["kind"] == "init"
         viewer.say("playhead", second=hello["blocks"]["main"][-1]["start_s"])
         viewer.until_block(len(hello["blocks"]["main"]))

@@ -21,6 +21,7 @@ from recap.io.cast import (
     components,
     cut_subject,
     read_cast,
+    tokens_in_box,
     write_cast,
 )
 from recap.io.run_folder import LATENTS
@@ -141,13 +142,7 @@ class _Moment:
             raise refuse(
                 "--box", text, "must be x,y,width,height in pixels", "for example 40,30,64,64"
             ) from None
-        side = self.spec.token_pixels
-        rows, columns = (np.arange(size) * side + side / 2 for size in self.spec.grid)
-        inside = ((rows >= y) & (rows < y + height))[:, None] & ((columns >= x) & (columns < x + width))
-        if not inside.any():
-            size = "x".join(str(pixels) for pixels in reversed(self.spec.picture_size))
-            raise refuse("--box", text, f"covers no token of a picture of {size}", "choose a larger one")
-        return self._in_frame(inside)
+        return self._in_frame(tokens_in_box((x, y, width, height), self.spec, "--box"))
 
     def _in_frame(self, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:
         mask = np.zeros((self.spec.frames_per_block, *self.spec.grid), dtype=bool)

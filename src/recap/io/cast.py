@@ -283,6 +283,21 @@ def components(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
     return sorted(parts, key=lambda part: -int(part.sum()))
 
 
+def tokens_in_box(
+    box: tuple[float, float, float, float], spec: BackboneSpec, field: str = "box"
+) -> NDArray[np.bool_]:
+    """Return the tokens, rows columns, whose middle lies in a box (x, y, width, height) of pixels."""
+    x, y, width, height = box
+    side = spec.token_pixels
+    rows, columns = (np.arange(size) * side + side / 2 for size in spec.grid)
+    inside = ((rows >= y) & (rows < y + height))[:, None] & ((columns >= x) & (columns < x + width))
+    if not inside.any():
+        size = "x".join(str(pixels) for pixels in reversed(spec.picture_size))
+        text = ",".join(f"{part:g}" for part in box)
+        raise refuse(field, text, f"covers no token of a picture of {size}", "choose a larger one")
+    return np.asarray(inside)
+
+
 Picture = NDArray[np.uint8]
 
 

@@ -86,6 +86,22 @@ class NoveltyBank:
         self._score = self._score.index_fill(1, index, EMPTY)
         self._holes = True
 
+    def take_over(self, other: NoveltyBank) -> None:
+        """Take what another bank holds, the highest scores first; the next trace says what did not fit."""
+        self._released = other._released
+        held = (other.entries.score >= 0).all(dim=0).nonzero()[:, 0].tolist() if other.count else []
+        if not held:
+            return
+        keys, values, entries = other.take(held)
+        order = entries.score.argsort(dim=1, descending=True, stable=True)
+        if self.capacity:
+            self.admit(entries, keys, values, lambda pool, capacity: order[:, :capacity])
+        order = order[:, self.capacity :]
+        gone = Candidates(
+            entries.source.gather(1, order[..., None].expand(-1, -1, 3)), entries.score.gather(1, order)
+        )
+        self._released = _joined([*([other._released] if other._released else []), gone])
+
     def _check_slots(self, slots: Sequence[int]) -> Tensor:
         """Return the slots as an index; refuses what is not a slot in use, and an empty one."""
         whole = all(isinstance(slot, int) and not isinstance(slot, bool) for slot in slots)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.contracts import Admission, Entry, MemoryConfig, State
+from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
@@ -55,6 +55,13 @@ class RecapMemory(WindowMemory):
 
     def forget(self, slots: Sequence[int]) -> None:
         self.bank.release(slots)
+
+    def replace_bank(self, other: MemoryPolicy) -> None:
+        assert isinstance(other, RecapMemory), "a memory is replaced by one of its kind"
+        # The rule goes on with what it has seen.
+        other._admission.load_state(self._admission.state())
+        other.bank.take_over(self.bank)
+        self.bank, self._admission = other.bank, other._admission
 
     def take_cast(self, name: str, keys: Tensor, values: Tensor, entries: Candidates) -> None:
         self.pinned.add(name, PinnedGroup(keys, values, entries))

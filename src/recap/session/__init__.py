@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
-from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
+from recap.io.cast import Subject, check_names, named_in, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
 from recap.memory.bank import NoveltyBank
@@ -100,7 +100,7 @@ class Session:
         self._first: Tensor | None = None
         self._latents: dict[int, Tensor] = {}
         self._states: dict[int, MemoryState] = {}
-        self._begin(MemoryState({}, {}))
+        self._begin(MemoryState({}, {}), 0)
         self._states[0] = self._state()
 
     def _read_opening(self) -> Tensor | None:
@@ -161,10 +161,33 @@ class Session:
             raise refuse("cue", block, f"those that can be removed begin at {later}", "name one of them")
         del self._cues[block]
 
-    def set(self, *, reinforcement: float) -> None:
-        """Reinforce the sink by another factor (lambda) from the next block on."""
-        self._policy.reinforce(reinforcement)
-        self._reinforcements[self.next_block] = reinforcement
+    def set(self, *, reinforcement: float | None = None, capacity_frames: float | None = None) -> None:
+        """Change settings of the memory from the next block on: its lambda, and the size of its bank.
+
+        A smaller bank keeps the highest scores.
+        """
+        edit = None if capacity_frames is None else self.resizing(capacity_frames)
+        if reinforcement is not None:
+            self._policy.reinforce(reinforcement)
+            self._reinforcements[self.next_block] = reinforcement
+        if edit is not None:
+            self._edit(edit)
+
+    def resizing(self, capacity_frames: float) -> Edit:
+        """Return the edit that gives the bank another size."""
+        memory = self.config.memory
+        if not hasattr(memory.settings, "capacity_frames"):
+            limit = f"the memory {memory.name} has no bank"
+            raise refuse("capacity_frames", capacity_frames, limit, "choose recap")
+        own: Any = memory.settings
+        sized = replace(memory, settings=replace(own, capacity_frames=capacity_frames))
+        config = replace(self.config, memory=sized)
+        # Made once here, so that what cannot be is refused before anything changes.
+        self._new_memory(config)
+        return Edit(lambda policy: policy.replace_bank(self._new_memory(config)), reshapes=True)
+
+    def _new_memory(self, config: RunConfig) -> MemoryPolicy:
+        return build_memory(config, self.backbone.spec, lambda _: None)
 
     @property
     def bank(self) -> tuple[Slot, ...]:
@@ -186,21 +209,36 @@ class Session:
         """Empty slots of the bank, in every row, from the next block on."""
         self._edit(Edit(lambda policy: policy.forget(slots)))
 
-    def cast(self, *members: str | Subject) -> None:
-        """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects."""
+    @property
+    def next_prompt(self) -> str:
+        """Return the prompt of the next block, as the model reads it."""
+        return self._block(self.next_block).prompts[0]
+
+    def cast(self, *members: str | Subject, prompt: str | None = None) -> None:
+        """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
+
+        The model reads them under the prompt of that block; `prompt` names the one of an earlier time to repeat.
+        """
         files = [member for member in members if isinstance(member, str)]
         new = read_members(files, self.backbone, self.config.device, self._reporter.notice)
         new += [member for member in members if isinstance(member, Subject)]
         check_names(new)
         if taken := [subject.name for subject in new if subject.name in self._words()]:
             raise refuse("cast", taken[0], "that name is in use", "save the subject under another name")
-        prompts = self._block(self.next_block).prompts
+        prompts = (self.next_prompt if prompt is None else prompt,) * len(self.config.seeds)
         read = partial(read_alone, self.backbone)
         words = {subject.name: subject.words for subject in new}
         self._edit(Edit(lambda policy: join_cast(policy, new, prompts, read), words))
 
     def drop_cast(self, name: str) -> None:
         """Let a subject, or what was pinned under a name, leave the memory from the next block on."""
+        later = [
+            self._plain_block(at).prompts[0] for at in {self.next_block, *self._cues} if at >= self.next_block
+        ]
+        if naming := [
+            prompt for prompt in later if name in (named_in([prompt], {*self._words(), name}) or ())
+        ]:
+            raise refuse("name", name, f"the prompt {naming[0]!r} names it", "change that prompt first")
         self._edit(Edit(lambda policy: policy.drop_cast(name), {name: None}))
 
     def _edit(self, edit: Edit) -> None:
@@ -221,7 +259,7 @@ class Session:
         self._latents = {index: latents for index, latents in self._latents.items() if index < start}
         self._first = self._first if start else None
         self.next_block = start
-        self._begin(self._states[start])
+        self._begin(self._states[start], start)
         for latents in between:
             for edit in self._edits.get(self.next_block, ()):
                 edit.apply(self._policy)
@@ -265,12 +303,16 @@ class Session:
         self._cues, self._reinforcements = dict(snapshot.cues), dict(snapshot.reinforcements)
         self._edits = dict(snapshot.edits)
         self._latents, self._states = dict(snapshot.latents), dict(snapshot.states)
-        self._begin(snapshot.memory)
+        self._begin(snapshot.memory, self.next_block + 1)
 
-    def _begin(self, state: MemoryState) -> None:
-        """Make memory, decoder and conductor for the block that is next."""
+    def _begin(self, state: MemoryState, changed_before: int) -> None:
+        """Make memory, decoder and conductor for the block that is next; edits before some block are in the state."""
         device, spec = self.config.device, self.backbone.spec
-        self._policy: MemoryPolicy = build_memory(self.config, spec, lambda _: None)
+        self._policy: MemoryPolicy = self._new_memory(self.config)
+        for at in sorted(self._edits):
+            for edit in self._edits[at] if at < changed_before else ():
+                if edit.reshapes:
+                    edit.apply(self._policy)
         self._decoder: Decoder = self.backbone.decoder()
         if self.next_block:
             self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
@@ -337,13 +379,13 @@ class Session:
         self.backbone.condition((spell_out(text, self._words()),) * len(self.config.seeds))
 
     def _block(self, index: int) -> Block:
-        return with_cast(self._plain_block(index), self._words())
+        return with_cast(self._plain_block(index), self._words(index))
 
-    def _words(self) -> dict[str, str]:
-        """Return what stands for each subject in a prompt, by name."""
+    def _words(self, index: float = math.inf) -> dict[str, str]:
+        """Return what stands for each subject in the prompt of a block, by name."""
         words: dict[str, str | None] = dict(self._own_words)
         for at in sorted(self._edits):
-            for edit in self._edits[at]:
+            for edit in self._edits[at] if at <= index else ():
                 words |= edit.words
         return {name: spelled for name, spelled in words.items() if spelled is not None}
 

@@ -19,6 +19,8 @@ class Edit(NamedTuple):
     apply: Callable[[MemoryPolicy], None]
     # By name, the words of subjects that join; None for one who leaves.
     words: Mapping[str, str | None] = MappingProxyType({})
+    # Whether a state of later blocks fits only a memory that was changed so.
+    reshapes: bool = False
 
 
 class Slot(NamedTuple):

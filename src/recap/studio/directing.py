@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from recap.errors import RecapError, refuse
+from recap.errors import RecapError, refuse, unknown_name
 from recap.io.cast import NAME
+from recap.registry import ADMISSIONS
 from recap.session import Session
 from recap.studio import messages as say
 from recap.studio.live import LiveSession
@@ -17,7 +18,14 @@ from recap.studio.track import apply_change
 Change = dict[str, Any]
 
 
-def carry_out(live: LiveSession, command: say.Command, limits: Limits) -> dict[str, Any]:
+class Subjects(Protocol):
+    """Has the subjects that may join."""
+
+    def copy(self, name: str, target: Path) -> dict[str, str]:
+        """Copy a subject's file; returns name -> words."""
+
+
+def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Subjects) -> dict[str, Any]:
     """Do what a client asks, and return what happened; what cannot be done is refused and changes nothing."""
     playhead = getattr(command, "playhead_s", None)
     if playhead is not None:
@@ -41,6 +49,8 @@ def carry_out(live: LiveSession, command: say.Command, limits: Limits) -> dict[s
             return _edit_bank(live, command)
         case say.SetMessage():
             return _set(live, command)
+        case say.CastMessage():
+            return _cast(live, command.name, shelf)
         case say.DropCastMessage():
             return _on_each(live, {"kind": "drop_cast", "name": command.name})
     return {}
@@ -93,7 +103,7 @@ def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -
     if isinstance(command, say.PinMessage) and not NAME.fullmatch(command.name):
         limit = "must begin with a letter and have at most 40 letters, digits, - and _"
         raise refuse("name", command.name, limit, "for example fox")
-    wanted = None if command.block is None else listed_sources(live, command.block, command.slots)
+    wanted = None if command.block is None else find_listed(live, say.MAIN, command.block, command.slots)
 
     def act(block: int) -> list[Change]:
         session = live.tracks[say.MAIN].session
@@ -107,9 +117,11 @@ def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -
     return _at(live, live.direct(act))
 
 
-def listed_sources(live: LiveSession, block: int, slots: Sequence[int]) -> list[tuple[int, int, int]]:
+def find_listed(
+    live: LiveSession, track: str, block: int, slots: Sequence[int]
+) -> list[tuple[int, int, int]]:
     """Return frame, row and column of slots as a block of the current branch listed them."""
-    info = live.store.read_info(say.MAIN, live.record.current, max(0, block))
+    info = live.store.read_info(track, live.record.current, block)
     listed = {slot["slot"]: (slot["frame"], slot["row"], slot["column"]) for slot in info["bank"] or ()}
     for slot in slots:
         if slot not in listed:
@@ -128,29 +140,50 @@ def find_slots(session: Session, sources: Sequence[tuple[int, int, int]]) -> lis
 
 
 def _set(live: LiveSession, command: say.SetMessage) -> Change:
-    values = {"reinforcement": command.reinforcement}
-    given = {name: value for name, value in values.items() if value is not None}
-    if not given:
+    """Change settings of the memory; another rule fills the bank again, the rest holds from a block on."""
+    values = {"reinforcement": command.reinforcement, "capacity_frames": command.capacity_frames}
+    given = [{"kind": "set", name: value} for name, value in values.items() if value is not None]
+    if not given and command.admission is None:
         raise refuse("set", None, "names no setting", "give reinforcement, capacity_frames or admission")
-    if command.reinforcement is not None and not math.isfinite(command.reinforcement):
-        raise refuse("reinforcement", command.reinforcement, "must be finite", "5 is the default")
-    return _on_each(live, {"kind": "set", **given})
+    happened: Change = {}
+    if command.admission is not None:
+        if command.admission not in ADMISSIONS:
+            raise unknown_name("admission", command.admission, ADMISSIONS)
+        happened = _at(live, live.set_rule(command.admission))
+    return _on_each(live, *given) if given else happened
 
 
-def _on_each(live: LiveSession, change: Change) -> Change:
-    """Make a change on every track whose memory can take it; refuses it if none can."""
+def _cast(live: LiveSession, name: str, shelf: Subjects) -> Change:
+    """Let a subject of the shelf join, from a copy of its own."""
+    number = len(list((live.store.folder / "casts").glob("*.cast")))
+    file = f"{number:04d}.cast"
+    words = shelf.copy(name, live.store.folder / "casts" / file)
+    try:
+        return _on_each(live, {"kind": "cast", "file": file, "words": words})
+    except ValueError:
+        (live.store.folder / "casts" / file).unlink(missing_ok=True)
+        raise
+
+
+def _on_each(live: LiveSession, *changes: Change) -> Change:
+    """Make each change on every track whose memory can take it; refuses it if none can."""
 
     def act(block: int) -> list[Change]:
-        made, refused = [], None
-        for name, track in live.tracks.items():
-            own = {"at": block, "track": name, **change}
-            try:
-                apply_change(track.session, live.store.folder, own)
-                made.append(own)
-            except RecapError as error:
-                refused = refused or error
-        if not made and refused is not None:
-            raise refused
+        made: list[Change] = []
+        for change in changes:
+            refusals = []
+            for name, track in live.tracks.items():
+                own = {"at": block, "track": name, **change}
+                if change["kind"] == "cast":
+                    # Later prompts at the same block must not change how it was read.
+                    own["prompt"] = track.session.next_prompt
+                try:
+                    apply_change(track.session, live.store.folder, own)
+                    made.append(own)
+                except RecapError as error:
+                    refusals.append(error)
+            if len(refusals) == len(live.tracks):
+                raise refusals[0]
         return made
 
     return _at(live, live.direct(act))

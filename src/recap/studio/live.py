@@ -58,7 +58,7 @@ class LiveSession:
         self._spec = self.clock.spec
         self.hub = Hub(settings.limits.subscribers)
         # Held while files and events of blocks change, by both threads.
-        self._lock = RLock()
+        self.lock = RLock()
         # Per branch: grows when blocks are dropped, so that what is still being encoded of them is not kept.
         self._epochs: dict[int, int] = {}
         # Per branch: the last block that somebody saw.
@@ -128,7 +128,7 @@ class LiveSession:
             info["motion"], info["codec"] = movement(pictures), coded.codec
             info["likeness"] = likeness(pictures[-1], self._first_picture(track, branch, index, pictures))
             info["ms"]["encode"] = round(1e3 * (time.perf_counter() - began), 1)
-            with self._lock:
+            with self.lock:
                 if epoch != self._epochs.get(branch, 0):
                     return
                 if index == self.record.branches[branch].fork_block:
@@ -157,7 +157,7 @@ class LiveSession:
     def fail(self, error: RecapError) -> None:
         """Stop generating and say why; `play` continues from what is on disk."""
         self.playing, self._broken, self.message = False, True, str(error)
-        with self._lock:
+        with self.lock:
             branch = self.record.current
             self._epochs[branch] = self._epochs.get(branch, 0) + 1
         self.tell_status()
@@ -174,14 +174,14 @@ class LiveSession:
         return {"v": 1, "type": "status", **told}
 
     def tell_status(self) -> None:
-        with self._lock:
+        with self.lock:
             self.hub.tell(self.status())
 
     # Watching
 
     def join(self, subscriber: Subscriber) -> dict[str, Any]:
         """Let somebody watch from here on; returns the whole state so far, and sends the videos' beginnings."""
-        with self._lock:
+        with self.lock:
             self.hub.join(subscriber)
             hello = self.hello()
             branch = self.record.current
@@ -193,12 +193,12 @@ class LiveSession:
         return hello
 
     def leave(self, subscriber: Subscriber) -> None:
-        with self._lock:
+        with self.lock:
             self.hub.leave(subscriber)
 
     def hello(self) -> dict[str, Any]:
         """Return the whole state of the session, as plain data."""
-        with self._lock:
+        with self.lock:
             current = self.record.current
             blocks = {}
             for track in self.tracks:
@@ -211,7 +211,7 @@ class LiveSession:
 
     def summary(self) -> dict[str, Any]:
         """Return what a list of sessions says about this one."""
-        with self._lock:
+        with self.lock:
             return {
                 "session": self.record.id,
                 "created": self.record.created,
@@ -226,7 +226,7 @@ class LiveSession:
                 "changes": self.branch.changes,
                 "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
                 "seen_s": self.clock.start_s(max(0, self.first_unseen - 1)),
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes),
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
                 "cast": names_of(self.record.cast, self.branch.changes),
                 "playing": self.playing,
             }
@@ -285,13 +285,41 @@ class LiveSession:
         self._told()
         return target
 
+    def set_rule(self, rule: str) -> int:
+        """Let another admission rule fill the bank again from all that was seen; returns the next block.
+
+        A rule must see a video from its first picture on, so all blocks are read again.
+        """
+        self._check_sound()
+        branch, block = self.branch, min(self.first_unseen, self.next_block)
+        if any(change["kind"] in ("pin", "forget") for change in branch.changes):
+            limit = "slots were pinned or forgotten, and another rule would fill others"
+            raise refuse("admission", rule, limit, "branch from an earlier second, or begin another session")
+        self._settle()
+        goes_back = block < self.next_block
+        before, kept = branch.rule, {name: track.session for name, track in self.tracks.items()}
+        branch.rule = rule
+        try:
+            for track in self.tracks.values():
+                track.build(branch.id, block)
+        except BaseException:
+            branch.rule = before
+            for name, session in kept.items():
+                self.tracks[name].session = session
+            raise
+        if goes_back:
+            self._drop(block)
+        branch.changes = [change for change in branch.changes if change["at"] <= block]
+        self._told()
+        return block
+
     def _check_sound(self) -> None:
         if self._broken:
             raise refuse("session", "failed", self.message, "press play first")
 
     def _drop(self, first: int) -> None:
         """Delete the current branch's blocks from `first` on, on disk and for all who watch."""
-        with self._lock:
+        with self.lock:
             branch = self.record.current
             self._epochs[branch] = self._epochs.get(branch, 0) + 1
             for track in self.tracks:
@@ -300,7 +328,7 @@ class LiveSession:
 
     def _told(self) -> None:
         """Write the record, and tell all who watch what is on the timeline."""
-        with self._lock:
+        with self.lock:
             self.store.save_record()
             told = {
                 "branch": self.record.current,
@@ -344,8 +372,8 @@ class LiveSession:
         changes = [change for change in parent.changes if change["at"] < block]
         for track in self.tracks.values():
             track.keep_state(here)
-        with self._lock:
-            self.record.branches[number] = BranchRecord(number, here, block, cues, changes)
+        with self.lock:
+            self.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule)
             self.record.current = number
             self.store.save_record()
         self._seen[number] = block - 1
@@ -362,7 +390,7 @@ class LiveSession:
         self._settle()
         for track in self.tracks.values():
             track.keep_state(self.record.current)
-        with self._lock:
+        with self.lock:
             self.record.current = branch
             self.store.save_record()
         self._move(None)
@@ -377,7 +405,7 @@ class LiveSession:
                     go(track)
         except Exception as error:
             self.fail(in_words(error))
-        with self._lock:
+        with self.lock:
             self.hub.tell({"type": "branch", **self._branch(self.branch), "current": self.record.current})
         self._told()
 
@@ -388,13 +416,13 @@ class LiveSession:
         if not self._broken:
             for track in self.tracks.values():
                 track.keep_state(self.record.current)
-        with self._lock:
+        with self.lock:
             self.hub.close()
 
     def media(self, track: str, branch: int) -> tuple[bytes, list[bytes]]:
         """Return the beginning and all pieces of a video."""
         self.check_video(track, branch)
-        with self._lock:
+        with self.lock:
             blocks = range(self.store.count(track, branch))
             return self.store.read_init(track, branch), [
                 self.store.read(track, branch, block, MEDIA) for block in blocks

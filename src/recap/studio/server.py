@@ -42,6 +42,7 @@ def make_app(studio: Studio) -> Any:
     router = fastapi.APIRouter(prefix="/v1")
     add_sessions(router, studio)
     add_files(router, studio)
+    add_casts(router, studio)
     add_stream(router, studio)
     app.include_router(router)
     add_page(app)
@@ -156,6 +157,43 @@ def add_files(router: "APIRouter", studio: Studio) -> None:
             return Response(json.dumps(info), media_type="application/json")
         data = await asyncio.to_thread(live.store.read, track, branch, block, suffix)
         return Response(data, media_type=media)
+
+
+def add_casts(router: "APIRouter", studio: Studio) -> None:
+    """Add the routes of the shelf."""
+    from fastapi import Request, Response
+
+    limits = studio.settings.limits
+
+    @router.get("/casts")
+    async def casts() -> dict[str, Any]:
+        return {"v": 1, "casts": await asyncio.to_thread(studio.shelf.shown_all)}
+
+    @router.post("/casts", status_code=201)
+    async def upload(request: Request) -> dict[str, Any]:
+        data = await read_body(request, limits.upload_bytes)
+        await asyncio.to_thread(studio.folder.check_room)
+        return {"v": 1, "casts": await asyncio.to_thread(studio.shelf.upload, data)}
+
+    @router.get("/casts/{name}.cast")
+    async def download(name: str) -> Response:
+        data = await asyncio.to_thread(studio.shelf.path(name).read_bytes)
+        return Response(data, media_type="application/octet-stream", headers=_saved_as(f"{name}.cast"))
+
+    @router.delete("/casts/{name}")
+    async def delete(name: str) -> dict[str, Any]:
+        await asyncio.to_thread(studio.shelf.delete, name)
+        return {"v": 1, "name": name, "deleted": True}
+
+    @router.post("/sessions/{name}/casts", status_code=201, openapi_extra=taking(say.NewSubject))
+    async def save(name: str, request: Request) -> dict[str, Any]:
+        live = studio.find(name)
+        asked = say.read_message(await read_body(request, limits.message_bytes), say.NewSubject)
+        return {"v": 1, **await asyncio.to_thread(studio.save_subject, live, asked)}
+
+
+def _saved_as(name: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{name}"'}
 
 
 def add_stream(router: "APIRouter", studio: Studio) -> None:

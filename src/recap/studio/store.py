@@ -41,16 +41,19 @@ class BranchRecord:
     cues: dict[int, Cue] = field(default_factory=dict)
     # Each has `at`, the block before which it happened, `kind`, and what that kind needs.
     changes: list[dict[str, Any]] = field(default_factory=list)
+    # The admission rule that has filled the bank from the first block on; "" for the one of the config.
+    rule: str = ""
 
     def to_json(self) -> dict[str, Any]:
         cues = [{"block": block, **asdict(cue)} for block, cue in sorted(self.cues.items())]
         tree = {"id": self.id, "parent": self.parent, "fork_block": self.fork_block}
-        return {**tree, "cues": cues, "changes": self.changes}
+        return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> BranchRecord:
         cues = {cue["block"]: Cue(cue["prompt"], cue["cut"], cue["reread"]) for cue in plain["cues"]}
-        return cls(plain["id"], plain["parent"], plain["fork_block"], cues, list(plain["changes"]))
+        tree = (plain["id"], plain["parent"], plain["fork_block"])
+        return cls(*tree, cues, list(plain["changes"]), str(plain["rule"]))
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class SessionStore:
                 for kind in (INFO, LATENTS, MEDIA, STRIP):
                     info.with_suffix(kind).unlink(missing_ok=True)
         for state in place.glob("state-*.safetensors"):
-            if int(state.stem.removeprefix("state-")) > first:
+            if int(state.stem.split("-")[1]) > first:
                 state.unlink(missing_ok=True)
 
     def write_init(self, track: str, branch: int, init: bytes) -> None:
@@ -172,22 +175,23 @@ class SessionStore:
                 raise refuse("block", block, "its latents hold NaN or infinity", DAMAGED)
         return found
 
-    def write_state(self, track: str, branch: int, block: int, state: MemoryState) -> None:
-        """Keep the memory as it was when `block` came next, before any change there."""
+    def write_state(self, track: str, branch: int, block: int, rule: str, state: MemoryState) -> None:
+        """Keep the memory as it was when `block` came next, before any change there, with a bank by this rule."""
         tensors = {f"policy.{name}": value.contiguous() for name, value in state.policy.items()}
         tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
-        path = self._place(track, branch) / f"state-{block:06d}.safetensors"
+        path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
         write_whole(path, save(tensors))
 
-    def states(self, track: str, branch: int, most: int) -> Iterator[tuple[int, Path]]:
+    def states(self, track: str, branch: int, most: int, rule: str) -> Iterator[tuple[int, Path]]:
         """Yield the kept states of a branch and its parents up to block `most`, the last one first."""
         end = most
         for at, first in self.record.lineage(branch):
             place = self._place(track, at)
-            numbers = [int(path.stem.removeprefix("state-")) for path in place.glob("state-*.safetensors")]
-            for number in sorted(numbers, reverse=True):
-                if first < number <= end:
-                    yield number, place / f"state-{number:06d}.safetensors"
+            for path in sorted(place.glob(f"state-*-{rule}.safetensors"), reverse=True):
+                number = int(path.stem.split("-")[1])
+                # Rules have names like flow and flow-texture.
+                if path.stem == f"state-{number:06d}-{rule}" and first < number <= end:
+                    yield number, path
             end = min(end, first)
 
 

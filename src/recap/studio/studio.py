@@ -20,6 +20,7 @@ from recap.studio.directing import carry_out, check_prompt
 from recap.studio.engine import Engine
 from recap.studio.live import LiveSession
 from recap.studio.settings import StudioSettings
+from recap.studio.shelf import Shelf, subject_of
 from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id
 from recap.studio.track import Clock, Track
 
@@ -35,6 +36,7 @@ class Studio:
             raise unknown_name("backbone", settings.backbone, BACKBONES)
         self.settings = settings
         self.folder = StudioFolder(settings.folder, settings.limits.disk_bytes)
+        self.shelf = Shelf(self.folder.root / "casts", settings.limits.casts)
         self.engine = Engine()
         self.sessions: dict[str, LiveSession] = {}
         self._lock = RLock()
@@ -73,6 +75,22 @@ class Studio:
             }
         )
 
+    def check_cast(self, names: list[str] | None) -> list[str]:
+        """Refuse subjects that are not on the shelf, or are named twice."""
+        found = list(names or ())
+        for name in found:
+            self.shelf.path(name)
+        if len(set(found)) < len(found):
+            raise refuse("cast", found, "a subject is named twice", "name each once")
+        return found
+
+    def save_subject(self, live: LiveSession, asked: say.NewSubject) -> dict[str, Any]:
+        """Keep a subject of a session on the shelf."""
+        with live.lock:
+            subject = subject_of(live, asked)
+        self.folder.check_room()
+        return self.shelf.save(subject)
+
     def about(self) -> dict[str, Any]:
         """Return what a client must know first; waits for the model."""
         spec = self.engine.call(self._load).result().spec
@@ -105,7 +123,7 @@ class Studio:
         if (kept := len(self.folder.ids())) >= most:
             raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
         plain = {name: config.to_dict() for name, config in tracks.items()}
-        record = SessionRecord(new_id(), time.time(), plain)
+        record = SessionRecord(new_id(), time.time(), plain, self.check_cast(new.cast))
         record.branches[0] = BranchRecord(0, cues={0: Cue(new.prompt)})
         return self._start(record, None)
 
@@ -126,6 +144,8 @@ class Studio:
             fresh = store is None
             store = self.folder.new(record) if store is None else store
             try:
+                for name in record.cast if fresh else ():
+                    self.shelf.copy(name, store.folder / "casts" / f"{name}.cast")
                 live = self.engine.call(lambda: self._begin(store)).result()
             except BaseException:
                 if fresh:
@@ -139,10 +159,16 @@ class Studio:
         backbone = self._load()
         notices: list[str] = []
         reporter = Reporter(notice=notices.append)
-        tracks = [
-            Track(name, RunConfig.from_dict(plain), backbone, store, reporter)
-            for name, plain in store.record.tracks.items()
-        ]
+        cast = tuple(str(store.folder / "casts" / f"{name}.cast") for name in store.record.cast)
+        tracks = []
+        for name, plain in store.record.tracks.items():
+            config = RunConfig.from_dict(plain)
+            if config.memory.settings.keeps_bank:
+                config = dataclasses.replace(config, cast=cast)
+            elif cast and name == say.MAIN:
+                limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
+                raise refuse("cast", store.record.cast, limit, "choose recap")
+            tracks.append(Track(name, config, backbone, store, reporter))
         live = LiveSession(store, tracks, self.engine, self.settings)
         live.begin()
         store.save_record()
@@ -179,7 +205,7 @@ class Studio:
 
     def command(self, live: LiveSession, command: say.Command) -> Future[dict[str, Any]]:
         """Carry out a client's command between two blocks."""
-        return self.engine.call(lambda: carry_out(live, command, self.settings.limits))
+        return self.engine.call(lambda: carry_out(live, command, self.settings.limits, self.shelf))
 
     def close_session(self, name: str) -> None:
         """Close a session, which stays on disk."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recap.config import RunConfig
+from recap.config import RunConfig, choose
 from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.eval.embedders import HsvEmbedder
@@ -78,9 +78,15 @@ class Track:
         # It is there from the first `build` on.
         self.session: Session
 
-    def _empty(self) -> Session:
+    def _rule(self, branch: int) -> str:
+        return self._store.record.branches[branch].rule or self.config.admission.name
+
+    def _empty(self, branch: int) -> Session:
+        rule = self._rule(branch)
+        own = rule == self.config.admission.name
+        config = self.config if own else replace(self.config, admission=choose("admission", rule))
         return Session(
-            self.config,
+            config,
             backbone=self._backbone,
             reporter=self._reporter,
             history_s=HISTORY_S,
@@ -116,10 +122,10 @@ class Track:
         self, record: BranchRecord, branch: int, blocks: int, changes: list[dict[str, Any]]
     ) -> tuple[Session, int]:
         """Return a session at the last state on disk that can be used, and the block that it is for."""
-        session = self._empty()
+        session = self._empty(branch)
         spec = self._backbone.spec
         plain = session.snapshot()
-        for start, path in self._store.states(self.name, branch, blocks):
+        for start, path in self._store.states(self.name, branch, blocks, self._rule(branch)):
             state = read_state(path)
             if state is None:
                 continue
@@ -132,7 +138,7 @@ class Track:
                 start,
                 dict(record.cues),
                 {c["at"]: c["reinforcement"] for c in before if c.get("reinforcement") is not None},
-                words_of(before),
+                edits_of(before, session),
                 state,
                 first,
                 latents,
@@ -142,7 +148,7 @@ class Track:
                 session.restore(kept)
             except ValueError:
                 # A state that does not fit can be made again from latents.
-                session = self._empty()
+                session = self._empty(branch)
                 continue
             return session, start
         session.restore(replace(plain, cues=dict(record.cues)))
@@ -163,7 +169,7 @@ class Track:
         block = self.session.next_block
         state = self.session.snapshot().states.get(block)
         if block and state is not None:
-            self._store.write_state(self.name, branch, block, state)
+            self._store.write_state(self.name, branch, block, self._rule(branch), state)
 
     def _describe(
         self, made: GeneratedBlock, branch: int, slot_shares: Mapping[tuple[int, ...], float]
@@ -232,15 +238,16 @@ def apply_change(session: Session, folder: Path, change: Mapping[str, Any]) -> N
         case "forget":
             session.forget(change["slots"])
         case "cast":
-            session.cast(str(folder / "casts" / change["file"]))
+            session.cast(str(folder / "casts" / change["file"]), prompt=change["prompt"])
         case "drop_cast":
             session.drop_cast(change["name"])
         case "set":
-            session.set(reinforcement=change["reinforcement"])
+            settings = ("reinforcement", "capacity_frames")
+            session.set(**{name: change[name] for name in settings if name in change})
 
 
-def words_of(changes: list[dict[str, Any]]) -> dict[int, tuple[Edit, ...]]:
-    """Return edits that change no memory, for changes that a state contains: what prompts say for each name."""
+def edits_of(changes: list[dict[str, Any]], session: Session) -> dict[int, tuple[Edit, ...]]:
+    """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank."""
     found: dict[int, tuple[Edit, ...]] = {}
     for change in changes:
         words: dict[str, str | None] = dict(change.get("words", {}))
@@ -248,6 +255,8 @@ def words_of(changes: list[dict[str, Any]]) -> dict[int, tuple[Edit, ...]]:
             words = {change["name"]: f"a {change['name']}"}
         if change["kind"] == "drop_cast":
             words = {change["name"]: None}
+        if "capacity_frames" in change:
+            found[change["at"]] = (*found.get(change["at"], ()), session.resizing(change["capacity_frames"]))
         if words:
             found[change["at"]] = (*found.get(change["at"], ()), Edit(lambda policy: None, words))
     return found
@@ -271,11 +280,12 @@ def movement(pictures: Pictures) -> float:
     return round(float(differences.mean()) / 255, 5) if len(pictures) > 1 else 0.0
 
 
-def settings_of(config: RunConfig, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def settings_of(config: RunConfig, changes: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
     """Return the settings of a memory that can be changed while it works, as they are after these changes."""
     names = ("reinforcement", "capacity_frames")
     found = {name: getattr(config.memory.settings, name, None) for name in names}
     found["admission"] = config.admission.name if config.memory.settings.keeps_bank else None
+    found["admission"] = rule or found["admission"]
     for change in changes:
         if change["kind"] == "set" and change["track"] == MAIN:
             found |= {name: change[name] for name in found if change.get(name) is not None}
