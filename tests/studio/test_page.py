@@ -188,8 +188,7 @@ def test_a_scheduled_prompt_can_be_taken_back(page):
 @pytest.mark.slow
 def test_patches_are_pinned_forgotten_and_kept_as_a_cast(page):
     begin(page)
-    page.wait_for_selector(".tile")
-    page.keyboard.press("Escape")
+    page.wait_for_function("() => document.querySelectorAll('.tile').length > 1")
     page.locator("#timeline").focus()
     page.keyboard.press(" ")
     page.locator(".tile").first.click()

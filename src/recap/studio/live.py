@@ -334,7 +334,7 @@ class LiveSession:
                 "branch": self.record.current,
                 "cues": self._cues(),
                 "changes": self.branch.changes,
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes),
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
                 "cast": names_of(self.record.cast, self.branch.changes),
             }
             self.hub.tell({"type": "cue", **told})

@@ -449,8 +449,11 @@ class Room {
       return;
     }
     if (what === "save") { await this.save(slots, name); return; }
-    const fields = what === "pin" ? { slots, name } : { slots };
-    if (await attempt(() => this.stream.ask(what, { ...fields, block: this.infoAt(this.second)?.index, playhead_s: this.second }))) {
+    const fields = what === "pin" ? { slots, name } : { slots }, info = this.infoAt(this.second);
+    if (await attempt(() => this.stream.ask(what, { ...fields, block: info?.index, playhead_s: this.second }))) {
+      // The next block shows it anyway; while the video is paused there is none.
+      if (info?.bank) info.bank = info.bank.filter((patch) => !slots.includes(patch.slot));
+      this.shown = null;
       notice(what === "pin" ? `Pinned as @${name}: nothing evicts it.` : "Forgotten, from the next block on.");
       this.pick(null);
     }
