@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,12 +29,11 @@ from recap.fast.accelerate import choose_aside
 from recap.io.cast import Subject, check_names, named_in, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
-from recap.memory.bank import NoveltyBank
 from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
-from recap.session.values import Cue, Edit, MemoryState, Slot, Snapshot
+from recap.session.values import Cue, Edit, MemoryState, Slot, Snapshot, latest, resized, slots_of
 from recap.types import Block, GeneratedBlock
 
 HISTORY_S = 600.0
@@ -46,8 +44,6 @@ STATES_BYTES = 512 * 2**20
 
 LAST_STATES = 4
 """How many blocks back the way is short: a director most often takes back the last few, and should not wait."""
-
-Value = TypeVar("Value")
 
 
 class Session:
@@ -175,13 +171,7 @@ class Session:
 
     def resizing(self, capacity_frames: float) -> Edit:
         """Return the edit that gives the bank another size."""
-        memory = self.config.memory
-        if not hasattr(memory.settings, "capacity_frames"):
-            limit = f"the memory {memory.name} has no bank"
-            raise refuse("capacity_frames", capacity_frames, limit, "choose recap")
-        own: Any = memory.settings
-        sized = replace(memory, settings=replace(own, capacity_frames=capacity_frames))
-        config = replace(self.config, memory=sized)
+        config = resized(self.config, capacity_frames)
         # Made once here, so that what cannot be is refused before anything changes.
         self._new_memory(config)
         return Edit(lambda policy: policy.replace_bank(self._new_memory(config)), reshapes=True)
@@ -192,13 +182,7 @@ class Session:
     @property
     def bank(self) -> tuple[Slot, ...]:
         """Return the slots of the bank that are in use, of the first row; () for a memory without a bank."""
-        bank = getattr(self._policy, "bank", None)
-        if not isinstance(bank, NoveltyBank) or not bank.count:
-            return ()
-        entries = zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True)
-        return tuple(
-            Slot(number, tuple(source), score) for number, (source, score) in enumerate(entries) if score >= 0
-        )
+        return slots_of(self._policy)
 
     def pin(self, slots: Sequence[int], name: str = "pinned") -> None:
         """Move slots of the bank to slots of their own, from which nothing is evicted, from the next block on."""
@@ -340,7 +324,7 @@ class Session:
 
     def _advance(self, latents: Tensor | None) -> GeneratedBlock:
         """Generate the next block, or read its latents, and keep what the way back needs."""
-        factor = _latest(self._reinforcements, self.next_block)
+        factor = latest(self._reinforcements, self.next_block)
         if factor is not None:
             self._policy.reinforce(factor)
         made = self._conductor.run(self._block(self.next_block), latents)
@@ -390,7 +374,7 @@ class Session:
         return {name: spelled for name, spelled in words.items() if spelled is not None}
 
     def _plain_block(self, index: int) -> Block:
-        cue = _latest(self._cues, index)
+        cue = latest(self._cues, index)
         assert cue is not None, "a timeline has a prompt at block 0"
         prompts = (cue.prompt,) * len(self.config.seeds)
         if index < len(self._opening_blocks):
@@ -420,9 +404,3 @@ class Session:
         if isinstance(block, bool) or not isinstance(block, int) or not first <= block <= last:
             limit = f"the history of this session has the blocks {first} to {last}"
             raise refuse("block", block, limit, "name one of them, or give the session a longer history_s")
-
-
-def _latest(timeline: dict[int, Value], index: int) -> Value | None:
-    """Return what holds at a block: the entry that began last."""
-    begun = [block for block in timeline if block <= index]
-    return timeline[max(begun)] if begun else None

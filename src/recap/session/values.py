@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from recap.config import RunConfig
 from recap.contracts import MemoryPolicy, State
+from recap.errors import refuse
+from recap.memory.bank import NoveltyBank
 
 
 class Edit(NamedTuple):
@@ -67,3 +69,34 @@ class Snapshot:
     first_latent: Tensor | None  # of the video
     latents: dict[int, Tensor]  # by block, on the CPU: those of the history
     states: dict[int, MemoryState]  # by the block that comes next
+
+
+Value = TypeVar("Value")
+
+
+def latest(timeline: dict[int, Value], index: int) -> Value | None:
+    """Return what holds at a block: the entry that began last."""
+    begun = [block for block in timeline if block <= index]
+    return timeline[max(begun)] if begun else None
+
+
+def slots_of(policy: MemoryPolicy) -> tuple[Slot, ...]:
+    """Return the slots of a memory's bank that are in use, of the first row; () for a memory without a bank."""
+    bank = getattr(policy, "bank", None)
+    if not isinstance(bank, NoveltyBank) or not bank.count:
+        return ()
+    entries = zip(bank.entries.source[0].tolist(), bank.entries.score[0].tolist(), strict=True)
+    return tuple(
+        Slot(number, tuple(source), score) for number, (source, score) in enumerate(entries) if score >= 0
+    )
+
+
+def resized(config: RunConfig, capacity_frames: float) -> RunConfig:
+    """Return the config with a bank of another size."""
+    memory = config.memory
+    if not hasattr(memory.settings, "capacity_frames"):
+        limit = f"the memory {memory.name} has no bank"
+        raise refuse("capacity_frames", capacity_frames, limit, "choose recap")
+    own: Any = memory.settings
+    sized = replace(memory, settings=replace(own, capacity_frames=capacity_frames))
+    return replace(config, memory=sized)

@@ -11,6 +11,7 @@ from recap.io.cast import NAME
 from recap.registry import ADMISSIONS
 from recap.session import Session
 from recap.studio import messages as say
+from recap.studio.branching import make_branch, switch
 from recap.studio.live import LiveSession
 from recap.studio.settings import Limits
 from recap.studio.track import apply_change
@@ -42,9 +43,9 @@ def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Su
         case say.DropCueMessage():
             return _drop_cue(live, command.block)
         case say.BranchMessage():
-            return {"branch": live.make_branch(command.second)}
+            return {"branch": make_branch(live, command.second)}
         case say.SwitchMessage():
-            live.switch(command.branch)
+            switch(live, command.branch)
         case say.PinMessage() | say.ForgetMessage():
             return _edit_bank(live, command)
         case say.SetMessage():

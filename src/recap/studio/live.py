@@ -53,7 +53,7 @@ class LiveSession:
         self.playing = True
         self.message = ""
         self._engine = engine
-        self._settings = settings
+        self.settings = settings
         self.clock = tracks[0].clock
         self._spec = self.clock.spec
         self.hub = Hub(settings.limits.subscribers)
@@ -62,7 +62,7 @@ class LiveSession:
         # Per branch: grows when blocks are dropped, so that what is still being encoded of them is not kept.
         self._epochs: dict[int, int] = {}
         # Per branch: the last block that somebody saw.
-        self._seen: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
         self._firsts: dict[str, Picture] = {}
         self._broken = False
@@ -85,18 +85,18 @@ class LiveSession:
         for name, track in self.tracks.items():
             self.store.drop_blocks(name, branch, blocks)
             track.build(branch, blocks)
-        self._seen.setdefault(branch, blocks - 1)
+        self.seen.setdefault(branch, blocks - 1)
         self._broken = False
 
     def wants_block(self) -> bool:
-        seen = self._seen.get(self.record.current, -1)
-        waiting = self.next_block - 1 - seen < self._settings.lead_blocks
+        seen = self.seen.get(self.record.current, -1)
+        waiting = self.next_block - 1 - seen < self.settings.lead_blocks
         return self.playing and not self._broken and waiting
 
     def make_block(self) -> None:
         """Generate one block of every track, and hand it to the encoder."""
         index, branch = self.next_block, self.record.current
-        most = self._settings.limits.session_seconds
+        most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
             raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
         seconds = pictures = 0.0
@@ -220,7 +220,7 @@ class LiveSession:
                     name: {"memory": track.config.memory.name, "admission": track.config.admission.name}
                     for name, track in self.tracks.items()
                 },
-                "branches": [self._branch(branch) for branch in self.record.branches.values()],
+                "branches": [self.branch_shown(branch) for branch in self.record.branches.values()],
                 "branch": self.record.current,
                 "cues": self._cues(),
                 "changes": self.branch.changes,
@@ -231,7 +231,7 @@ class LiveSession:
                 "playing": self.playing,
             }
 
-    def _branch(self, branch: BranchRecord) -> dict[str, Any]:
+    def branch_shown(self, branch: BranchRecord) -> dict[str, Any]:
         blocks = self.store.count(MAIN, branch.id)
         return {"id": branch.id, "parent": branch.parent, "fork_block": branch.fork_block, "blocks": blocks}
 
@@ -247,11 +247,11 @@ class LiveSession:
         """Note which second is on the screen; what was not generated yet cannot have been seen."""
         branch = self.record.current
         block = min(self.clock.block_at(min(second, 1e6)), self.next_block - 1)
-        self._seen[branch] = max(block, self._seen.get(branch, -1))
+        self.seen[branch] = max(block, self.seen.get(branch, -1))
 
     @property
     def first_unseen(self) -> int:
-        return self._seen.get(self.record.current, -1) + 1
+        return self.seen.get(self.record.current, -1) + 1
 
     def direct(self, act: Callable[[int], list[dict[str, Any]]], at_block: int = 0) -> int:
         """Change the session at the first block that has not been seen, or at a later one; returns the block.
@@ -259,7 +259,7 @@ class LiveSession:
         `act` is called with that block when all sessions are there, and returns the changes of memory that it made.
         If it refuses, everything is as it was.
         """
-        self._check_sound()
+        self.check_sound()
         target = max(self.first_unseen, at_block)
         here = min(target, self.next_block)
         branch = self.branch
@@ -282,7 +282,7 @@ class LiveSession:
             self._drop(here)
         branch.cues = self.tracks[MAIN].session.cues
         branch.changes = [change for change in branch.changes if change["at"] <= here] + changes
-        self._told()
+        self.told()
         return target
 
     def set_rule(self, rule: str) -> int:
@@ -290,12 +290,12 @@ class LiveSession:
 
         A rule must see a video from its first picture on, so all blocks are read again.
         """
-        self._check_sound()
+        self.check_sound()
         branch, block = self.branch, min(self.first_unseen, self.next_block)
         if any(change["kind"] in ("pin", "forget") for change in branch.changes):
             limit = "slots were pinned or forgotten, and another rule would fill others"
             raise refuse("admission", rule, limit, "branch from an earlier second, or begin another session")
-        self._settle()
+        self.settle()
         goes_back = block < self.next_block
         before, kept = branch.rule, {name: track.session for name, track in self.tracks.items()}
         branch.rule = rule
@@ -310,10 +310,10 @@ class LiveSession:
         if goes_back:
             self._drop(block)
         branch.changes = [change for change in branch.changes if change["at"] <= block]
-        self._told()
+        self.told()
         return block
 
-    def _check_sound(self) -> None:
+    def check_sound(self) -> None:
         if self._broken:
             raise refuse("session", "failed", self.message, "press play first")
 
@@ -326,7 +326,7 @@ class LiveSession:
                 self.store.drop_blocks(track, branch, first)
                 self.hub.tell({"type": "dropped", "track": track, "branch": branch, "from_block": first})
 
-    def _told(self) -> None:
+    def told(self) -> None:
         """Write the record, and tell all who watch what is on the timeline."""
         with self.lock:
             self.store.save_record()
@@ -342,7 +342,7 @@ class LiveSession:
     def play(self) -> None:
         """Generate again; after a failure from what is on disk."""
         if self._broken:
-            self._settle()
+            self.settle()
             self.begin()
         self.playing, self.message = True, ""
         self.tell_status()
@@ -351,68 +351,14 @@ class LiveSession:
         self.playing = False
         self.tell_status()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait until all blocks that were handed to the encoder are on disk."""
         self._engine.encoder.submit(lambda: None).result()
-
-    def make_branch(self, second: float) -> int:
-        """Go back to a second and continue from there in a new branch; returns its number."""
-        self._check_sound()
-        most = self._settings.limits.branches
-        if len(self.record.branches) >= most:
-            raise refuse("branches", len(self.record.branches), f"at most {most} are kept", "begin a session")
-        self._settle()
-        here = self.record.current
-        block = min(self.clock.block_at(min(max(second, 0.0), 1e6)) + 1, self.next_block)
-        if not block:
-            raise refuse("second", second, "nothing is generated yet", "wait for the first block")
-        parent = self.branch
-        number = max(self.record.branches) + 1
-        cues = {at: cue for at, cue in parent.cues.items() if at < block}
-        changes = [change for change in parent.changes if change["at"] < block]
-        for track in self.tracks.values():
-            track.keep_state(here)
-        with self.lock:
-            self.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule)
-            self.record.current = number
-            self.store.save_record()
-        self._seen[number] = block - 1
-        self._move(lambda track: track.go_back(block, self.branch))
-        return number
-
-    def switch(self, branch: int) -> None:
-        """Make another branch the current one."""
-        if branch not in self.record.branches:
-            known = ", ".join(str(number) for number in self.record.branches)
-            raise refuse("branch", branch, f"there are the branches {known}", "name one of them")
-        if branch == self.record.current:
-            return
-        self._settle()
-        for track in self.tracks.values():
-            track.keep_state(self.record.current)
-        with self.lock:
-            self.record.current = branch
-            self.store.save_record()
-        self._move(None)
-
-    def _move(self, go: Callable[[Track], None] | None) -> None:
-        """Bring the tracks to the current branch; whatever fails there is said, and `play` tries again."""
-        try:
-            if go is None:
-                self.begin()
-            else:
-                for track in self.tracks.values():
-                    go(track)
-        except Exception as error:
-            self.fail(in_words(error))
-        with self.lock:
-            self.hub.tell({"type": "branch", **self._branch(self.branch), "current": self.record.current})
-        self._told()
 
     def close(self) -> None:
         """Stop, keep the present state and end all streams."""
         self.playing = False
-        self._settle()
+        self.settle()
         if not self._broken:
             for track in self.tracks.values():
                 track.keep_state(self.record.current)
