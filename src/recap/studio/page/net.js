@@ -29,6 +29,12 @@ export async function request(path, { method = "GET", body, raw = false, file } 
   return answer.status === 204 ? null : answer.json().catch(() => null);
 }
 
+/** What the address of the page says after the #. */
+export const inHash = (name) => new URLSearchParams(location.hash.slice(1)).get(name);
+
+/** Open a session that may be on disk only; one that is open already stays so. */
+export const openSession = (id) => request(`/sessions/${encodeURIComponent(id)}/open`, { method: "POST" });
+
 const LONGEST_WAIT_MS = 5000;
 
 /** One session's socket. `on` has a function per type of message; `on.media(header, bytes)` gets what is binary. */

@@ -18,3 +18,13 @@ function put(words, kind, key, time) {
 export const say = (words, key) => put(words || "Something went wrong.", "bad", key, STAYS_MS);
 export const notice = (words) => put(words, "good", undefined, SHORT_MS);
 export function dismiss(key) { for (const each of byId("notices").querySelectorAll(`[data-key="${key}"]`)) each.remove(); }
+
+/** Do something; a refusal is said on the page and changes nothing. */
+export async function attempt(work, tell = say) {
+  try {
+    return await work();
+  } catch (error) {
+    tell(error.message || String(error));
+    return undefined;
+  }
+}

@@ -1,11 +1,12 @@
 // The first view: begin a session, or go on with one.
 import { byId, make, options } from "./dom.js";
 import { request } from "./net.js";
+import { attempt } from "./notices.js";
 
 const open = (id) => { location.hash = `session=${encodeURIComponent(id)}`; };
 let ready = false;
 
-export async function showStart(about, attempt) {
+export async function showStart(about) {
   if (!ready) {
     ready = true;
     options(byId("memory"), about.memories.map((name) => [name, name]), "recap");
@@ -14,16 +15,16 @@ export async function showStart(about, attempt) {
     byId("model-words").textContent = /embedded/.test(about.backbone)
       ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
       : `Model: ${about.backbone}.`;
-    byId("create").addEventListener("submit", (event) => { event.preventDefault(); create(attempt); });
+    byId("create").addEventListener("submit", (event) => { event.preventDefault(); create(); });
     byId("see-demo").addEventListener("click", () => { location.hash = "demo"; });
-    byId("upload").addEventListener("change", () => upload(attempt));
+    byId("upload").addEventListener("change", () => upload());
   }
   const [found, casts] = await Promise.all([attempt(() => request("/sessions")), attempt(() => request("/casts"))]);
-  listSessions(found?.sessions ?? found ?? [], about, attempt);
-  listCasts(casts?.casts ?? casts ?? []);
+  listSessions(found?.sessions ?? found ?? [], about);
+  listCasts(casts?.casts ?? []);
 }
 
-async function create(attempt) {
+async function create() {
   const button = byId("create").querySelector(".primary");
   button.disabled = true;
   button.textContent = "Starting";
@@ -37,7 +38,7 @@ async function create(attempt) {
   if (made) open(made.session);
 }
 
-async function upload(attempt) {
+async function upload() {
   const [file] = byId("upload").files;
   byId("upload").value = "";
   if (!file) return;
@@ -50,8 +51,8 @@ function listCasts(casts) {
     cast.thumbnail ? make("img", { src: cast.thumbnail, alt: "" }) : null, `@${cast.name}`)));
 }
 
-function listSessions(sessions, about, attempt) {
-  const host = byId("sessions"), again = () => showStart(about, attempt);
+function listSessions(sessions, about) {
+  const host = byId("sessions"), again = () => showStart(about);
   const act = (session, method, rest = "") => attempt(async () => { await request(`/sessions/${encodeURIComponent(session)}${rest}`, { method }); again(); });
   host.replaceChildren(...[...sessions].sort((a, b) => (b.created ?? 0) - (a.created ?? 0)).map((each) => {
     const facts = [each.created && new Date(1000 * each.created).toLocaleString(), each.seconds !== undefined && `${each.seconds.toFixed(1)} s`, each.open && "open", each.message];
