@@ -9,7 +9,7 @@ const LINES = [
   "An empty beach. The memory keeps the first picture; its bank, to the right, takes in what is new.",
   "A fox comes, and its patches enter the bank: watch the wall fill.",
   "A cut: the recent frames are gone, and the first picture never had a fox. Only the bank still knows it.",
-  "The prompt asks for a fox again. Is it the same one? It was read from the bank.",
+  "A fox is asked for again, and it is the same one: green shows where the picture reads the bank.",
 ];
 const YOURS = "Your turn: type what happens next, click a cut-out, or go back and branch.";
 
@@ -22,6 +22,9 @@ export async function beginDemo() {
   }
   return session;
 }
+
+/** The role to show in the picture from the last prompt of the story on. */
+export const demoRole = (prompts, second) => (prompts.length === LINES.length && second >= prompts.at(-1).second ? "bank" : null);
 
 /** The line for a moment of the story; `prompts` are those of the session. */
 export function demoLine(prompts, second) {

@@ -46,7 +46,7 @@ export function joined(patches) {
 }
 
 const sum = (numbers) => numbers.reduce((total, number) => total + (number || 0), 0);
-const percent = (share) => `${share < 0.0995 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${share < 0.0995 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`);
 
 /** The bank as cut-outs. It keeps the elements of what stays, so that only new ones move. */
 export class Wall {
@@ -174,6 +174,7 @@ export function paintOverlay(canvas, video, info, role, shape) {
   if (!info || role === "off") return;
   const colour = getComputedStyle(document.documentElement).getPropertyValue(role === "new" ? "--new" : `--${role}`).trim() || "#12a150";
   context.fillStyle = context.strokeStyle = colour;
+  context.globalAlpha = 1;
   if (role === "new") {
     const cell = [width / shape.columns, height / shape.rows];
     context.lineWidth = 2;
@@ -188,11 +189,16 @@ export function paintOverlay(canvas, video, info, role, shape) {
   }
   const map = info.overlay?.roles?.[role];
   if (!map) return;
-  const { rows, columns } = info.overlay, most = Math.max(1e-9, ...map), cell = [width / columns, height / rows];
+  // One pixel per place, enlarged softly: the places are coarse, and edges between them mean nothing.
+  const { rows, columns } = info.overlay, most = Math.max(1e-9, ...map), small = make("canvas", { width: columns, height: rows });
+  const glow = small.getContext("2d");
+  glow.fillStyle = colour;
   map.forEach((value, i) => {
-    context.globalAlpha = 0.75 * value / most;
-    context.fillRect((i % columns) * cell[0], Math.floor(i / columns) * cell[1], cell[0] + 0.5, cell[1] + 0.5);
+    glow.globalAlpha = 0.8 * (value / most) ** 1.5;
+    glow.fillRect(i % columns, Math.floor(i / columns), 1, 1);
   });
+  context.imageSmoothingQuality = "high";
+  context.drawImage(small, 0, 0, width, height);
 }
 
 /** Flash a mark on one patch of the picture. */

@@ -1,6 +1,6 @@
 // One session on the page: what the server says about it, where the viewer is, and drawing that.
 import { byId, choices, clamp, icon, inOrder, make, options, roleName } from "./dom.js";
-import { demoLine } from "./demo.js";
+import { demoLine, demoRole } from "./demo.js";
 import { paintOverlay, showPicked, showShares, Strips, Wall } from "./memory.js";
 import { address, inHash, openSession, request, Stream } from "./net.js";
 import { attempt, dismiss, notice, say } from "./notices.js";
@@ -328,7 +328,7 @@ export class View {
       });
       const story = inHash("demo") !== null;
       byId("caption").hidden = !story;
-      if (story) byId("caption").textContent = demoLine(this.withSeconds(), second);
+      if (story) this.tellStory(second);
       const next = this.nextUnseen();
       byId("takes-effect").textContent = byId("later").checked ? "" : `Enter: from ${next.toFixed(1)} s on, the first moment not seen yet`;
     }
@@ -341,6 +341,13 @@ export class View {
     byId("latency").textContent = `new prompt on screen after ${took.toFixed(1)} s`;
     byId("latency").dataset.seconds = took.toFixed(3);
     this.sent = null;
+  }
+
+  tellStory(second) {
+    const prompts = this.withSeconds(), role = demoRole(prompts, second);
+    byId("caption").textContent = demoLine(prompts, second);
+    // Once: whoever switches it off has seen it.
+    if (role && !this.storyShown) { this.storyShown = true; this.role = role; this.shown = null; }
   }
 
   nextUnseen() {
