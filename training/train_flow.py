@@ -1,9 +1,10 @@
 """Train world-flow, the small flow network, on the exact flow of rendered clips, for a fixed time.
 
-    python -m training.train_flow --minutes 5 --autoencoder FILE --out DIR [--resume DIR]
+    python -m training.train_flow --minutes 5 --autoencoder FILE --out DIR [--resume DIR] [--teacher raft-small.pth]
 
 It writes to DIR, every minute and at the end: world-flow.safetensors (running mean, fp16) and record.json with
-errors on unseen clips and how well novelty works with it. It needs the atlas (training.atlas).
+errors on unseen clips and how well novelty works with it. It needs the atlas (training.atlas). With a teacher it
+learns RAFT-small's flow of the same clips instead of the exact one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from recap.contracts import Flow, FlowEstimator
 from recap.flow.classical import ClassicalFlow
 from recap.flow.network import pair_indices
+from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.world import COARSE, FINE, WorldFlow, WorldFlowNet, enlarge
 from training.flow_clips import FlowClips, FlowPool, FlowWorld, Recode, load_recode, open_flow_world
 from training.flow_quality import judge
@@ -37,6 +39,7 @@ class Options:
     autoencoder: Path
     out: Path
     resume: Path | None = None
+    teacher: Path | None = None
     seed: int = 0
     batch: int = 96  # pairs, each of which is learnt both ways
     muon_rate: float = 3e-3
@@ -137,6 +140,8 @@ class Trainer:
             self.model.load_state_dict(load_weights(options.resume / FILE_NAME))
         self.mean = RunningMean(self.model, options.mean_decay)
         self.optimisers = make_optimisers(self.model, options)
+        teacher = options.teacher
+        self.teacher = None if teacher is None else RaftFlow(load_raft_small(teacher, device))
         unseen = world(options.eval_clips, UNSEEN_SEED)
         self.unseen = replace(unseen, pictures=recode(unseen.pictures))
         # A resumed run must not see the clips of the run before it again in the same order.
@@ -173,6 +178,9 @@ class Trainer:
     def step(self) -> Tensor:
         """Make one update; return loss and error in pixels, still on the device."""
         clips = vary(self.pool.draw(self.options.batch), self.options.pixel_noise)
+        if self.teacher is not None:
+            forward, backward = self.teacher(clips.pictures)
+            clips = replace(clips, forward=forward, backward=backward)
         with self.autocast():
             loss, error = flow_loss(self.model, clips, self.options)
         for optimiser in self.optimisers:

@@ -10,6 +10,7 @@ from recap.admission.diversity import DiversityConfig, DiversityKeysConfig
 from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_texture import FlowTextureConfig
 from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
+from recap.admission.keys import KeyNoveltyConfig
 from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
@@ -50,6 +51,7 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "recent": RecentHistoryConfig,
     "diversity": DiversityConfig,
     "diversity-keys": DiversityKeysConfig,
+    "keys": KeyNoveltyConfig,
 }
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": ProbeJudge}
 """Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""

@@ -8,7 +8,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recap.show.chart import BankHistory, Bar, Line, draw_bank, interval_chart, line_chart
+from recap.show.chart import (
+    BankHistory,
+    Bar,
+    Line,
+    Place,
+    draw_bank,
+    interval_chart,
+    line_chart,
+    plane_chart,
+)
 
 NAN = math.nan
 LEFT, RIGHT, BOTTOM = 60.0, 730.0, 300.0
@@ -88,3 +97,20 @@ def test_long_videos_have_few_bands():
     svg = draw_bank("recent", BankHistory(ends, follows))
     assert len(bands(svg)) <= 31 and len(svg) < 20_000
     assert draw_bank("empty", BankHistory([1.0], [{}])).count("<rect") == 1
+
+
+def test_a_plane_joins_the_places_of_a_path_and_leaves_out_what_was_not_measured():
+    places = [
+        Place("none", (0.5, 0.4, 0.6), (0.3, 0.2, 0.4)),
+        Place("recap, lambda 1", (0.4, 0.3, 0.5), (0.7, 0.6, 0.8), "recap"),
+        Place("recap, lambda 5", (0.2, NAN, NAN), (0.8, NAN, NAN), "recap"),
+        Place("lost", (NAN, NAN, NAN), (0.1, 0.1, 0.1)),
+    ]
+    svg = plane_chart("identity against motion", places, "motion", "identity")
+    assert all(f">{place.label}<" in svg for place in places[:3]) and "lost" not in svg
+    dots = [(float(dot["cx"]), float(dot["cy"])) for dot in drawn(svg, "circle")]
+    assert len(dots) == 3 and dots[0][0] > dots[1][0] > dots[2][0] and dots[0][1] > dots[1][1] > dots[2][1]
+    (path,) = drawn(svg, "polyline")
+    assert [tuple(map(float, point.split(","))) for point in path["points"].split()] == dots[1:]
+    # Two measures of two places have intervals.
+    assert sum("stroke-opacity" in line for line in drawn(svg, "line")) == 4

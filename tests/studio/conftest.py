@@ -79,7 +79,7 @@ class Viewer:
         self.media.append((header, data))
         return header
 
-    def until(self, wanted, most=400):
+    def until(self, wanted, most=5000):
         """Read until an event of this type, or one for which a function is true."""
         for _ in range(most):
             event = self.read()
@@ -88,6 +88,12 @@ class Viewer:
         raise AssertionError(f"{wanted} did not come")
 
     def until_block(self, index, track="main"):
+        """Read until there is such a block; those that were there before are in the first event."""
+        if not self.events:
+            self.read()
+        first = self.events[0]["blocks"].get(track, [])
+        if index < len(first) and not any(e["type"] == "dropped" for e in self.events):
+            return first[index]
         return self.until(lambda e: e.get("type") == "block" and e["index"] == index and e["track"] == track)
 
     def watch_to(self, second):

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.contracts import Flow
+from recap.flow import RAFT_SMALL
 from recap.flow.exact import ExactFlow
+from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.warp import backtrace, sample
 from recap.flow.world import WorldFlowNet, load_world_flow
 from training.flow_clips import FlowClips, FlowPool, halve, load_recode, open_flow_world
@@ -126,6 +128,21 @@ def test_everything_is_written_and_resumes(tmp_path: Path) -> None:
     for name, tensor in resumed.model.state_dict().items():
         assert torch.equal(tensor, saved[name])
     assert resumed.evaluate()["error_px"] == pytest.approx(measured["error_px"], rel=1e-2)
+
+
+def test_a_teacher_takes_the_place_of_the_exact_flow(tmp_path: Path, random_raft: Path) -> None:
+    file = random_raft / RAFT_SMALL.file_name
+    trainer = Trainer(options(tmp_path, 600, teacher=file), few_clips, unchanged, "cpu")
+    # The first draw renders; those after it only choose.
+    trainer.pool.draw(8)
+    before = torch.get_rng_state()
+    clips = vary(trainer.pool.draw(8), trainer.options.pixel_noise)
+    forward, backward = RaftFlow(load_raft_small(file))(clips.pictures)
+    _, wanted = flow_loss(trainer.model, replace(clips, forward=forward, backward=backward), trainer.options)
+    _, exact = flow_loss(trainer.model, clips, trainer.options)
+    torch.set_rng_state(before)
+    found = trainer.step()[1].item()
+    assert found == pytest.approx(wanted.item(), rel=1e-4) and abs(found - exact.item()) > 1e-2
 
 
 def test_halved_clips_match_their_flow() -> None:

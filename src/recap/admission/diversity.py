@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import ScoredAdmission, check_settings, sort_key, sources
+from recap.admission.base import check_settings
+from recap.admission.described import Described, refuse_keyless, take
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
@@ -46,7 +47,7 @@ class ClusterConfig(AdmissionConfig):
         check_settings(self, names, 1, 65536, limit, "leave it out for the default")
 
 
-class Diversity(ScoredAdmission):
+class Diversity(Described):
     """Keeps the tokens nearest to the centres of k-means; a subclass implements `describe`."""
 
     def __init__(self, config: ClusterConfig, grid: tuple[int, int]):
@@ -54,11 +55,6 @@ class Diversity(ScoredAdmission):
         self._config = config
         # First frame of the block last proposed; it seeds the k-means.
         self._frame = 0
-        # Sort keys B N and descriptors B N D of that block.
-        self._fresh: tuple[Tensor, Tensor] | None = None
-        # Sort keys B K and descriptors B K D of what the bank keeps.
-        self._place: Tensor | None = None
-        self._descriptor: Tensor | None = None
         # B k D
         self._centres: Tensor | None = None
 
@@ -69,7 +65,7 @@ class Diversity(ScoredAdmission):
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         descriptor = self.describe(block, pixels)
         self._frame = block.first_frame
-        self._fresh = (sort_key(sources(block, self._grid, pixels)), descriptor)
+        self.take_fresh(block, pixels, descriptor)
         if self._centres is None:
             return torch.ones_like(descriptor[..., 0])
         distance = 1 - (descriptor @ self._centres.transpose(1, 2)).amax(dim=-1)
@@ -77,7 +73,7 @@ class Diversity(ScoredAdmission):
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        points, random, config = self._look_up(pool), seeded(self._config.seed, self._frame), self._config
+        points, random, config = self.look_up(pool), seeded(self._config.seed, self._frame), self._config
         centres = self._centres
         if centres is None:
             centres = spread_centres(points, config.num_centres, random)
@@ -85,35 +81,19 @@ class Diversity(ScoredAdmission):
             points, centres, random, num_steps=config.num_steps, batch_points=config.batch_points
         )
         stays = nearest_to_centres(points, self._centres, capacity)
-        self._place, self._descriptor = sort_key(pool.source).gather(1, stays), take(points, stays)
-        self._fresh = None
+        self.keep(pool, points, stays)
         return stays
 
-    def _look_up(self, pool: Candidates) -> Tensor:
-        """Return descriptors B P D of a pool, whose order is the bank's business: they are found by source."""
-        assert self._fresh is not None, "retained before it was proposed"
-        place, descriptor = self._fresh
-        if self._place is not None and self._descriptor is not None:
-            place = torch.cat([self._place, place], dim=1)
-            descriptor = torch.cat([self._descriptor, descriptor], dim=1)
-        ordered, by_place = place.sort(dim=1)
-        return take(descriptor, by_place.gather(1, torch.searchsorted(ordered, sort_key(pool.source))))
-
     def state(self) -> State:
-        return copies({"place": self._place, "descriptor": self._descriptor, "centres": self._centres})
+        return {**super().state(), **copies({"centres": self._centres})}
 
-    def expected(self, state: State) -> dict[str, Entry]:
-        own = {
-            "place": Entry(("B", "K"), torch.int64, 0, torch.iinfo(torch.int64).max),
-            "descriptor": Entry(("B", "K", "E"), torch.float32),
-            "centres": Entry(("B", self._config.num_centres, "E"), torch.float32),
-        }
-        return together(state, own)
+    def entries(self) -> dict[str, Entry]:
+        centres = Entry(("B", self._config.num_centres, "E"), torch.float32)
+        return {**super().entries(), "centres": centres}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._place, self._descriptor = state.get("place"), state.get("descriptor")
-        self._centres, self._fresh = state.get("centres"), None
+        self._centres = state.get("centres")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +185,7 @@ class KeyDiversity(Diversity):
 
     def describe(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
-            limit = "the memory passes no keys to it"
-            raise refuse("admission", "diversity-keys", limit, "choose memory `recap`, or another admission")
+            raise refuse_keyless("diversity-keys")
         if self._common is None:
             self._common = self._keys.mean(dim=1, keepdim=True)
         descriptor, self._keys = functional.normalize(self._keys - self._common, dim=-1), None
@@ -277,11 +256,6 @@ def nearest_to_centres(points: Tensor, centres: Tensor, capacity: int) -> Tensor
 def _distance(points: Tensor, centres: Tensor) -> Tensor:
     """Return 1 - cosine, B P k, of unit vectors."""
     return (1 - points @ centres.transpose(1, 2)).clamp_(min=0)
-
-
-def take(points: Tensor, index: Tensor) -> Tensor:
-    """Return the points B P D at indices B K."""
-    return points.gather(1, index[..., None].expand(-1, -1, points.shape[-1]))
 
 
 def _move_idle(points: Tensor, centres: Tensor) -> Tensor:

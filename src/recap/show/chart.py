@@ -37,6 +37,16 @@ class Line(NamedTuple):
     spans: Sequence[tuple[float, float]] = ()
 
 
+class Place(NamedTuple):
+    """Says where something lies by two measures, each a mean, the low and the high end of its interval."""
+
+    label: str
+    x: tuple[float, float, float]
+    y: tuple[float, float, float]
+    # Places of one path are joined in their order, and have one colour.
+    path: str = ""
+
+
 class BankHistory(NamedTuple):
     """Says what was in a bank after every block. All is in seconds of the video."""
 
@@ -104,6 +114,61 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
                 parts.append(svg.line(at, up(over), at, up(under), stroke=colour, stroke_width=1.4))
         parts.append(svg.text(_LEFT + 150 * index, _BOTTOM + 52, f"● {line.label}", fill=colour))
     return svg.drawing(_WIDTH, _BOTTOM + 60, parts)
+
+
+def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str) -> str:
+    """Draw places in a plane with the intervals of both measures as a cross, and a line through those of a path."""
+    left, right, top, bottom = _LEFT, _RIGHT, _TOP + 16, _TOP + 456
+    known = [place for place in places if place.x[0] == place.x[0] and place.y[0] == place.y[0]]
+    first, last = _range([value for place in known for value in place.x if value == value])
+    low, high = _range([value for place in known for value in place.y if value == value])
+    across, up = svg.scale(first, last, left, right), svg.scale(low, high, bottom, top)
+    parts = [svg.title(title), svg.note(left, top - 12, f"↑ {y_label}")]
+    for tick in svg.round_ticks(low, high):
+        parts.append(svg.line(left, up(tick), right, up(tick), stroke=svg.RULE))
+        parts.append(svg.note(left - 8, up(tick) + 4, f"{tick:g}", "end"))
+    for tick in svg.round_ticks(first, last):
+        parts.append(svg.line(across(tick), top, across(tick), bottom, stroke=svg.RULE))
+        parts.append(svg.note(across(tick), bottom + 18, f"{tick:g}", "middle"))
+    parts.append(svg.note(right, bottom + 34, f"{x_label} →", "end"))
+    groups = list(dict.fromkeys(place.path or place.label for place in known))
+    colours = dict(zip(groups, colours_of(groups), strict=True))
+    for path in dict.fromkeys(place.path for place in known if place.path):
+        points = [(across(place.x[0]), up(place.y[0])) for place in known if place.path == path]
+        parts.append(svg.polyline(points, stroke=colours[path], stroke_width=1.6, stroke_dasharray="5 4"))
+    taken = [(across(place.x[0]) - 6, up(place.y[0]) - 6, 12.0) for place in known]
+    for place in known:
+        x, y, colour = across(place.x[0]), up(place.y[0]), colours[place.path or place.label]
+        if place.x[1] == place.x[1]:
+            parts.append(
+                svg.line(across(place.x[1]), y, across(place.x[2]), y, stroke=colour, stroke_opacity=0.4)
+            )
+        if place.y[1] == place.y[1]:
+            parts.append(svg.line(x, up(place.y[1]), x, up(place.y[2]), stroke=colour, stroke_opacity=0.4))
+        parts.append(svg.dot(x, y, 4.5, colour))
+        parts.append(svg.text(*_free_spot(place.label, x, y, taken), place.label, fill=colour))
+    return svg.drawing(_WIDTH, bottom + 50, parts)
+
+
+def _free_spot(
+    label: str, x: float, y: float, taken: list[tuple[float, float, float]]
+) -> tuple[float, float]:
+    """Return where a label next to a point covers no other one, and take the place; the last spot if all are taken.
+
+    `taken` has the left edge, the upper edge and the width of every label and point; all are as high as a line.
+    """
+    width, height = 6.3 * len(label), 13.0
+    for down in (-3.0, 13.0, -16.0, 26.0, -29.0, 39.0, -42.0):
+        for left in (x + 9, x - 9 - width):
+            top = y + down - 10
+            free = all(
+                left + width < other or other + wide < left or top + height < upper or upper + height < top
+                for other, upper, wide in taken
+            )
+            if free and left >= _LEFT and left + width <= _WIDTH:
+                taken.append((left, top, width))
+                return left, y + down
+    return x + 9, y - 3
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

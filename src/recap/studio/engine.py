@@ -83,8 +83,9 @@ class Engine:
                     for _, future in calls:
                         future.cancel()
                     return
-            for work, future in calls:
-                _run(work, future)
+            while calls:
+                # Nothing of a call is held while the thread waits for the next one.
+                _run(*calls.pop(0))
             self._take_turn()
 
     def _someone_waits(self) -> bool:

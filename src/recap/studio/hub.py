@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from recap.errors import RecapError, refuse
@@ -57,7 +58,7 @@ class Subscriber:
 
 
 class Hub:
-    """Keeps the subscribers of one session. Its callers hold the session's lock, so that events stay in order."""
+    """Keeps the subscribers of one session. Who sends holds the session's lock, so that events stay in order."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -73,19 +74,20 @@ class Hub:
         self._subscribers.append(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
-        if subscriber in self._subscribers:
+        """Let somebody go, at any time: nothing waits for this."""
+        with suppress(ValueError):
             self._subscribers.remove(subscriber)
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send an event as JSON to all."""
         text = json.dumps({"v": 1, **event})
-        for subscriber in self._subscribers:
+        for subscriber in tuple(self._subscribers):
             subscriber.offer(text)
 
     def send_media(self, header: dict[str, Any], media: bytes, init: Callable[[], bytes]) -> None:
         """Send a piece of video to all; to those who have nothing of it yet, its beginning first."""
         piece = binary_event({**header, "kind": "media"}, media)
-        for subscriber in self._subscribers:
+        for subscriber in tuple(self._subscribers):
             self.begin(subscriber, header, init)
             subscriber.offer(piece)
 
@@ -98,6 +100,6 @@ class Hub:
 
     def close(self) -> None:
         """End all streams."""
-        for subscriber in self._subscribers:
+        for subscriber in tuple(self._subscribers):
             subscriber.offer(None)
         self._subscribers.clear()

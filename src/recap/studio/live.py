@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
+from recap.io.trace import BlockTrace
 from recap.io.video import Picture
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
@@ -45,7 +46,12 @@ class LiveSession:
     """Generates, keeps and shows one session."""
 
     def __init__(
-        self, store: SessionStore, tracks: Sequence[Track], engine: Engine, settings: StudioSettings
+        self,
+        store: SessionStore,
+        tracks: Sequence[Track],
+        engine: Engine,
+        settings: StudioSettings,
+        check_room: Callable[[], None],
     ) -> None:
         self.store = store
         self.record = store.record
@@ -53,6 +59,7 @@ class LiveSession:
         self.playing = True
         self.message = ""
         self._engine = engine
+        self._check_room = check_room
         self.settings = settings
         self.clock = tracks[0].clock
         self._spec = self.clock.spec
@@ -66,7 +73,9 @@ class LiveSession:
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
         self._firsts: dict[str, Picture] = {}
         self._broken = False
-        self._state = ""
+        # Of a run that was uploaded: blocks that are read instead of generated, and what its trace says of them.
+        self.known: dict[int, Tensor] = {}
+        self.traces: dict[int, BlockTrace] = {}
 
     # Generating
 
@@ -99,10 +108,12 @@ class LiveSession:
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
             raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
+        if index % STATE_EVERY == STATE_EVERY - 1:
+            self._check_room()
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
-            made, info = track.step(branch)
+            made, info = track.step(branch, self.known.get(index), self.traces.get(index))
             shown = pictures_of(made)
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}
@@ -112,7 +123,8 @@ class LiveSession:
             )
             if track.session.next_block % STATE_EVERY == 0:
                 track.keep_state(branch)
-        self._speed.append((int(pictures), seconds))
+        if self.known.pop(index, None) is None:
+            self._speed.append((int(pictures), seconds))
         self.tell_status()
 
     def _finish(
@@ -191,10 +203,6 @@ class LiveSession:
                     header = self._header(track, branch, info)
                     self.hub.begin(subscriber, header, lambda t=track: self.store.read_init(t, branch))  # type: ignore[misc]
         return hello
-
-    def leave(self, subscriber: Subscriber) -> None:
-        with self.lock:
-            self.hub.leave(subscriber)
 
     def hello(self) -> dict[str, Any]:
         """Return the whole state of the session, as plain data."""

@@ -5,18 +5,22 @@ Annotations here are evaluated when a studio is opened, so that the package can 
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recap.errors import RecapError, refuse
 from recap.io.extras import import_extra
 from recap.studio import messages as say
 from recap.studio.engine import in_words
+from recap.studio.exchange import export_run
 from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
 from recap.studio.pages import add_page
+from recap.studio.segments import join_segments
 from recap.studio.store import INFO, MEDIA, STRIP
 from recap.studio.studio import Studio
 
@@ -40,6 +44,9 @@ def make_app(studio: Studio) -> Any:
     add_guard(app, studio.settings)
     add_errors(app)
     router = fastapi.APIRouter(prefix="/v1")
+    # First, since its routes have names where others take any.
+    add_exchange(router, studio)
+    add_videos(router, studio)
     add_sessions(router, studio)
     add_files(router, studio)
     add_casts(router, studio)
@@ -192,6 +199,70 @@ def add_casts(router: "APIRouter", studio: Studio) -> None:
         return {"v": 1, **await asyncio.to_thread(studio.save_subject, live, asked)}
 
 
+def add_exchange(router: "APIRouter", studio: Studio) -> None:
+    """Add the routes of downloads and uploads."""
+    from fastapi import Request, Response
+
+    @router.get("/sessions/{name}/video.mp4")
+    async def video(name: str, track: str = say.MAIN, branch: int | None = None) -> Response:
+        live = studio.find(name)
+        number = live.record.current if branch is None else branch
+        data = await asyncio.to_thread(joined_video, live, track, number)
+        return Response(data, media_type="video/mp4", headers=_saved_as(f"{name}.mp4"))
+
+    @router.get("/sessions/{name}/run.zip")
+    async def run(name: str, track: str = say.MAIN, more_s: float = 10.0) -> Response:
+        live = studio.find(name)
+        most = studio.settings.limits.session_seconds
+        if not 0 <= more_s <= most:
+            raise refuse("more_s", more_s, f"must be 0 to {most:g}", "10 is the default")
+        data = await asyncio.to_thread(export_run, live, studio.engine, track, more_s)
+        return Response(data, media_type="application/zip", headers=_saved_as(f"{name}.zip"))
+
+    @router.post("/sessions/upload-run", status_code=201)
+    async def upload(request: Request) -> dict[str, Any]:
+        data = await read_body(request, studio.settings.limits.upload_bytes)
+        live = await asyncio.to_thread(studio.upload, data)
+        return await asyncio.to_thread(live.hello)
+
+
+def joined_video(live: LiveSession, track: str, branch: int) -> bytes:
+    """Return all of a branch as one file."""
+    init, pieces = live.media(track, branch)
+    with tempfile.TemporaryDirectory(prefix="recap-studio-") as folder:
+        path = Path(folder) / "video.mp4"
+        join_segments(init, pieces, path)
+        return path.read_bytes()
+
+
+def add_videos(router: "APIRouter", studio: Studio) -> None:
+    """Add the routes of videos for programs: create, poll, download."""
+    from fastapi import Request, Response
+
+    @router.post("/videos", status_code=202, openapi_extra=taking(say.NewVideo))
+    async def create(request: Request) -> dict[str, Any]:
+        body = await read_body(request, studio.settings.limits.message_bytes)
+        return await asyncio.to_thread(studio.create_video, say.read_message(body, say.NewVideo))
+
+    @router.get("/videos")
+    async def videos() -> dict[str, Any]:
+        return {"v": 1, "videos": studio.videos.list()}
+
+    @router.get("/videos/{name}")
+    async def show(name: str) -> dict[str, Any]:
+        return studio.videos.find(name).shown()
+
+    @router.get("/videos/{name}/content")
+    async def content(name: str) -> Response:
+        data = await asyncio.to_thread(studio.videos.content, name)
+        return Response(data, media_type="video/mp4", headers=_saved_as(f"{name}.mp4"))
+
+    @router.delete("/videos/{name}")
+    async def delete(name: str) -> dict[str, Any]:
+        await asyncio.to_thread(studio.videos.delete, name)
+        return {"v": 1, "id": name, "deleted": True}
+
+
 def _saved_as(name: str) -> dict[str, str]:
     return {"content-disposition": f'attachment; filename="{name}"'}
 
@@ -223,16 +294,19 @@ def add_stream(router: "APIRouter", studio: Studio) -> None:
             # The other side is gone; the session stays.
             pass
         finally:
-            await asyncio.to_thread(live.leave, subscriber)
+            live.hub.leave(subscriber)
             sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> None:
     """Send everything to one who watches, in order."""
-    await socket.send_text(json.dumps(hello))
-    while (event := await subscriber.next()) is not None:
-        await (socket.send_text(event) if isinstance(event, str) else socket.send_bytes(event))
-    await socket.close(1001)
+    # Whoever closes the tab meanwhile is gone, which is no failure; the reader of the socket ends it.
+    with suppress(Exception):
+        await socket.send_text(json.dumps(hello))
+        while (event := await subscriber.next()) is not None:
+            await (socket.send_text(event) if isinstance(event, str) else socket.send_bytes(event))
+        await socket.close(1001)
 
 
 async def _answer(studio: Studio, live: LiveSession, subscriber: Subscriber, data: str | bytes) -> None:

@@ -100,6 +100,12 @@ class SessionStore:
         self.folder = folder
         self.record = record
 
+    def clean(self) -> None:
+        """Delete what a killed server left half-written."""
+        for place in [self.folder, *self.folder.rglob("*")]:
+            if place.is_dir():
+                remove_strays(place)
+
     def save_record(self) -> None:
         """Write the session's record; what it says holds from here on, also after a kill."""
         write_whole(self.folder / RECORD, json.dumps(self.record.to_json()).encode())
@@ -238,9 +244,6 @@ class StudioFolder:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise refuse("session", name, "its record is damaged", DAMAGED) from error
-        for place in folder.rglob("*"):
-            if place.is_dir():
-                remove_strays(place)
         return SessionStore(folder, record)
 
     def delete(self, name: str) -> None:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from recap.config import RunConfig
 from recap.contracts import Backbone
 from recap.errors import RecapError, refuse, unknown_name
-from recap.io.report import Reporter
+from recap.io.cast import write_cast
+from recap.io.files import alone_in
+from recap.io.report import SILENT, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import VERSION, build_backbone
+from recap.session import Session
 from recap.session.values import Cue
 from recap.studio import messages as say
 from recap.studio.directing import carry_out, check_prompt
 from recap.studio.engine import Engine
+from recap.studio.exchange import UploadedRun, read_run
 from recap.studio.live import LiveSession
 from recap.studio.settings import StudioSettings
 from recap.studio.shelf import Shelf, subject_of
 from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id
 from recap.studio.track import Clock, Track
+from recap.studio.videos import VideoQueue
 
+BUSY = ("--folder", "another studio is working in it", "end that one, or choose another folder")
 FIRST_SHOT_S = 1.0
 """A session has no end; its config needs a shot of some length."""
 
@@ -36,11 +44,20 @@ class Studio:
             raise unknown_name("backbone", settings.backbone, BACKBONES)
         self.settings = settings
         self.folder = StudioFolder(settings.folder, settings.limits.disk_bytes)
+        # Until this studio is closed, or its process is gone.
+        self._alone = ExitStack()
+        self._alone.enter_context(alone_in(self.folder.root, *BUSY))
         self.shelf = Shelf(self.folder.root / "casts", settings.limits.casts)
         self.engine = Engine()
         self.sessions: dict[str, LiveSession] = {}
+        # Sessions that are being built.
+        self._opening: set[str] = set()
         self._lock = RLock()
         self._backbone: Backbone | None = None
+        self.videos = VideoQueue(
+            self.folder.root / "videos", self.engine, settings.limits, self._video_session
+        )
+        self.engine.call(lambda: self.engine.add(self.videos))
         # The model loads while the page does.
         self.engine.call(self._load)
 
@@ -113,48 +130,98 @@ class Studio:
 
     def create(self, new: say.NewSession) -> LiveSession:
         """Begin a session."""
-        if not new.prompt.strip():
-            raise refuse("prompt", new.prompt, "must be text", "say what the picture shows")
+        self._check_words(new.prompt)
         tracks = {say.MAIN: self.config_of(new)}
         if new.beside:
             tracks[say.BESIDE] = self.config_of(new, new.beside)
         self.folder.check_room()
-        most = self.settings.limits.kept_sessions
-        if (kept := len(self.folder.ids())) >= most:
-            raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
+        self.check_number()
         plain = {name: config.to_dict() for name, config in tracks.items()}
         record = SessionRecord(new_id(), time.time(), plain, self.check_cast(new.cast))
         record.branches[0] = BranchRecord(0, cues={0: Cue(new.prompt)})
         return self._start(record, None)
+
+    def upload(self, data: bytes) -> LiveSession:
+        """Open a zipped run folder as a session; its blocks are read, and generating goes on after them."""
+        self.folder.check_room()
+        spec = self.engine.call(self._load).result().spec
+        run = read_run(data, self.settings.limits.upload_bytes, self.settings.backbone, spec)
+        self.check_number()
+        plain = {say.MAIN: run.config.to_dict()}
+        record = SessionRecord(new_id(), time.time(), plain, [subject.name for subject in run.subjects])
+        record.branches[0] = BranchRecord(0, cues=run.cues)
+        return self._start(record, None, run)
+
+    def create_video(self, asked: say.NewVideo) -> dict[str, Any]:
+        """Queue a video for a program."""
+        self._check_words(asked.prompt)
+        self.config_of(asked)
+        self.check_cast(asked.cast)
+        self.folder.check_room()
+        return self.videos.create(asked)
+
+    def _video_session(self, asked: say.NewVideo, folder: Path) -> Session:
+        """Make the session that generates a video; on the model's thread."""
+        for name in asked.cast or ():
+            self.shelf.copy(name, folder / f"{name}.cast")
+        cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
+        config = dataclasses.replace(self.config_of(asked), cast=cast)
+        return Session(config, backbone=self._load(), reporter=SILENT, history_s=0.0, states_bytes=0)
+
+    def _check_words(self, prompt: str) -> None:
+        if not prompt.strip():
+            raise refuse("prompt", prompt, "must be text", "say what the picture shows")
+
+    def check_number(self) -> None:
+        """Refuse more sessions than are kept."""
+        most = self.settings.limits.kept_sessions
+        if (kept := len(self.folder.ids())) >= most:
+            raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
 
     def open(self, name: str) -> LiveSession:
         """Open a session that is on disk; one that is open already is returned."""
         with self._lock:
             if name in self.sessions:
                 return self.sessions[name]
-            store = self.folder.load(name)
-            return self._start(store.record, store)
+        store = self.folder.load(name)
+        store.clean()
+        return self._start(store.record, store)
 
-    def _start(self, record: SessionRecord, store: SessionStore | None) -> LiveSession:
+    def _start(
+        self, record: SessionRecord, store: SessionStore | None, run: UploadedRun | None = None
+    ) -> LiveSession:
+        """Build a session; others stay usable meanwhile, so nothing is locked but the number of sessions."""
         most = self.settings.limits.open_sessions
         with self._lock:
-            if len(self.sessions) >= most:
-                limit = f"{len(self.sessions)} sessions are open, and at most {most} may be"
-                raise refuse("sessions", len(self.sessions), limit, "close one of them")
-            fresh = store is None
+            if record.id in self._opening:
+                raise refuse("session", record.id, "is being opened", "ask again in a moment")
+            if (count := len(self.sessions) + len(self._opening)) >= most:
+                limit = f"{count} sessions are open, and at most {most} may be"
+                raise refuse("sessions", count, limit, "close one of them")
+            self._opening.add(record.id)
+        fresh = store is None
+        try:
             store = self.folder.new(record) if store is None else store
-            try:
-                for name in record.cast if fresh else ():
+            if run is not None:
+                for subject in run.subjects:
+                    write_cast(store.folder / "casts" / f"{subject.name}.cast", [subject])
+            elif fresh:
+                for name in record.cast:
                     self.shelf.copy(name, store.folder / "casts" / f"{name}.cast")
-                live = self.engine.call(lambda: self._begin(store)).result()
-            except BaseException:
-                if fresh:
-                    self.folder.delete(record.id)
-                raise
-            self.sessions[record.id] = live
+            whole = store
+            live = self.engine.call(lambda: self._begin(whole, run)).result()
+            with self._lock:
+                self.sessions[record.id] = live
             return live
+        except BaseException:
+            if fresh:
+                self.folder.delete(record.id)
+            raise
+        finally:
+            with self._lock:
+                self._opening.discard(record.id)
 
-    def _begin(self, store: SessionStore) -> LiveSession:
+    def _begin(self, store: SessionStore, run: UploadedRun | None) -> LiveSession:
         """Build the tracks of a session; on the model's thread."""
         backbone = self._load()
         notices: list[str] = []
@@ -169,8 +236,11 @@ class Studio:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
             tracks.append(Track(name, config, backbone, store, reporter))
-        live = LiveSession(store, tracks, self.engine, self.settings)
+        live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
         live.begin()
+        if run is not None:
+            live.known, live.traces = dict(run.latents), run.traces
+            live.seen[store.record.current] = len(run.latents) - 1
         store.save_record()
         self.engine.add(live)
         return live
@@ -230,3 +300,4 @@ class Studio:
         for name in list(self.sessions):
             self.close_session(name)
         self.engine.close()
+        self._alone.close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recap.config import RunConfig, choose
 from recap.contracts import Backbone
@@ -94,15 +95,17 @@ class Track:
             kernels=self._watching,
         )
 
-    def step(self, branch: int) -> tuple[GeneratedBlock, dict[str, Any]]:
-        """Generate the next block; returns it with what a page shows of it."""
+    def step(
+        self, branch: int, latents: Tensor | None = None, earlier: BlockTrace | None = None
+    ) -> tuple[GeneratedBlock, dict[str, Any]]:
+        """Generate the next block, or read it from known latents; returns it with what a page shows of it."""
         before = self.session.bank
         self._watching.begin()
-        made = self.session.step()
+        made = self.session.step(latents)
         # The slots are those that the block could read; what entered the bank with it has no share yet.
         shares = self._watching.slots()
         by_token = {slot.source: shares[slot.number] for slot in before if slot.number < len(shares)}
-        return made, self._describe(made, branch, by_token)
+        return made, self._describe(made, branch, by_token, earlier)
 
     def build(self, branch: int, blocks: int) -> None:
         """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
@@ -172,13 +175,19 @@ class Track:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)
 
     def _describe(
-        self, made: GeneratedBlock, branch: int, slot_shares: Mapping[tuple[int, ...], float]
+        self,
+        made: GeneratedBlock,
+        branch: int,
+        slot_shares: Mapping[tuple[int, ...], float],
+        earlier: BlockTrace | None,
     ) -> dict[str, Any]:
-        """Return what a page shows of a finished block, as plain data."""
+        """Return what a page shows of a finished block, as plain data; of one that was read, an earlier trace."""
         index, block_end = made.block.index, self.clock.start_s(made.block.index + 1)
         if not bool(torch.isfinite(made.latents).all()):
             raise refuse("latents", f"block {index}", "holds NaN or infinity", "change the memory's settings")
-        trace = BlockTrace.of(made)
+        trace = (
+            BlockTrace.of(made) if earlier is None else replace(BlockTrace.of(made), shares=earlier.shares)
+        )
         shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
         return {
             "v": 1,

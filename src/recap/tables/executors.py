@@ -50,7 +50,7 @@ ANSWER_S = 5.0
 
 ROWS = 50
 """Rows that fill a large GPU with the embedded model; more than its memory holds are halved."""
-SHARED_MEMORY, ROOMY_BYTES = Path("/dev/shm"), 8 << 30
+SHARED_MEMORY = Path("/dev/shm")
 SHARE_OF_DISK = 4
 """The pictures of one batch take no more than one of so many parts of the free space."""
 
@@ -270,9 +270,9 @@ class Batches(Executor):
         # Rows that memory holds, by kind.
         self._fits: dict[str, int] = {}
         self._plain: Backbone | None = None
-        # Shared memory where there is enough of it, else the usual place of temporary files.
-        roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOMY_BYTES
-        place = SHARED_MEMORY if roomy else None
+        # Where there is most room: batches are large, and what is deleted soon hardly reaches a disk.
+        places = [place for place in (Path(tempfile.gettempdir()), SHARED_MEMORY) if place.is_dir()]
+        place = max(places, key=lambda each: shutil.disk_usage(each).free)
         self._scratch = tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True)
         self._most_bytes = shutil.disk_usage(self._scratch.name).free // SHARE_OF_DISK
         self._former = None

@@ -12,9 +12,10 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -89,6 +90,42 @@ def needs_readable_path(wants: Iterable[str]) -> bool:
     return any(find_measure(name).reads_shares for name in wants if name != LOOK)
 
 
+class _Rows:
+    """Writes the pictures of a batch to a file per row, hundreds of megabytes, while the next block is generated."""
+
+    def __init__(self, files: Sequence[Path], shape: tuple[int, ...]):
+        self._files = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
+        self.traces: list[list[BlockTrace]] = [[] for _ in files]
+        self._done = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def keep(self, pictures: NDArray[np.uint8], record: BlockTrace) -> None:
+        self.wait()
+        self._written = self._thread.submit(self._write, pictures, record)
+
+    def wait(self) -> None:
+        """Wait until all is written; what failed in the thread is raised here."""
+        if self._written is not None:
+            self._written.result()
+
+    def _write(self, pictures: NDArray[np.uint8], record: BlockTrace) -> None:
+        end = self._done + pictures.shape[1]
+        for row, (file, trace) in enumerate(zip(self._files, self.traces, strict=True)):
+            file[self._done : end] = pictures[row]
+            trace.append(record.row(row))
+        self._done = end
+
+
 def generate_batch(
     jobs: Sequence[Job], backbone: Backbone, folder: Path, embedder: Embedder | None = None
 ) -> list[Generated]:
@@ -98,10 +135,8 @@ def generate_batch(
     plan = make_plan([each.shots for each in configs], spec)
     shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
     files = [folder / f"{job.key}.npy" for job in jobs]
-    kept = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
-    traces: list[list[BlockTrace]] = [[] for _ in jobs]
-    vectors: list[NDArray[np.float32]] = []
     offered = any(job.options.get("trace_offered") for job in jobs)
+    vectors: list[NDArray[np.float32]] = []
     blocks = rollout(
         backbone,
         build_memory(config, spec, lambda _: None),
@@ -109,19 +144,20 @@ def generate_batch(
         seeds=[each.seeds[0] for each in configs],
         aside=choose_aside(config.device),
     )
-    done, seconds, began = 0, [], time.perf_counter()
-    for made in blocks:
-        pictures = _as_pictures(made)
-        seconds.append(time.perf_counter() - began)
-        record = BlockTrace.of(made, offered=offered)
-        for row, (shown, trace) in enumerate(zip(kept, traces, strict=True)):
-            shown[done : done + pictures.shape[1]] = pictures[row]
-            trace.append(record.row(row))
-        if embedder is not None:
-            seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
-            vectors.append(seen.reshape(*pictures.shape[:2], -1))
-        done += pictures.shape[1]
-        began = time.perf_counter()
+    seconds, began = [], time.perf_counter()
+    with _Rows(files, shape) as rows:
+        for made in blocks:
+            pictures = _as_pictures(made)
+            seconds.append(time.perf_counter() - began)
+            rows.keep(pictures, BlockTrace.of(made, offered=offered))
+            if embedder is not None:
+                seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
+                vectors.append(seen.reshape(*pictures.shape[:2], -1))
+            if len(jobs) == 1:
+                # It is timed, and nothing runs next to it.
+                rows.wait()
+            began = time.perf_counter()
+    traces = rows.traces
     if len(jobs) > 1:
         seconds = []
     if embedder is not None:

@@ -16,7 +16,7 @@ from recap.errors import refuse
 from recap.eval.metrics import find_measures
 from recap.io.files import write_whole
 from recap.io.report import Notice
-from recap.show.chart import Bar, Line, draw_bank, interval_chart, line_chart
+from recap.show.chart import Bar, Line, Place, draw_bank, interval_chart, line_chart, plane_chart
 from recap.show.clips import embed, write_side_by_side
 from recap.show.page import Measured, Section, build_results_page
 from recap.show.sheet import pictures_sheet, png_bytes
@@ -41,7 +41,21 @@ def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun])
         own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
         bars.append(interval_chart(plain_name(measure), shown))
-    return [*_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
+    return [*_plane(recipe, cells), *_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
+
+
+def _plane(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
+    """Show the two measures that a recipe names, one over the other, where both were measured."""
+    if recipe.plane is None:
+        return []
+    values = {(cell.row, cell.measure): cell.value[:3] for cell in cells}
+    across, up = recipe.plane
+    places = [
+        Place(row.name, values[row.name, across], values[row.name, up], row.path)
+        for row in recipe.rows
+        if (row.name, across) in values and (row.name, up) in values
+    ]
+    return [plane_chart(recipe.title, places, plain_name(across), plain_name(up))] if places else []
 
 
 def _curves(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[str]:

@@ -36,6 +36,8 @@ class Row:
     seconds: float | None = None
     # The setting that a sweep varies.
     value: float | None = None
+    # Rows that a figure of two measures joins by a line.
+    path: str = ""
     # Settings of the admission other than its defaults.
     settings: Mapping[str, Any] = field(default_factory=dict)
     # Score -> what the paper prints for it, where it stands in no line of `paper_table`.
@@ -71,6 +73,8 @@ class Recipe:
     paper_table: str = ""
     paper_key: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    # Two scores: the first figure has one over the other.
+    plane: tuple[str, str] | None = None
     # Its runs are timed, so nothing may run next to them.
     alone: bool = False
 
@@ -134,7 +138,7 @@ RIVALS = (
 )
 OTHER_RULES = tuple(
     Row(f"recap, {rule}", RECAP.memory, rule)
-    for rule in ("random", "recent", "diversity-keys", "flow-texture")
+    for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 OLD_RULES = {"claims": "carried", "borders": "literal"}
 # Readings of what the paper leaves open, each against ours.
@@ -155,6 +159,7 @@ ADMISSION_RULES = (
     # Needs no foreign weights.
     Row("diversity of keys", RECAP.memory, "diversity-keys"),
     Row("flow-texture", RECAP.memory, "flow-texture"),
+    Row("keys", RECAP.memory, "keys"),
     Row("recap", RECAP.memory, "flow", "flow_novelty"),
 )
 CAPACITIES = tuple(
@@ -241,6 +246,23 @@ RECIPES = (
         LAMBDAS,
         ("identity", "dynamics", "attention"),
         ours="lambda 5",
+    ),
+    # Not in the paper: what a stronger sink gains and what it costs, with and without a bank, next to all others.
+    Recipe(
+        "front",
+        "Identity against motion, every memory",
+        (
+            NONE,
+            *RIVALS,
+            *(
+                Row(f"{name}, lambda {x:g}", {"name": name, "reinforcement": x}, path=name)
+                for name in ("sink", "recap")
+                for x in (1.0, 3.0, 5.0, 8.0, 12.0)
+            ),
+        ),
+        (*IDENTITY, "subject_motion"),
+        ours="recap, lambda 5",
+        plane=("dynamic_degree", "identity_subject"),
     ),
     Recipe("length", "Dynamic degree over length", (NONE, SINK, RECAP), ("length",)),
     Recipe(

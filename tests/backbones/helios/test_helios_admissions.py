@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from helios_fakes import FRAMES, PROMPT, TinyHelios, call, make_pipeline
 
 from recap import attach
+from recap.config import RunConfig
 from recap.contracts import Flow
 from recap.eval.metrics.bank import bank_story
 from recap.flow import ClassicalFlow
+from recap.io.cast import Subject
 from recap.io.trace import BlockTrace
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS
 from recap.rollout import Resume, rollout
+from recap.session import Session
 from recap.types import Block
 
 CHUNKS, CHUNK_S = 4, 33 / 24
@@ -109,3 +113,22 @@ def test_ages_of_a_single_chunk_are_shares_of_it(helios):
     policy = memory("random", helios.spec, None)
     story = bank_story([BlockTrace.of(made) for made in rollout(helios, policy, plan, seeds=[1])])
     assert {round(age * FRAMES) for age in story.ages} <= set(range(1, FRAMES))
+
+
+def test_a_cast_joins_and_leaves(helios):
+    """What is cast is read at the next chunk; once it has left, the video is that of a session without it."""
+    shots = [{"prompt": PROMPT, "seconds": 2.0}]
+    settings = {"shots": shots, "backbone": "untrained", "admission": {"name": "random"}, "seeds": [1]}
+    session = Session(RunConfig.from_dict(settings), backbone=helios)
+    made = session.step()
+    mask = torch.zeros((made.block.num_frames, *helios.spec.grid), dtype=torch.bool)
+    mask[-1, 1, 2:5] = True
+    picture = np.zeros((*helios.spec.picture_size, 3), np.uint8)
+    fox = Subject("fox", "a fox", made.latents[0], mask, mask.float(), picture)
+    alone, joined, left = (session.fork() for _ in range(3))
+    joined.cast(fox)
+    left.cast(fox)
+    left.drop_cast("fox")
+    latents = [each.step().latents for each in (alone, joined, left)]
+    assert torch.equal(latents[0], latents[2])
+    assert not torch.equal(latents[0], latents[1]) and latents[1].isfinite().all()

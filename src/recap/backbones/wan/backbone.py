@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recap.backbones.text import EncodeText, HashedWords
 from recap.backbones.wan.decoder import UpsampleDecoder
-from recap.backbones.wan.model import CausalWan, TextConditioning, empty_model
+from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import UNTRAINED
 from recap.backbones.wan.taehv import Taehv
@@ -101,7 +101,9 @@ def build_untrained(
     seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WanBackbone:
     """Build a small model whose weights depend only on the seed; words are hashed, and the decoder mixes colours."""
-    model = empty_model(UNTRAINED).to_empty(device="cpu")
+    # Built with storage at once, as tensors without any make torch import half a second of algebra.
+    with torch.random.fork_rng(devices=[]):
+        model = CausalWan(UNTRAINED)
     draw_weights(model, seed)
     text = HashedWords(UNTRAINED.text_len, UNTRAINED.text_dim)
     spec = UNTRAINED.backbone_spec()

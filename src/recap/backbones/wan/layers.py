@@ -95,7 +95,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, spec: WanSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.modulation = nn.Parameter(torch.randn(1, 6, spec.dim) / spec.dim**0.5)
+        self.modulation = nn.Parameter(torch.empty(1, 6, spec.dim).normal_(std=spec.dim**-0.5))
         self.norm1 = nn.LayerNorm(spec.dim, spec.eps, elementwise_affine=False)
         self.self_attn = SelfAttention(spec)
         self.norm3 = nn.LayerNorm(spec.dim, spec.eps)
@@ -124,7 +124,7 @@ class Head(nn.Module):
     def __init__(self, spec: WanSpec) -> None:
         super().__init__()
         frames, rows, columns = spec.patch
-        self.modulation = nn.Parameter(torch.randn(1, 2, spec.dim) / spec.dim**0.5)
+        self.modulation = nn.Parameter(torch.empty(1, 2, spec.dim).normal_(std=spec.dim**-0.5))
         self.norm = nn.LayerNorm(spec.dim, spec.eps, elementwise_affine=False)
         self.head = nn.Linear(spec.dim, frames * rows * columns * spec.out_channels)
 

@@ -9,7 +9,7 @@ const LINES = [
   "An empty beach. The memory keeps the first picture; its bank, to the right, takes in what is new.",
   "A fox comes, and its patches enter the bank: watch the wall fill.",
   "A cut: the recent frames are gone, and the first picture never had a fox. Only the bank still knows it.",
-  "A fox is asked for again, and it is the same one: green shows where the picture reads the bank.",
+  "The fox is back, and it is the same one. Lit is where the picture reads the bank.",
 ];
 const YOURS = "Your turn: type what happens next, click a cut-out, or go back and branch.";
 

@@ -172,10 +172,9 @@ export function paintOverlay(canvas, video, info, role, shape) {
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
   context.clearRect(0, 0, width, height);
   if (!info || role === "off") return;
-  const colour = getComputedStyle(document.documentElement).getPropertyValue(role === "new" ? "--new" : `--${role}`).trim() || "#12a150";
-  context.fillStyle = context.strokeStyle = colour;
   context.globalAlpha = 1;
   if (role === "new") {
+    context.fillStyle = context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--new").trim();
     const cell = [width / shape.columns, height / shape.rows];
     context.lineWidth = 2;
     for (const patch of info.bank ?? []) {
@@ -189,14 +188,15 @@ export function paintOverlay(canvas, video, info, role, shape) {
   }
   const map = info.overlay?.roles?.[role];
   if (!map) return;
-  // One pixel per place, enlarged softly: the places are coarse, and edges between them mean nothing.
-  const { rows, columns } = info.overlay, most = Math.max(1e-9, ...map), small = make("canvas", { width: columns, height: rows });
-  const glow = small.getContext("2d");
-  glow.fillStyle = colour;
+  // Light stays where the role is read, and the rest is dimmed: a tint would be lost on pictures of its colour.
+  const { rows, columns } = info.overlay, most = Math.max(...map), least = Math.min(...map);
+  const small = make("canvas", { width: columns, height: rows }), shade = small.getContext("2d");
+  shade.fillStyle = "#05080c";
   map.forEach((value, i) => {
-    glow.globalAlpha = 0.8 * (value / most) ** 1.5;
-    glow.fillRect(i % columns, Math.floor(i / columns), 1, 1);
+    shade.globalAlpha = 0.78 * (1 - (value - least) / Math.max(1e-9, most - least));
+    shade.fillRect(i % columns, Math.floor(i / columns), 1, 1);
   });
+  // One pixel per place, enlarged softly: the places are coarse, and edges between them mean nothing.
   context.imageSmoothingQuality = "high";
   context.drawImage(small, 0, 0, width, height);
 }

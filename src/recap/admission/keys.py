@@ -1,0 +1,130 @@
+"""`keys` keeps what looks unlike everything the memory has: a token is new if its key is far from all keys kept.
+
+It needs no optical flow, no picture and no weights. A token is compared, by the cosine of its keys, with the tokens
+of the first frame, those of the bank, and the new ones of earlier frames of its block; what is left to the nearest of
+them is its score. Keys are those of the clean pass, unrotated, so that the position does not count, with all heads
+joined, in a few layers spread evenly over the model; cosines are averaged over these.
+
+How far is far is read from the opening itself: for every token of the first frame, how near is the nearest other one?
+All but the strangest hundredth of them have one within some distance, and what lies beyond a multiple of it from
+everything known is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recap.admission.base import check_settings
+from recap.admission.described import Described, refuse_keyless
+from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
+from recap.types import BackboneSpec, Block, Candidates
+
+USUAL = 0.99
+"""The share of the opening's tokens whose distance to the nearest other one counts as usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNoveltyConfig(AdmissionConfig):
+    """Novelty by the model's own keys; not the paper's rule."""
+
+    keeps: ClassVar[str] = "what no key of sink, bank and block resembles"
+    needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no flow, no weights"
+    needs_flow: ClassVar[bool] = False
+
+    # Layers that are compared, spread evenly.
+    num_layers: int = 3
+    # Something new is so many times farther from all that is known than tokens of the opening are from each other.
+    margin: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_settings(self, ("num_layers",), 1, 1000, "must be 1 to 1000", "3 is the default")
+        check_settings(self, ("margin",), 0.0, 100.0, "must be 0 to 100", "2 is the default")
+
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> KeyNovelty:
+        return KeyNovelty(self, spec)
+
+
+class KeyNovelty(Described):
+    """Scores a token by its distance to the nearest one that is known."""
+
+    reads_keys = True
+
+    def __init__(self, config: KeyNoveltyConfig, spec: BackboneSpec):
+        super().__init__(spec.grid)
+        self._margin = config.margin
+        self._layers = spread_layers(config.num_layers, spec.layers)
+        # Unit vectors B N E of the block being proposed.
+        self._keys: Tensor | None = None
+        # Those of the first frame, B n E, and the distance beyond which something is new, B 1.
+        self._first: Tensor | None = None
+        self._limit: Tensor | None = None
+
+    def read_keys(self, keys: Tensor) -> None:
+        parts = [functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in self._layers]
+        # Joined and unit again, so that a product is the mean of the layers' cosines.
+        self._keys = torch.cat(parts, dim=-1) / len(parts) ** 0.5
+
+    def score(self, block: Block, pixels: Tensor) -> Tensor:
+        if self._keys is None:
+            raise refuse_keyless("keys")
+        tokens, self._keys = self._keys, None
+        self.take_fresh(block, pixels, tokens)
+        frames = tokens.unflatten(1, (block.num_frames, -1)).unbind(1)
+        if self._first is None or self._limit is None:
+            self._first = frames[0]
+            self._limit = self._margin * usual_distance(frames[0])
+        known = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        scores = []
+        for frame in frames:
+            distance = nearest_distance(frame, torch.cat(known, dim=1))
+            scores.append(torch.where(distance > self._limit, distance, 0.0))
+            known.append(frame * (scores[-1] > 0)[..., None])
+        return torch.cat(scores, dim=1)
+
+    @torch.no_grad()
+    def retain(self, pool: Candidates, capacity: int) -> Tensor:
+        stays = super().retain(pool, capacity)
+        # What only fills the bank is no example of anything: as zero it is like nothing.
+        self.keep(pool, self.look_up(pool) * (pool.score > 0)[..., None], stays)
+        return stays
+
+    def state(self) -> State:
+        return {**super().state(), **copies({"first": self._first, "limit": self._limit})}
+
+    def expected(self, state: State) -> dict[str, Entry]:
+        opening = {
+            "first": Entry(("B", self._grid[0] * self._grid[1], "E"), torch.float32),
+            "limit": Entry(("B", 1), torch.float32, 0.0),
+        }
+        # It is read before the first token is retained.
+        retained = super().expected(state)
+        return {**retained, **(opening if retained else together(state, opening))}
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        self._first, self._limit, self._keys = state.get("first"), state.get("limit"), None
+
+
+def spread_layers(number: int, layers: int) -> list[int]:
+    """Return so many layers, evenly spread, or all if there are fewer: of 30 and 3 the layers 5, 15 and 25."""
+    number = min(number, layers)
+    return [int((index + 0.5) * layers / number) for index in range(number)]
+
+
+def usual_distance(tokens: Tensor) -> Tensor:
+    """Return the distance B 1 within which all but a hundredth of unit vectors B N E have another one."""
+    cosines = tokens @ tokens.transpose(1, 2)
+    # A token is not its own neighbour.
+    cosines.diagonal(dim1=1, dim2=2).fill_(-1.0)
+    nearest = (1 - cosines.amax(dim=-1)).clamp(min=0)
+    return nearest.quantile(USUAL, dim=1)[:, None]
+
+
+def nearest_distance(tokens: Tensor, known: Tensor) -> Tensor:
+    """Return 1 - the largest cosine, B N, of unit vectors B N E with others B M E; of zeros it is 0."""
+    return (1 - (tokens @ known.transpose(1, 2)).amax(dim=-1)).clamp(min=0)
