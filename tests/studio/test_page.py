@@ -12,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
+import av
 import pytest
 
 from recap.studio.pages import PAGE, page_files
@@ -237,6 +238,34 @@ def test_a_reloaded_tab_comes_back_and_two_tabs_watch_one_session(browser, page)
         direct(other, "a green boat")
         page.wait_for_function("() => document.querySelectorAll('.cue').length === 3")
         assert cues(other) == cues(page)
+
+
+@pytest.mark.slow
+def test_what_is_kept_comes_as_files_and_opens_again(page, tmp_path):
+    begin(page)
+    wait_second(page, 1.5)
+    for label, name in (("Video", "kept.mp4"), ("Run folder", "kept.zip")):
+        page.click("text=Keep")
+        with page.expect_download() as coming:
+            page.click(f"#keep >> text={label}")
+        coming.value.save_as(tmp_path / name)
+    with av.open(str(tmp_path / "kept.mp4")) as video:
+        assert sum(1 for _ in video.decode(video=0)) >= 21
+    first = page.url
+    page.click("#home")
+    page.set_input_files("#upload", tmp_path / "kept.zip")
+    page.wait_for_function("(first) => location.href !== first && location.hash.includes('session')", arg=first)
+    page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
+    assert cues(page) == [PROMPT]
+
+
+@pytest.mark.slow
+def test_the_ready_story_runs(browser, studio_url):
+    with opened(browser, f"{studio_url}#demo") as page:
+        page.wait_for_function("() => document.querySelectorAll('.cue').length === 4")
+        page.wait_for_selector("#caption >> text=empty beach")
+        wait_second(page, 2.3)
+        page.wait_for_selector("#caption >> text=A fox comes")
 
 
 @pytest.mark.slow

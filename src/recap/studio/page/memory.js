@@ -85,7 +85,7 @@ export class Wall {
     this.hung = new Set(patches.map(ENTRY));
     this.legend.textContent = patches.length === 0
       ? "The bank is empty: nothing new has appeared after the first picture."
-      : `${patches.length} patches in ${groups.length} cut-outs, oldest first. Click one; drag it onto the cast to keep it.`;
+      : `${patches.length} patches in ${groups.length} cut-outs, oldest first. Click one to see its moment, pin or forget it.`;
     if (this.picked && !keys.has(this.picked)) this.followPicked(tiles);
   }
 
@@ -229,7 +229,7 @@ export function showShelf(shelf, casts, inUse, { join, leave, remove, download }
     make("span", { class: "blank" }), make("div", { class: "who" }, make("b", {}, `@${name}`), make("span", { class: "quiet small" }, "pinned")),
     make("button", { type: "button", onclick: () => leave(name) }, "Let go")));
   shelf.replaceChildren(...cards, ...pinned);
-  if (!cards.length && !pinned.length) shelf.append(make("p", { class: "quiet small empty" }, "Nobody yet. A subject that you save here can play in every later video: write @name in a prompt."));
+  if (!cards.length && !pinned.length) shelf.append(make("p", { class: "quiet small empty" }, "Nobody yet. Drag a cut-out here to keep it: it can play in every later video, as @name in a prompt."));
 }
 
 export function acceptDrops(card, save) {

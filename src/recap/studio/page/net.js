@@ -17,7 +17,8 @@ export function wordsOf(body, status = 0) {
 export async function request(path, { method = "GET", body, raw = false, file } = {}) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  if (file) headers["Content-Type"] = "application/zip";
+  // What kind of file it is, the server reads from its bytes.
+  if (file) headers["Content-Type"] = "application/octet-stream";
   let answer;
   try {
     answer = await fetch(`v1${path}`, { method, headers, body: file ?? (body === undefined ? undefined : JSON.stringify(body)) });

@@ -89,7 +89,7 @@ export class Room extends View {
 
   async save(slots, name) {
     const body = { name, slots, track: this.state.tracks[this.watched].name, block: this.infoAt(this.second)?.index };
-    if (await attempt(async () => (await request(`${this.base}/casts`, { method: "POST", body })) ?? true)) {
+    if (await attempt(() => request(`${this.base}/casts`, { method: "POST", body }))) {
       notice(`Saved as @${name}. Use it here or in another video.`);
       this.drawShelf();
     }

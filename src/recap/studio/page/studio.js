@@ -26,6 +26,7 @@ byId("reread").addEventListener("change", () => { if (byId("reread").checked) by
 byId("play").addEventListener("click", () => room?.setPlaying(!room.playing));
 byId("branch-here").addEventListener("click", () => room?.branchHere());
 byId("live").addEventListener("click", () => { room?.seek(Math.min(room.seen, room.end - about.block_s)); room?.setPlaying(true); });
+byId("keep").addEventListener("click", () => byId("keep").closest("details").removeAttribute("open"));
 byId("home").addEventListener("click", () => { location.hash = ""; });
 byId("new-session").addEventListener("click", () => { location.hash = ""; });
 for (const [name, field] of [["lambda", "reinforcement"], ["capacity", "capacity_frames"]]) {
@@ -33,6 +34,11 @@ for (const [name, field] of [["lambda", "reinforcement"], ["capacity", "capacity
   byId(name).addEventListener("change", () => change(field, +byId(name).value));
 }
 byId("admission").addEventListener("change", () => change("admission", byId("admission").value));
+byId("cast-file").addEventListener("change", async () => {
+  const [file] = byId("cast-file").files;
+  byId("cast-file").value = "";
+  if (file && (await attempt(() => request("/casts", { method: "POST", file })))) room?.drawShelf();
+});
 acceptDrops(byId("shelf-card"), (slots, name) => room?.save(slots, name));
 
 async function change(field, value) {
