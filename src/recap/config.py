@@ -257,9 +257,15 @@ def choose(part: str, values: Any) -> Choice[Any]:
     return Choice(values["name"], from_settings(kind, settings, part))
 
 
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+# Types of the fields by class: a table has thousands of configs, and Python parses annotations every time.
+_TYPES: dict[type[Any], Mapping[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    if kind not in _TYPES:
+        hints = typing.get_type_hints(kind)
+        _TYPES[kind] = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    return _TYPES[kind]
 
 
 def _listed(name: str, values: Any) -> Sequence[Any]:

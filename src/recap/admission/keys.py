@@ -6,8 +6,8 @@ them is its score. Keys are those of the clean pass, unrotated, so that the posi
 joined, in a few layers spread evenly over the model; cosines are averaged over these.
 
 How far is far is read from the opening itself: for every token of the first frame, how near is the nearest other one?
-All but the strangest hundredth of them have one within some distance, and what lies beyond a multiple of it from
-everything known is new.
+Three quarters of them have one within some distance, and what lies beyond a multiple of it from everything known is
+new. The strangest tokens do not count, since an opening may have many of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recap.admission.described import Described, refuse_keyless
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.types import BackboneSpec, Block, Candidates
 
-USUAL = 0.99
+USUAL = 0.75
 """The share of the opening's tokens whose distance to the nearest other one counts as usual."""
 
 
@@ -39,11 +39,11 @@ class KeyNoveltyConfig(AdmissionConfig):
     # Layers that are compared, spread evenly.
     num_layers: int = 3
     # Something new is so many times farther from all that is known than tokens of the opening are from each other.
-    margin: float = 2.0
+    margin: float = 4.0
 
     def __post_init__(self) -> None:
         check_settings(self, ("num_layers",), 1, 1000, "must be 1 to 1000", "3 is the default")
-        check_settings(self, ("margin",), 0.0, 100.0, "must be 0 to 100", "2 is the default")
+        check_settings(self, ("margin",), 0.0, 100.0, "must be 0 to 100", "4 is the default")
 
     def build(self, spec: BackboneSpec, flow: FlowEstimator) -> KeyNovelty:
         return KeyNovelty(self, spec)
@@ -117,7 +117,7 @@ def spread_layers(number: int, layers: int) -> list[int]:
 
 
 def usual_distance(tokens: Tensor) -> Tensor:
-    """Return the distance B 1 within which all but a hundredth of unit vectors B N E have another one."""
+    """Return the distance B 1 within which three quarters of unit vectors B N E have another one."""
     cosines = tokens @ tokens.transpose(1, 2)
     # A token is not its own neighbour.
     cosines.diagonal(dim1=1, dim2=2).fill_(-1.0)

@@ -78,6 +78,7 @@ SETS: dict[str, Callable[[str, float], list[Script]]] = {
 }
 
 
+@cache
 def scripts(which: str, backbone: str, seconds: float, num: int) -> list[Script]:
     """Return the first `num` scripts of a set."""
     if which not in SETS:
