@@ -254,7 +254,9 @@ def test_what_is_kept_comes_as_files_and_opens_again(page, tmp_path):
     first = page.url
     page.click("#home")
     page.set_input_files("#upload", tmp_path / "kept.zip")
-    page.wait_for_function("(first) => location.href !== first && location.hash.includes('session')", arg=first)
+    page.wait_for_function(
+        "(first) => location.href !== first && location.hash.includes('session')", arg=first
+    )
     page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
     assert cues(page) == [PROMPT]
 
