@@ -60,7 +60,7 @@ def wait_asleep() -> None:
     """Start this process again so that the model's threads sleep while they wait for each other.
 
     By default they spin, which takes the cores from the browser that shows the video, and from each other: with
-    something else running on 2 cores, a block takes five times as long. OpenMP reads this only when it is loaded.
+    something else running on 2 cores, a block takes several times as long. OpenMP reads this only when it is loaded.
     """
     asked = sys.argv[1:]
     own = os.name == "posix" and sys.orig_argv[len(sys.orig_argv) - len(asked) :] == asked

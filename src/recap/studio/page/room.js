@@ -71,6 +71,10 @@ export class Room extends View {
       pointAt(this.screens[this.watched].querySelector(".screen"), group, this.shape);
       return;
     }
+    if (this.watched > 0 && what !== "save") {
+      notice("Only the first of two memories can be edited: the other one is there to compare.");
+      return;
+    }
     if ((what === "save" || what === "pin") && !name) {
       byId("pick-name").focus();
       notice("Give it a name first: prompts call it @name.");

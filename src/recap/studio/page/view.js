@@ -9,7 +9,7 @@ import { Curves, Timeline } from "./timeline.js";
 
 const TRACK_COLOURS = ["var(--new)", "var(--cutoff)", "var(--summary)"];
 // The page follows with about the rate of the pictures: more would take time from the model on the same machine.
-const FOLLOW_MS = 66, TELL_MS = 200, STRAY_S = 0.08;
+const WHOLE_BLOCKS = 200, FOLLOW_MS = 66, TELL_MS = 200, STRAY_S = 0.08;
 
 /** Shows one session; `Room` adds what the viewer can do. */
 export class View {
@@ -140,6 +140,9 @@ export class View {
   onBlock(info) {
     if (!this.state || info.branch !== this.branch) return;
     this.note(info);
+    // Of old blocks only the short form is kept, so that hours of video do not fill the browser.
+    const old = this.infos.get(info.track).get(info.index - WHOLE_BLOCKS);
+    if (old) { delete old.bank; delete old.overlay; delete old.asked; }
     this.redraw();
   }
 
