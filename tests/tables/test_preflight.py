@@ -48,11 +48,11 @@ def test_what_no_run_can_do_without_is_refused_before_any(tmp_path, monkeypatch,
 def test_a_row_whose_own_weights_are_missing_is_left_out_and_named(tmp_path):
     notices = []
     done = reproduce(["admission"], SMALL, tmp_path, How(workers=1), notice=notices.append)
-    assert done.left_out == {"admission": ("diversity",)} and done.num_runs == 7
+    assert done.left_out == {"admission": ("diversity",)} and done.num_runs == 8
     assert any("'diversity' is left out" in line and "hf download" in line for line in notices)
     assert any("no --detector" in line for line in notices)
     table = json.loads((tmp_path / "admission" / "table.json").read_text())
-    assert table["left_out"] == ["diversity"] and table["about"]["runs"] == 7
+    assert table["left_out"] == ["diversity"] and table["about"]["runs"] == 8
     assert "could not be generated: diversity" in (tmp_path / "admission" / "table.md").read_text()
 
 
