@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import av
@@ -314,6 +315,26 @@ def test_enter_to_picture_on_the_real_model(browser, tmp_path):
         print(f"from Enter to the first picture of the new prompt: {sorted(took)} s; {status}")
         rate = float(re.search(r"generates ([\d.]+)/s", status)[1])
         assert sorted(took)[1] <= 2.5 * max(1, 16 / rate)
+
+
+@pytest.mark.slow
+def test_a_minute_on_the_real_model_plays_evenly(browser, tmp_path):
+    """At whichever rate the machine allows, which the page says, the picture does not stand still."""
+    watch = """() => { const v = document.querySelector("video"), seen = window.seen = [];
+      setInterval(() => seen.push([performance.now() / 1000, v.currentTime]), 50); }"""
+    with served(tmp_path, "embedded") as (url, _), opened(browser, url) as page:
+        begin(page, "a fox on a beach by day")
+        wait_second(page, 5)
+        page.evaluate(watch)
+        page.wait_for_timeout(60_000)
+        seen = page.evaluate("() => window.seen")
+        status = page.locator("#status").inner_text()
+        (begun, first), (ended, last) = seen[0], seen[-1]
+        moves = [when for (_, before), (when, at) in pairwise(seen) if at > before]
+        still = max(after - before for before, after in pairwise(moves))
+        rate = 16 * (last - first) / (ended - begun)
+        print(f"{rate:.1f} pictures/s over a minute, the longest standstill {still:.2f} s; {status}")
+        assert still < 1.5 and rate > 1
 
 
 @pytest.mark.slow
