@@ -48,7 +48,7 @@ export class Room extends View {
     const second = this.second;
     this.goal = second;
     const done = await attempt(() => this.stream.ask("branch", { second }));
-    if (done) notice(`A new branch begins at ${second.toFixed(1)} s. The other one stays: click it below to return.`);
+    if (done) notice("A new branch begins with the next block. The other one stays: click it under the timeline to return.");
     else this.goal = undefined;
   }
 
@@ -115,7 +115,7 @@ export class Room extends View {
     byId("keep").replaceChildren(
       ...tracks.map((track) => make("a", { href: address(`${this.base}/video.mp4?track=${encodeURIComponent(track.name)}&branch=${encodeURIComponent(this.branch)}`), download: `${this.id}.mp4` },
         make("b", {}, tracks.length > 1 ? `Video, ${track.memory ?? track.name}` : "Video"), make("span", {}, "MP4, this branch"))),
-      make("button", { type: "button", onclick: () => this.downloadRun() }, make("b", {}, "Run folder"), make("span", {}, "ZIP, for `recap generate --resume`")),
+      make("button", { type: "button", onclick: () => this.downloadRun() }, make("b", {}, "Run folder"), make("span", {}, "ZIP, for recap generate --resume")),
       make("button", { type: "button", onclick: () => attempt(() => navigator.clipboard.writeText(location.href).then(() => notice("The address is copied: it opens this session."))) },
         make("b", {}, "Address"), make("span", {}, "watch in another tab")),
     );

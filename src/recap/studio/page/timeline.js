@@ -125,7 +125,7 @@ export class Curves {
       const top = field === "likeness" ? 1 : Math.max(1e-6, ...values) * 1.1, low = field === "likeness" ? Math.min(0.5, ...values) : 0;
       const lines = tracks.map((track) => svg("path", { class: "line", style: { stroke: track.colour }, d: this.path(track.blocks, field, low, top) }));
       const latest = tracks.map((track) => track.blocks.findLast((block) => block[field] !== null && block[field] !== undefined)?.[field]);
-      parts.push(this.chart(title, lines, about, [low ? low.toFixed(1) : "0", top.toPrecision(2)], latest.filter((v) => v !== undefined).map((v) => v.toFixed(2)).join(" · ")));
+      parts.push(this.chart(title, lines, about, [low ? low.toFixed(1) : "0", top.toPrecision(2)], latest.filter((v) => v !== undefined).map((v) => v.toPrecision(2)).join(" · ")));
     }
     this.host.replaceChildren(...parts);
     this.host.hidden = parts.length === 0;
