@@ -235,3 +235,19 @@ def test_twenty_sessions_opened_and_closed_leave_nothing_behind(client, studio):
     assert resident_bytes() - before < 60 * 2**20
     assert not studio.sessions and len(studio.engine._performers) == 1
     assert [live() for live in gone] == [None] * 20, "something holds on to a session"
+
+
+def test_every_route_and_message_is_in_the_reference(client):
+    api = client.get("/openapi.json").json()
+    commands = api["paths"]["/v1/sessions/{name}/commands"]["post"]["requestBody"]["content"]
+    told = {
+        schema["properties"]["type"]["const"] for schema in commands["application/json"]["schema"]["oneOf"]
+    }
+    assert told == set(TYPES)
+    assert "$ref" not in json.dumps(commands)
+    for path, methods in api["paths"].items():
+        for about in methods.values():
+            assert about.get("description"), path
+    page = client.get("/docs").text
+    assert all(path in page for path in api["paths"])
+    assert "<script" not in page and "http" not in page

@@ -175,3 +175,45 @@ def test_a_session_that_was_closed_continues_from_its_state(studio, backbone, mo
         plain.step()
     same_memory(again.tracks["main"].session, plain)
     assert torch.equal(again.tracks["main"].session.step().latents, plain.step().latents)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tracks", "main", "memory"), {"name": "os:system"}),
+        (("tracks", "../../x"), {}),
+        (("branches", 0, "rule"), "os:system"),
+        (
+            ("branches", 0, "changes"),
+            [{"at": 0, "track": "main", "kind": "cast", "file": "../../x", "words": {}}],
+        ),
+        (("branches", 0, "parent"), 0),
+        (("branches", 0, "id"), "../x"),
+        (("cast",), ["../../x"]),
+        (("id",), "0" * 16),
+        (("current",), 7),
+    ],
+)
+def test_a_record_of_a_stranger_names_no_code_and_no_path(studio, place, value):
+    live = studio.create(say.NewSession(prompt=PROMPT))
+    studio.close_session(live.record.id)
+    record = live.record.to_json()
+    table = record
+    for key in place[:-1]:
+        table = table[key]
+    table[place[-1]] = value
+    (live.store.folder / "session.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"damaged|names code"):
+        studio.open(live.record.id)
+    assert live.record.id in {session["session"] for session in studio.list()}
+
+
+def test_a_session_with_links_in_it_is_refused(studio, tmp_path):
+    live = studio.create(say.NewSession(prompt=PROMPT))
+    wait_for(lambda: live.store.count("main", 0) == 2, "the lead")
+    studio.close_session(live.record.id)
+    (tmp_path / "precious").write_text("mine")
+    (live.store.folder / "tracks/main/0/000002.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(ValueError, match="has a link or a device"):
+        studio.open(live.record.id)
+    assert (tmp_path / "precious").read_text() == "mine"

@@ -38,6 +38,9 @@ from recap.studio.track import (
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
 
+TOLD_BLOCKS = 800
+"""Of how many blocks a newcomer is told at once: ten minutes; the others can be fetched."""
+
 LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion", "likeness")
 """What a newcomer is told of every block; the rest is in the block's own JSON."""
 
@@ -210,10 +213,9 @@ class LiveSession:
             current = self.record.current
             blocks = {}
             for track in self.tracks:
-                infos = (
-                    self.store.read_info(track, current, index)
-                    for index in range(self.store.count(track, current))
-                )
+                count = self.store.count(track, current)
+                last = range(max(0, count - TOLD_BLOCKS), count)
+                infos = (self.store.read_info(track, current, index) for index in last)
                 blocks[track] = [{name: info.get(name) for name in LIGHT} for info in infos]
             return {"v": 1, "type": "hello", **self.summary(), "blocks": blocks, "status": self.status()}
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from recap.errors import RecapError, refuse
 from recap.io.extras import import_extra
@@ -20,6 +20,7 @@ from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
 from recap.studio.pages import add_page
+from recap.studio.reference import reference_page
 from recap.studio.segments import join_segments
 from recap.studio.store import INFO, MEDIA, STRIP
 from recap.studio.studio import Studio
@@ -40,7 +41,8 @@ def make_app(studio: Studio) -> Any:
         yield
         await asyncio.to_thread(studio.close)
 
-    app = fastapi.FastAPI(title="recap studio", version="1", lifespan=lifespan)
+    # The usual page about an interface loads scripts from elsewhere; this one has its own.
+    app = fastapi.FastAPI(title="recap studio", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_guard(app, studio.settings)
     add_errors(app)
     router = fastapi.APIRouter(prefix="/v1")
@@ -53,6 +55,11 @@ def make_app(studio: Studio) -> Any:
     add_stream(router, studio)
     app.include_router(router)
     add_page(app)
+
+    async def reference() -> Any:
+        return fastapi.Response(reference_page(app.openapi()), media_type="text/html")
+
+    app.add_api_route("/docs", reference, include_in_schema=False)
     return app
 
 
@@ -83,8 +90,9 @@ async def read_body(request: Any, most: int) -> bytes:
 
 def taking(kind: Any) -> dict[str, Any]:
     """Return what the page /docs says about a body that is checked by hand, with errors in words."""
-    schema = say.checker(kind).json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    kinds = get_args(kind)
+    schemas = [say.checker(each).json_schema() for each in kinds or (kind,)]
+    schema = {"oneOf": schemas} if kinds else schemas[0]
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
@@ -96,40 +104,48 @@ def add_sessions(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/about")
     async def about() -> dict[str, Any]:
+        """Say what this studio is: its model, memories, rules, sizes and limits; waits for the model."""
         return await asyncio.to_thread(studio.about)
 
     @router.get("/sessions")
     async def sessions() -> list[dict[str, Any]]:
+        """List all sessions, open ones and those on disk."""
         return await asyncio.to_thread(studio.list)
 
     @router.post("/sessions", status_code=201, openapi_extra=taking(say.NewSession))
     async def create(request: Request) -> dict[str, Any]:
+        """Begin a session."""
         new = say.read_message(await read_body(request, limits.message_bytes), say.NewSession)
         live = await asyncio.to_thread(studio.create, new)
         return await asyncio.to_thread(live.hello)
 
     @router.get("/sessions/{name}")
     async def show(name: str) -> dict[str, Any]:
+        """Return the whole state of a session."""
         return await asyncio.to_thread(studio.find(name).hello)
 
     @router.post("/sessions/{name}/open")
     async def open_session(name: str) -> dict[str, Any]:
+        """Open a session that is on disk."""
         live = await asyncio.to_thread(studio.open, name)
         return await asyncio.to_thread(live.hello)
 
     @router.post("/sessions/{name}/close")
     async def close_session(name: str) -> dict[str, Any]:
+        """Close a session, which stays on disk."""
         await asyncio.to_thread(studio.find, name)
         await asyncio.to_thread(studio.close_session, name)
         return {"v": 1, "session": name, "open": False}
 
     @router.delete("/sessions/{name}")
     async def delete(name: str) -> dict[str, Any]:
+        """Close a session and delete its files."""
         await asyncio.to_thread(studio.delete, name)
         return {"v": 1, "session": name, "deleted": True}
 
     @router.post("/sessions/{name}/commands", openapi_extra=taking(say.Command))
     async def command(name: str, request: Request) -> dict[str, Any]:
+        """Carry out one command, as on the stream; answers when it is done."""
         live = studio.find(name)
         asked = say.read_command(await read_body(request, limits.message_bytes))
         happened = await asyncio.wrap_future(studio.command(live, asked))
@@ -147,12 +163,14 @@ def add_files(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/sessions/{name}/tracks/{track}/branches/{branch}/init.mp4")
     async def init(name: str, track: str, branch: int) -> Response:
+        """Return the beginning of a track's video."""
         live = find(name, track, branch)
         data = await asyncio.to_thread(live.store.read_init, track, branch)
         return Response(data, media_type="video/mp4")
 
     @router.get("/sessions/{name}/tracks/{track}/branches/{branch}/blocks/{block}.{kind}")
     async def piece(name: str, track: str, branch: int, block: int, kind: str) -> Response:
+        """Return a file of a block: its video, all that is known of it, or its pictures."""
         live = find(name, track, branch)
         if kind not in KINDS or block < 0:
             raise refuse(
@@ -174,26 +192,31 @@ def add_casts(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/casts")
     async def casts() -> dict[str, Any]:
+        """List the subjects on the shelf."""
         return {"v": 1, "casts": await asyncio.to_thread(studio.shelf.shown_all)}
 
     @router.post("/casts", status_code=201)
     async def upload(request: Request) -> dict[str, Any]:
+        """Put the subjects of a cast file, the body, on the shelf."""
         data = await read_body(request, limits.upload_bytes)
         await asyncio.to_thread(studio.folder.check_room)
         return {"v": 1, "casts": await asyncio.to_thread(studio.shelf.upload, data)}
 
     @router.get("/casts/{name}.cast")
     async def download(name: str) -> Response:
+        """Return a subject as a cast file."""
         data = await asyncio.to_thread(studio.shelf.path(name).read_bytes)
         return Response(data, media_type="application/octet-stream", headers=_saved_as(f"{name}.cast"))
 
     @router.delete("/casts/{name}")
     async def delete(name: str) -> dict[str, Any]:
+        """Take a subject off the shelf."""
         await asyncio.to_thread(studio.shelf.delete, name)
         return {"v": 1, "name": name, "deleted": True}
 
     @router.post("/sessions/{name}/casts", status_code=201, openapi_extra=taking(say.NewSubject))
     async def save(name: str, request: Request) -> dict[str, Any]:
+        """Keep a subject of a session on the shelf."""
         live = studio.find(name)
         asked = say.read_message(await read_body(request, limits.message_bytes), say.NewSubject)
         return {"v": 1, **await asyncio.to_thread(studio.save_subject, live, asked)}
@@ -205,6 +228,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/sessions/{name}/video.mp4")
     async def video(name: str, track: str = say.MAIN, branch: int | None = None) -> Response:
+        """Return a branch as one video file."""
         live = studio.find(name)
         number = live.record.current if branch is None else branch
         data = await asyncio.to_thread(joined_video, live, track, number)
@@ -212,6 +236,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/sessions/{name}/run.zip")
     async def run(name: str, track: str = say.MAIN, more_s: float = 10.0) -> Response:
+        """Return the current branch as a zipped run folder."""
         live = studio.find(name)
         most = studio.settings.limits.session_seconds
         if not 0 <= more_s <= most:
@@ -221,6 +246,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
 
     @router.post("/sessions/upload-run", status_code=201)
     async def upload(request: Request) -> dict[str, Any]:
+        """Open a zipped run folder, the body, as a session."""
         data = await read_body(request, studio.settings.limits.upload_bytes)
         live = await asyncio.to_thread(studio.upload, data)
         return await asyncio.to_thread(live.hello)
@@ -241,24 +267,29 @@ def add_videos(router: "APIRouter", studio: Studio) -> None:
 
     @router.post("/videos", status_code=202, openapi_extra=taking(say.NewVideo))
     async def create(request: Request) -> dict[str, Any]:
+        """Queue a video."""
         body = await read_body(request, studio.settings.limits.message_bytes)
         return await asyncio.to_thread(studio.create_video, say.read_message(body, say.NewVideo))
 
     @router.get("/videos")
     async def videos() -> dict[str, Any]:
+        """List all videos."""
         return {"v": 1, "videos": studio.videos.list()}
 
     @router.get("/videos/{name}")
     async def show(name: str) -> dict[str, Any]:
+        """Say how far a video is."""
         return studio.videos.find(name).shown()
 
     @router.get("/videos/{name}/content")
     async def content(name: str) -> Response:
+        """Return the file of a finished video."""
         data = await asyncio.to_thread(studio.videos.content, name)
         return Response(data, media_type="video/mp4", headers=_saved_as(f"{name}.mp4"))
 
     @router.delete("/videos/{name}")
     async def delete(name: str) -> dict[str, Any]:
+        """Delete a video, or stop it."""
         await asyncio.to_thread(studio.videos.delete, name)
         return {"v": 1, "id": name, "deleted": True}
 

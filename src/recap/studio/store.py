@@ -21,12 +21,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recap.errors import refuse
-from recap.io.files import remove_strays, write_whole
+from recap.config import refuse_code
+from recap.errors import RecapError, refuse
+from recap.io.cast import NAME
+from recap.io.files import check_plain, remove_strays, write_whole
+from recap.registry import ADMISSIONS
 from recap.session.values import Cue, MemoryState
+from recap.studio.messages import BESIDE, MAIN
 
 RECORD = "session.json"
 ID = re.compile(r"[0-9a-f]{16}")
+FILE = re.compile(r"[0-9]{4}\.cast")
 INFO, LATENTS, MEDIA, STRIP = ".json", ".safetensors", ".m4s", ".jpg"
 DAMAGED = "delete the session, or put its files back"
 
@@ -101,7 +106,14 @@ class SessionStore:
         self.record = record
 
     def clean(self) -> None:
-        """Delete what a killed server left half-written."""
+        """Delete what a killed server left half-written; refuses links, which lead to files elsewhere."""
+        try:
+            check_plain(self.folder, "session")
+        except RecapError as error:
+            # The words name the place on this machine, which is nobody's business.
+            raise refuse(
+                "session", self.record.id, "has a link or a device in its folder", DAMAGED
+            ) from error
         for place in [self.folder, *self.folder.rglob("*")]:
             if place.is_dir():
                 remove_strays(place)
@@ -201,6 +213,26 @@ class SessionStore:
             end = min(end, first)
 
 
+def _check_names(record: SessionRecord, name: str) -> None:
+    """Refuse a record whose names would be code or paths: files are data, whoever wrote them."""
+    for track, config in record.tracks.items():
+        refuse_code(config, RECORD)
+        if track not in (MAIN, BESIDE):
+            raise KeyError(track)
+    files = [
+        change["file"] for branch in record.branches.values() for change in branch.changes if "file" in change
+    ]
+    plain = all(FILE.fullmatch(file) for file in files) and all(NAME.fullmatch(each) for each in record.cast)
+    rules = all(branch.rule in ("", *ADMISSIONS) for branch in record.branches.values())
+    numbers = all(isinstance(number, int) for number in record.branches) and record.current in record.branches
+    parents = all(
+        branch.parent is None or (branch.parent in record.branches and branch.parent < branch.id)
+        for branch in record.branches.values()
+    )
+    if record.id != name or not (plain and rules and numbers and parents):
+        raise KeyError(name)
+
+
 def read_state(path: Path) -> MemoryState | None:
     """Read a kept state; None where it is damaged, since it can be made again."""
     try:
@@ -242,6 +274,9 @@ class StudioFolder:
         folder = self.root / "sessions" / name
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
+            _check_names(record, name)
+        except RecapError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise refuse("session", name, "its record is damaged", DAMAGED) from error
         return SessionStore(folder, record)

@@ -73,7 +73,7 @@ export class View {
       const list = m.blocks?.[name] ?? [];
       this.players[i].reset();
       this.infos.set(name, new Map());
-      list.forEach((info) => this.note({ track: name, branch: m.branch, ...info }));
+      [...this.untold(list), ...list].forEach((info) => this.note({ track: name, branch: m.branch, ...info }));
     }
     this.seen = m.seen_s;
     this.onStatus(m.status);
@@ -88,6 +88,12 @@ export class View {
     this.redraw();
     this.pick(null);
     document.title = `${m.cues?.[0]?.prompt ?? "RECAP studio"} · RECAP studio`;
+  }
+
+  /** Of a long video the server tells the last blocks only; the others are as long, but for the first, and can be fetched. */
+  untold(list) {
+    const [first] = list, start = (index) => (index ? first.start_s - (first.index - index) * this.about.block_s : 0);
+    return Array.from({ length: first?.index ?? 0 }, (_, index) => ({ index, start_s: start(index), end_s: start(index + 1) }));
   }
 
   buildScreens(tracks) {
