@@ -276,6 +276,20 @@ def test_the_ready_story_runs(browser, studio_url):
 
 
 @pytest.mark.slow
+def test_one_can_seek_to_blocks_of_which_a_reloaded_tab_was_not_told(page, monkeypatch):
+    monkeypatch.setattr("recap.studio.live.TOLD_BLOCKS", 2)
+    begin(page)
+    wait_second(page, 4.0)
+    page.reload()
+    page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 2")
+    page.locator("#timeline").focus()
+    page.keyboard.press(" ")
+    page.keyboard.press("Shift+ArrowLeft")
+    page.wait_for_function(f"() => ({LOOK})().second < 1 && ({LOOK})().ready >= 2")
+    page.wait_for_selector(".tile")
+
+
+@pytest.mark.slow
 def test_two_memories_play_side_by_side(page):
     begin(page, beside="sink")
     wait_second(page, 1.0)
