@@ -189,3 +189,15 @@ def test_a_playhead_anywhere_is_only_what_could_be_seen(client, studio, second):
     wait_for(lambda: live.next_block == 2, "the lead")
     order(client, name, "playhead", second=second)
     assert 0 <= live.first_unseen - 1 <= 1
+
+
+def test_what_a_branch_inherits_is_not_dropped_from_its_parent(client, studio):
+    name = begin(client)
+    live = play_to(client, studio, name, 4)
+    unseen = live.next_block - 1
+    assert live.first_unseen <= unseen
+    before = stored(live, 0, live.next_block)
+    order(client, name, "branch", second=live.clock.start_s(unseen) + 0.01)
+    order(client, name, "switch", branch=0)
+    order(client, name, "prompt", text="two birds")
+    assert torch.equal(stored(live, 1, unseen + 1), before[:, : 3 * (unseen + 1)])
