@@ -27,7 +27,7 @@ PROMPT = "a red boat"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 60_000
 # What a video of the page is doing, in one look.
-LOOK = """() => { const v = document.querySelector("video");
+LOOK = """() => { const v = document.querySelector("video") ?? {currentTime: -1};
   return {second: v.currentTime, width: v.videoWidth, paused: v.paused, ready: v.readyState}; }"""
 
 
@@ -48,14 +48,14 @@ def browser():
 
 
 @contextlib.contextmanager
-def served(folder, backbone="untrained", port=0):
+def served(folder, backbone="untrained", port=0, token=""):
     """A studio on a free port; yields its address and the studio."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", port))
         port = found.getsockname()[1]
     flow = "classical" if backbone == "untrained" else "auto"
-    settings = StudioSettings(folder, backbone=backbone, flow=flow, port=port)
+    settings = StudioSettings(folder, backbone=backbone, flow=flow, port=port, token=token)
     studio = Studio(settings)
     config = uvicorn.Config(make_app(studio), port=port, log_level="warning", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
@@ -105,7 +105,7 @@ def begin(page, prompt=PROMPT, beside=""):
     if beside:
         page.select_option("#beside", beside)
     page.click("#create .primary")
-    page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
+    page.wait_for_function(f"() => ({LOOK})().second > 0.2")
 
 
 def wait_second(page, second):
@@ -239,7 +239,7 @@ def test_a_reloaded_tab_comes_back_and_two_tabs_watch_one_session(browser, page)
     wait_second(page, there - 2)
     wait_second(page, page.evaluate(LOOK)["second"] + 0.5)
     with opened(browser, page.url) as other:
-        other.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
+        other.wait_for_function(f"() => ({LOOK})().second > 0.2")
         direct(other, "a green boat")
         page.wait_for_function("() => document.querySelectorAll('.cue').length === 3")
         assert cues(other) == cues(page)
@@ -262,7 +262,7 @@ def test_what_is_kept_comes_as_files_and_opens_again(page, tmp_path):
     page.wait_for_function(
         "(first) => location.href !== first && location.hash.includes('session')", arg=first
     )
-    page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 0.2")
+    page.wait_for_function(f"() => ({LOOK})().second > 0.2")
     assert cues(page) == [PROMPT]
 
 
@@ -281,12 +281,26 @@ def test_one_can_seek_to_blocks_of_which_a_reloaded_tab_was_not_told(page, monke
     begin(page)
     wait_second(page, 4.0)
     page.reload()
-    page.wait_for_function(f"() => document.querySelector('video') && ({LOOK})().second > 2")
+    page.wait_for_function(f"() => ({LOOK})().second > 2")
     page.locator("#timeline").focus()
     page.keyboard.press(" ")
     page.keyboard.press("Shift+ArrowLeft")
     page.wait_for_function(f"() => ({LOOK})().second < 1 && ({LOOK})().ready >= 2")
     page.wait_for_selector(".tile")
+
+
+@pytest.mark.slow
+def test_a_studio_with_a_token_opens_by_its_address_alone(browser, tmp_path):
+    token = "a-word-that-nobody-guesses"
+    with served(tmp_path, token=token) as (url, _):
+        with opened(browser, url) as page:
+            assert "token is missing or wrong" in page.content()
+        with opened(browser, f"{url}?token={token}") as page:
+            begin(page)
+            page.wait_for_selector(".tile")
+            page.reload()
+            wait_second(page, 1.0)
+            assert page.locator("#notices .bad").count() == 0, notices(page)
 
 
 @pytest.mark.slow
