@@ -201,3 +201,16 @@ def test_what_a_branch_inherits_is_not_dropped_from_its_parent(client, studio):
     order(client, name, "switch", branch=0)
     order(client, name, "prompt", text="two birds")
     assert torch.equal(stored(live, 1, unseen + 1), before[:, : 3 * (unseen + 1)])
+
+
+def test_a_change_that_makes_a_prompt_unreadable_is_refused(client, studio):
+    """Without a cast @fox is plain text; once somebody is pinned it would have to be somebody."""
+    name = begin(client)
+    live = play_to(client, studio, name, 2)
+    order(client, name, "prompt", text="@fox and two birds")
+    slot = live.store.read_info("main", 0, live.first_unseen - 1)["bank"][0]["slot"]
+    assert order(client, name, "pin", slots=[slot], name="bus", code=400)["field"] == "prompt"
+    order(client, name, "pin", slots=[slot], name="fox")
+    order(client, name, "play")
+    count = live.next_block
+    wait_for(lambda: live.next_block > count, "a block")

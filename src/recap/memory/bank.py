@@ -177,7 +177,9 @@ class NoveltyBank:
                 "bank.released.score": None if released is None else released.score,
             }
         )
-        return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count)}
+        # A bank that once had holes is read with a mask ever after, which rounds differently from without one.
+        holes = {"bank.holes": torch.tensor(1)} if self._holes else {}
+        return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count), **holes}
 
     def expected(self, state: State, grid: tuple[int, int]) -> dict[str, Entry]:
         """Return what a state must have of this bank, whose tokens come from a grid of so many rows and columns."""
@@ -191,7 +193,8 @@ class NoveltyBank:
             "bank.released.source": Entry(("B", "released", 3), torch.int64, 0, last),
             "bank.released.score": Entry(("B", "released"), "scores"),
         }
-        whole = {**self._store.expected("bank"), **own, **together(state, released)}
+        holes = {"bank.holes": Entry((), torch.int64, 1, 1)}
+        whole = {**self._store.expected("bank"), **own, **together(state, released), **together(state, holes)}
         return together(state, whole) if self.capacity else {}
 
     def load_state(self, state: State) -> None:
@@ -200,7 +203,7 @@ class NoveltyBank:
         if "bank.score" in state:
             self._source, self._score = state["bank.source"].clone(), state["bank.score"].clone()
             self.count = int(state["bank.count"])
-            self._holes = bool((self._score[:, : self.count] < 0).any())
+            self._holes = "bank.holes" in state or bool((self._score[:, : self.count] < 0).any())
         self._released = None
         if "bank.released.score" in state:
             self._released = Candidates(state["bank.released.source"], state["bank.released.score"])

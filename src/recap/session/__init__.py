@@ -26,7 +26,7 @@ from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
-from recap.io.cast import Subject, check_names, named_in, read_members, read_words, spell_out, with_cast
+from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
 from recap.memory.casting import join_cast
@@ -188,10 +188,9 @@ class Session:
         """Empty slots of the bank, in every row, from the next block on."""
         self._edit(Edit(lambda policy: policy.forget(slots)))
 
-    @property
-    def next_prompt(self) -> str:
-        """Return the prompt of the next block, as the model reads it."""
-        return self._block(self.next_block).prompts[0]
+    def prompt_at(self, block: int) -> str:
+        """Return the prompt of a block as the model reads it; refuses one that names who is not there."""
+        return self._block(block).prompts[0]
 
     def cast(self, *members: str | Subject, prompt: str | None = None) -> None:
         """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
@@ -204,20 +203,13 @@ class Session:
         check_names(new)
         if taken := [subject.name for subject in new if subject.name in self._words()]:
             raise refuse("cast", taken[0], "that name is in use", "save the subject under another name")
-        prompts = (self.next_prompt if prompt is None else prompt,) * len(self.config.seeds)
+        prompts = (self.prompt_at(self.next_block) if prompt is None else prompt,) * len(self.config.seeds)
         read = partial(read_alone, self.backbone)
         words = {subject.name: subject.words for subject in new}
         self._edit(Edit(lambda policy: join_cast(policy, new, prompts, read), words))
 
     def drop_cast(self, name: str) -> None:
         """Let a subject, or what was pinned under a name, leave the memory from the next block on."""
-        later = [
-            self._plain_block(at).prompts[0] for at in {self.next_block, *self._cues} if at >= self.next_block
-        ]
-        if naming := [
-            prompt for prompt in later if name in (named_in([prompt], {*self._words(), name}) or ())
-        ]:
-            raise refuse("name", name, f"the prompt {naming[0]!r} names it", "change that prompt first")
         self._edit(Edit(lambda policy: policy.drop_cast(name), {name: None}))
 
     def _edit(self, edit: Edit) -> None:

@@ -177,7 +177,7 @@ def _on_each(live: LiveSession, *changes: Change) -> Change:
                 own = {"at": block, "track": name, **change}
                 if change["kind"] == "cast":
                     # Later prompts at the same block must not change how it was read.
-                    own["prompt"] = track.session.next_prompt
+                    own["prompt"] = track.session.prompt_at(block)
                 try:
                     apply_change(track.session, live.store.folder, own)
                     made.append(own)

@@ -284,6 +284,10 @@ class LiveSession:
                     if change["track"] == name:
                         apply_change(track.session, self.store.folder, change)
             changes = act(target)
+            for track in self.tracks.values():
+                for at in {target, *track.session.cues}:
+                    # A prompt may name somebody whom only this change makes unknown.
+                    track.session.prompt_at(max(at, target))
         except BaseException:
             for name, track in self.tracks.items():
                 track.session.restore(kept[name])
