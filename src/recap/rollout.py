@@ -160,6 +160,7 @@ class Conductor:
         noise: NoiseSource | None = None,
         first_latent: Tensor | None = None,
         past: Sequence[tuple[Block, Tensor]] = (),
+        kernels: ContextKernels = OWN_KERNELS,
     ) -> None:
         self._backbone = backbone
         self._policy = policy
@@ -169,6 +170,7 @@ class Conductor:
         self._noise = noise
         self._first = first_latent
         self._past = list(past)
+        self._kernels = kernels
         # The prompts of the last block, with what the backbone made of them.
         self._conditioned: tuple[tuple[str, ...], Any] = ((), None)
 
@@ -194,7 +196,7 @@ class Conductor:
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
         past = Past(self._first, _since_cut(self._past, block, backbone.spec))
-        run = BlockRun(policy, backbone.spec, block, past=past)
+        run = BlockRun(policy, backbone.spec, block, self._kernels, past)
         if latents is None:
             latents = backbone.denoise(noise, conditioning, run.context)
         pixels = self._decoder.decode(latents)

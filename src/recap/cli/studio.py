@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import sys
 import threading
 import webbrowser
 from pathlib import Path
@@ -41,6 +43,7 @@ def studio_command(
     """
     for package in NEEDED:
         import_extra(package, "recap studio", "studio")
+    wait_asleep()
     settings = StudioSettings(folder, backbone=backbone, host=host, port=port, token=token)
     with bound_socket(settings) as listening:
         port = listening.getsockname()[1]
@@ -51,6 +54,19 @@ def studio_command(
         if browser:
             threading.Timer(1.0, webbrowser.open, (address,)).start()
         serve(studio, listening)
+
+
+def wait_asleep() -> None:
+    """Start this process again so that the model's threads sleep while they wait for each other.
+
+    By default they spin, which takes the cores from the browser that shows the video, and from each other: with
+    something else running on 2 cores, a block takes several times as long. OpenMP reads this only when it is loaded.
+    """
+    asked = sys.argv[1:]
+    own = os.name == "posix" and sys.orig_argv[len(sys.orig_argv) - len(asked) :] == asked
+    if own and "OMP_WAIT_POLICY" not in os.environ:
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def bound_socket(settings: StudioSettings) -> socket.socket:

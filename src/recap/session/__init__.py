@@ -21,6 +21,7 @@ from functools import partial
 
 from torch import Tensor
 
+from recap.attention.context import OWN_KERNELS, ContextKernels
 from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
@@ -56,25 +57,25 @@ class Session:
         reporter: Reporter = Reporter(),
         history_s: float = HISTORY_S,
         states_bytes: int = STATES_BYTES,
+        kernels: ContextKernels = OWN_KERNELS,
     ) -> None:
-        """Load the model, or share one that is loaded: sessions may take turns on it, block by block."""
+        """Load the model, or share one: sessions may take turns on it. `kernels` may watch what is attended to."""
         for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
             if not value >= 0:
                 raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
-        if backbone is None:
-            backbone = build_backbone(config, reporter.notice, self._own_words)
-        self.backbone = backbone
+        self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter = reporter
+        self._kernels = kernels
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
         self._states_bytes = states_bytes
         self._opening = self._read_opening()
-        self._cast = read_members(config.cast, backbone, self.config.device, reporter.notice)
+        self._cast = read_members(config.cast, self.backbone, self.config.device, reporter.notice)
         opening_frames = 0 if self._opening is None else self._opening.shape[1]
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
@@ -285,10 +286,9 @@ class Session:
                     edit.apply(self._policy)
         self._decoder: Decoder = self.backbone.decoder()
         if self.next_block:
-            self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
             self._decoder.load_state({name: value.to(device) for name, value in state.decoder.items()})
-        elif state.policy:
-            # Nothing is generated yet, and the cast is all that the memory has.
+        if self.next_block or state.policy:
+            # Before the first block the cast is all that the memory has.
             self._policy.load_state({name: value.to(device) for name, value in state.policy.items()})
         else:
             join_cast(self._policy, self._cast, self._block(0).prompts, partial(read_alone, self.backbone))
@@ -301,6 +301,7 @@ class Session:
             aside=at_once if self.config.eager else choose_aside(device),
             first_latent=None if self._first is None else self._first.to(device),
             past=[(self._block(index), self._latents[index].to(device)) for index in near],
+            kernels=self._kernels,
         )
 
     def _state(self) -> MemoryState:

@@ -123,7 +123,7 @@ def find_listed(
 ) -> list[tuple[int, int, int]]:
     """Return frame, row and column of slots as a block of the current branch listed them."""
     info = live.store.read_info(track, live.record.current, block)
-    listed = {slot["slot"]: (slot["frame"], slot["row"], slot["column"]) for slot in info["bank"]}
+    listed = {slot["slot"]: (slot["frame"], slot["row"], slot["column"]) for slot in info["bank"] or ()}
     for slot in slots:
         if slot not in listed:
             raise refuse("slots", slot, f"block {block} lists {len(listed)} slots", "name slots of that list")

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from recap.errors import RecapError, refuse
 from recap.io.trace import BlockTrace
+from recap.io.video import Picture
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
-from recap.studio.segments import Pictures, encode_block, picture_strip
+from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
 from recap.studio.track import (
     STATE_EVERY,
     Track,
     apply_change,
+    likeness,
     movement,
     names_of,
     pictures_of,
@@ -39,7 +41,7 @@ RATE_BLOCKS = 8
 TOLD_BLOCKS = 800
 """Of how many blocks a newcomer is told at once: ten minutes; the others can be fetched."""
 
-LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion")
+LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion", "likeness")
 """What a newcomer is told of every block; the rest is in the block's own JSON."""
 
 
@@ -72,6 +74,7 @@ class LiveSession:
         # Per branch: the last block that somebody saw.
         self.seen: dict[int, int] = {}
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
+        self._firsts: dict[str, Picture] = {}
         self._broken = False
         # Of a run that was uploaded: blocks that are read instead of generated, and what its trace says of them.
         self.known: dict[int, Tensor] = {}
@@ -113,8 +116,7 @@ class LiveSession:
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
-            made = track.session.step(self.known.get(index))
-            info = track.describe(made, branch, self.traces.get(index))
+            made, info = track.step(branch, self.known.get(index), self.traces.get(index))
             shown = pictures_of(made)
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}
@@ -139,6 +141,7 @@ class LiveSession:
             coded = encode_block(pictures, self._spec.pictures_per_second, first, index)
             strip = picture_strip(pictures)
             info["motion"], info["codec"] = movement(pictures), coded.codec
+            info["likeness"] = likeness(pictures[-1], self._first_picture(track, branch, index, pictures))
             info["ms"]["encode"] = round(1e3 * (time.perf_counter() - began), 1)
             with self.lock:
                 if epoch != self._epochs.get(branch, 0):
@@ -152,6 +155,15 @@ class LiveSession:
         except Exception as error:
             words = in_words(error)
             self._engine.call(lambda: self.fail(words))
+
+    def _first_picture(self, track: str, branch: int, index: int, pictures: Pictures) -> Picture:
+        """Return the first picture of a track's video, which all branches share; on the encoder's thread."""
+        if index == 0:
+            self._firsts[track] = pictures[0]
+        elif track not in self._firsts:
+            init = self.store.read_init(track, branch)
+            self._firsts[track] = decode_pictures(init, self.store.read(track, branch, 0, MEDIA))[0]
+        return self._firsts[track]
 
     def _header(self, track: str, branch: int, info: dict[str, Any]) -> dict[str, Any]:
         told = {"block": info["index"], "codec": info["codec"], "start_s": info["start_s"]}
@@ -332,7 +344,13 @@ class LiveSession:
         """Write the record, and tell all who watch what is on the timeline."""
         with self.lock:
             self.store.save_record()
-            told = {"branch": self.record.current, "cues": self._cues(), "changes": self.branch.changes}
+            told = {
+                "branch": self.record.current,
+                "cues": self._cues(),
+                "changes": self.branch.changes,
+                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
+                "cast": names_of(self.record.cast, self.branch.changes),
+            }
             self.hub.tell({"type": "cue", **told})
 
     def play(self) -> None:

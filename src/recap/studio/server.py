@@ -19,6 +19,7 @@ from recap.studio.exchange import export_run
 from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
+from recap.studio.pages import add_page
 from recap.studio.reference import reference_page
 from recap.studio.segments import join_segments
 from recap.studio.store import INFO, MEDIA, STRIP
@@ -53,6 +54,7 @@ def make_app(studio: Studio) -> Any:
     add_casts(router, studio)
     add_stream(router, studio)
     app.include_router(router)
+    add_page(app)
 
     async def reference() -> Any:
         return fastapi.Response(reference_page(app.openapi()), media_type="text/html")

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from recap.config import RunConfig, choose
 from recap.contracts import Backbone
 from recap.errors import refuse
+from recap.eval.embedders import HsvEmbedder
 from recap.io.report import Reporter
 from recap.io.trace import BlockTrace
 from recap.rollout import reach
 from recap.session import Session
-from recap.session.values import Edit, Snapshot
+from recap.session.values import Edit, Slot, Snapshot
 from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures
 from recap.studio.store import BranchRecord, SessionStore, read_state
+from recap.studio.watching import WatchingKernels
 from recap.types import BackboneSpec, GeneratedBlock
 
 HISTORY_S = 120.0
@@ -71,6 +75,7 @@ class Track:
         self._store = store
         self._reporter = reporter
         self.clock = Clock(backbone.spec)
+        self._watching = WatchingKernels()
         # It is there from the first `build` on.
         self.session: Session
 
@@ -87,7 +92,20 @@ class Track:
             reporter=self._reporter,
             history_s=HISTORY_S,
             states_bytes=STATES_BYTES,
+            kernels=self._watching,
         )
+
+    def step(
+        self, branch: int, latents: Tensor | None = None, earlier: BlockTrace | None = None
+    ) -> tuple[GeneratedBlock, dict[str, Any]]:
+        """Generate the next block, or read it from known latents; returns it with what a page shows of it."""
+        before = self.session.bank
+        self._watching.begin()
+        made = self.session.step(latents)
+        # The slots are those that the block could read; what entered the bank with it has no share yet.
+        shares = self._watching.slots()
+        by_token = {slot.source: shares[slot.number] for slot in before if slot.number < len(shares)}
+        return made, self._describe(made, branch, by_token, earlier)
 
     def build(self, branch: int, blocks: int) -> None:
         """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
@@ -156,8 +174,12 @@ class Track:
         if block and state is not None:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)
 
-    def describe(
-        self, made: GeneratedBlock, branch: int, earlier: BlockTrace | None = None
+    def _describe(
+        self,
+        made: GeneratedBlock,
+        branch: int,
+        slot_shares: Mapping[tuple[int, ...], float],
+        earlier: BlockTrace | None,
     ) -> dict[str, Any]:
         """Return what a page shows of a finished block, as plain data; of one that was read, an earlier trace."""
         index, block_end = made.block.index, self.clock.start_s(made.block.index + 1)
@@ -177,14 +199,26 @@ class Track:
             "end_s": block_end,
             "prompt": made.block.prompts[0],
             "cut": made.block.clears_prior,
-            "bank": [self._slot(slot, block_end) for slot in self.session.bank],
+            "bank": self._bank(block_end, slot_shares),
             "shares": shares,
             "tokens": {str(role): count for role, count in trace.tokens.items()},
-            "overlay": None,
+            "overlay": self._overlay(),
             "trace": trace.to_json(),
         }
 
-    def _slot(self, slot: Any, now_s: float) -> dict[str, Any]:
+    def _bank(self, now_s: float, shares: Mapping[tuple[int, ...], float]) -> list[dict[str, Any]] | None:
+        """Return the slots of the bank; None for a memory that has none."""
+        if not self.config.memory.settings.keeps_bank:
+            return None
+        return [self._slot(slot, now_s, shares.get(slot.source)) for slot in self.session.bank]
+
+    def _overlay(self) -> dict[str, Any] | None:
+        """Return where in the picture each role was read; None where the model reads by kernels of its own."""
+        rows, columns = self._backbone.spec.grid
+        maps = self._watching.maps((rows, columns))
+        return {"rows": rows, "columns": columns, "roles": maps} if maps else None
+
+    def _slot(self, slot: Slot, now_s: float, share: float | None) -> dict[str, Any]:
         """Return a slot of the bank: where its token was seen, and in which picture of which block."""
         spec = self._backbone.spec
         frame, row, column = slot.source
@@ -201,7 +235,7 @@ class Track:
             "age_s": round(now_s - second, 4),
             "block": block,
             "picture": picture - self.clock.first_picture(block),
-            "share": None,
+            "share": None if share is None else round(share, 6),
         }
 
 
@@ -241,6 +275,12 @@ def pictures_of(made: GeneratedBlock) -> Pictures:
     """Return the pictures of a block's first row, T Y X 3."""
     pixels = made.pixels[0].clamp(0, 1).mul(255).round().to(torch.uint8)
     return np.ascontiguousarray(pixels.permute(0, 2, 3, 1).cpu().numpy())
+
+
+def likeness(picture: NDArray[np.uint8], first: NDArray[np.uint8]) -> float:
+    """Return how alike the colours of two pictures are, 0..1; to the video's first one this falls with drift."""
+    vectors = HsvEmbedder().embed([picture, first])
+    return round(float(vectors[0] @ vectors[1]), 4)
 
 
 def movement(pictures: Pictures) -> float:

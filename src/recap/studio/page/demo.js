@@ -1,0 +1,33 @@
+// The ready story of `recap studio --demo`: a fox comes, goes and comes back, and a line says what to look at.
+import { request } from "./net.js";
+
+const SCENE = "a beach by day", FOX = `a fox on ${SCENE}`;
+// Every cut drops the recent frames, and the first picture has no fox: only the bank can bring it back.
+// The seed is chosen: of 2 to 6, another fox comes back with 4.
+const STORY = { seed: 2, cues: [[2.0625, FOX], [6.5625, SCENE], [10.3125, FOX]], end: 15 };
+const LINES = [
+  "An empty beach. The memory keeps the first picture; its bank, to the right, takes in what is new.",
+  "A fox comes, and its patches enter the bank: watch the wall fill.",
+  "A cut: the recent frames are gone, and the first picture never had a fox. Only the bank still knows it.",
+  "The fox is back, and it is the same one. Lit is where the picture reads the bank.",
+];
+const YOURS = "Your turn: type what happens next, click a cut-out, or go back and branch.";
+
+/** Begin the story; returns the name of its session. */
+export async function beginDemo() {
+  const { session } = await request("/sessions", { method: "POST", body: { prompt: SCENE, seed: STORY.seed } });
+  for (const [second, text] of STORY.cues) {
+    const body = { type: "prompt", text, at_s: second, cut: true };
+    await request(`/sessions/${session}/commands`, { method: "POST", body });
+  }
+  return session;
+}
+
+/** The role to show in the picture from the last prompt of the story on. */
+export const demoRole = (prompts, second) => (prompts.length === LINES.length && second >= prompts.at(-1).second ? "bank" : null);
+
+/** The line for a moment of the story; `prompts` are those of the session. */
+export function demoLine(prompts, second) {
+  if (prompts.length !== LINES.length || second >= STORY.end) return YOURS;
+  return LINES[prompts.findLastIndex((cue) => cue.second <= second + 1e-3)] ?? YOURS;
+}
