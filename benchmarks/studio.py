@@ -152,15 +152,18 @@ def watch(process: int, address: str, options: argparse.Namespace) -> dict[str, 
         time.sleep(TICK_S)
     began = last = time.perf_counter()
     memory: list[Any] = []
-    prompts = 0
+    prompts = forgotten = 0
     while (now := time.perf_counter()) - began < 60 * options.minutes:
         viewer.tick(now - last)
         last = now
-        if (now - began) // options.prompt_every > prompts:
+        turn = (now - began) / options.prompt_every
+        if turn >= prompts + 1:
             prompts += 1
             viewer.prompt(PROMPTS[prompts % len(PROMPTS)])
-            if prompts % 4 == 0 and viewer.last.get("bank"):
-                viewer.say("forget", slots=[viewer.last["bank"][0]["slot"]], block=viewer.last["index"])
+        # Half-way between two prompts, when nothing is being dropped.
+        if turn >= forgotten + 1.5 and viewer.last.get("bank"):
+            forgotten += 1
+            viewer.say("forget", slots=[viewer.last["bank"][0]["slot"]], block=viewer.last["index"])
         if len(memory) <= (now - began) // 10:
             memory.append(resident_mb(process))
             print(f"{now - began:.0f} s: {memory[-1]:.0f} MB, played {viewer.second:.1f} s", file=sys.stderr)
