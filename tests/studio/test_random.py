@@ -53,7 +53,7 @@ def repeat(live, branch, backbone):
         yield block, session.step().latents
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 9))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 9))])
 def test_every_branch_is_what_its_record_says(studio, backbone, seed):
     rng = random.Random(seed)
     live = studio.create(say.NewSession(prompt=PROMPT))

@@ -50,3 +50,16 @@ def test_the_places_of_a_picture_share_out_all_attention(every_read):
     made.step()
     for at_place in zip(*kernels.maps(made.backbone.spec.grid).values(), strict=True):
         assert sum(at_place) == pytest.approx(1, abs=0.001)
+
+
+def test_a_bank_that_grew_is_watched_from_then_on(every_read):
+    """Blocks that are read again after a change of mind come one after another, without a beginning between them."""
+    kernels = WatchingKernels()
+    made = session(kernels=kernels)
+    for _ in range(2):
+        made.step()
+    before = len(kernels.slots())
+    made.set(capacity_frames=2.0)
+    for _ in range(2):
+        made.step()
+    assert len(kernels.slots()) == 2 * before == len(made.bank)

@@ -26,10 +26,10 @@ class WatchingKernels(ContextKernels):
 
     def begin(self) -> None:
         """Forget what was watched: another block begins."""
-        self._reads = self._watched = 0
+        self._reads = 0
         # Role -> N, the weight that each query gives it; and of the bank's keys, each one's weight.
-        self._maps: dict[Role, Tensor] = {}
-        self._slots: Tensor | None = None
+        self._maps: dict[Role, _Mean] = {}
+        self._slots = _Mean()
 
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
         self._reads += 1
@@ -43,22 +43,40 @@ class WatchingKernels(ContextKernels):
         for segment, part in zip(segments, weights.mean(dim=0).split(sizes, dim=-1), strict=True):
             if segment.role is None:
                 continue
-            self._maps[segment.role] = self._maps.get(segment.role, 0) + part.sum(dim=-1)
+            self._maps.setdefault(segment.role, _Mean()).add(part.sum(dim=-1))
             if segment.role is Role.BANK:
-                self._slots = part.mean(dim=0) + (0 if self._slots is None else self._slots)
-        self._watched += 1
+                self._slots.add(part.mean(dim=0))
 
     def maps(self, grid: tuple[int, int]) -> dict[str, list[float]]:
         """Return by role how much each place of the picture reads it, 0..1, row-major; mean over frames."""
         found = {}
-        for role, total in self._maps.items():
-            mean = (total / self._watched).unflatten(0, (-1, *grid)).mean(dim=0)
+        for role, kept in self._maps.items():
+            mean = kept.value().unflatten(0, (-1, *grid)).mean(dim=0)
             found[str(role)] = [round(value, 4) for value in mean.flatten().tolist()]
         return found
 
     def slots(self) -> list[float]:
         """Return the share of attention that each slot of the bank got; [] where there is no bank yet."""
-        return [] if self._slots is None else (self._slots / self._watched).tolist()
+        found: list[float] = self._slots.value().tolist()
+        return found
+
+
+class _Mean:
+    """Averages tensors of one size; one of another size begins again.
+
+    Blocks that are read again before this one may have a smaller bank, and a pyramid has steps of several sizes.
+    """
+
+    def __init__(self) -> None:
+        self._total, self._count = torch.zeros(0), 0
+
+    def add(self, value: Tensor) -> None:
+        if value.shape != self._total.shape:
+            self._total, self._count = torch.zeros_like(value), 0
+        self._total, self._count = self._total + value, self._count + 1
+
+    def value(self) -> Tensor:
+        return self._total / max(1, self._count)
 
 
 def _logits(query: Tensor, segment: Readable) -> Tensor:
