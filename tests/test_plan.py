@@ -46,11 +46,22 @@ def test_a_shot_without_cut_keeps_the_prior(spec):
     assert [b.index for b in plan.blocks if b.clears_prior] == [8]
 
 
-def test_rows_may_differ_in_prompts_only(spec):
+def test_rows_may_differ_in_prompts_and_when_they_change_but_not_in_cuts(spec):
     plan = make_plan([[Shot("a", 3)], [Shot("b", 3)]], spec)
     assert plan.num_rows == 2 and plan.blocks[0].prompts == ("a", "b")
-    with pytest.raises(ValueError, match="share the lengths"):
-        make_plan([[Shot("a", 3)], [Shot("b", 4)]], spec)
+    one = [Shot("a", 3), Shot("b", 4.5, cut=False), Shot("c", 3)]
+    two = [Shot("d", 6), Shot("e", 1.5, cut=False), Shot("f", 3)]
+    plan, alone = make_plan([one, two], spec), [make_plan([row], spec) for row in (one, two)]
+    assert len(plan.blocks) == 14 and [b.index for b in plan.blocks if b.clears_prior] == [10]
+    for row, own in enumerate(alone):
+        assert [b.prompts[row] for b in plan.blocks] == [b.prompts[0] for b in own.blocks]
+        assert [b.clears_prior for b in plan.blocks] == [b.clears_prior for b in own.blocks]
+    for other in ([Shot("b", 4)], [Shot("b", 1), Shot("b", 2)], []):
+        with pytest.raises(ValueError, match="share their length, their cuts"):
+            make_plan([[Shot("a", 3)], other], spec)
+    rereads = [Shot("b", 1), Shot("b", 2, cut=False, reread=True)]
+    with pytest.raises(ValueError, match="share their length"):
+        make_plan([[Shot("a", 1), Shot("a", 2, cut=False)], rereads], spec)
     with pytest.raises(ValueError, match="at least 1 row"):
         make_plan([[]], spec)
 

@@ -52,7 +52,7 @@ def check_shots(shots: Sequence[Shot]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Blocks in order. Rows of a batch may differ in their prompts, not in their shots' lengths and cuts."""
+    """Blocks in order. Rows of a batch may differ in their prompts and when these change, not in their cuts."""
 
     blocks: tuple[Block, ...]
 
@@ -66,28 +66,38 @@ def make_plan(rows: Sequence[Sequence[Shot]], spec: BackboneSpec, given_frames: 
     first = rows[0] if rows else ()
     if not first:
         raise refuse("shots", rows, "at least 1 row of 1 shot is needed", "give a prompt and its seconds")
-    check_shots(first)
     for row in rows:
-        if [(s.seconds, s.cut, s.reread) for s in row] != [(s.seconds, s.cut, s.reread) for s in first]:
-            limit = "all rows of a batch must share the lengths and cuts of their shots"
-            raise refuse("shots", [len(r) for r in rows], limit, "run differing scripts one by one")
+        check_shots(row)
+    planned = [_spread(row, spec) for row in rows]
+    if len({tuple((cut, reread) for _, cut, reread in row) for row in planned}) > 1:
+        limit = "all rows of a batch must share their length, their cuts and where they read again"
+        raise refuse("shots", [len(r) for r in rows], limit, "run differing scripts one by one")
     blocks = _given_blocks(given_frames, spec, tuple(row[0].prompt for row in rows))
-    num_given = len(blocks)
-    for number, end in enumerate(_block_ends(first, spec)):
-        start = len(blocks)
-        prompts = tuple(row[number].prompt for row in rows)
-        blocks.extend(
+    start = len(blocks)
+    for index, at_once in enumerate(zip(*planned, strict=True)):
+        _, cut, reread = at_once[0]
+        blocks.append(
             Block(
-                index=index,
-                first_frame=given_frames + (index - num_given) * spec.frames_per_block,
+                index=start + index,
+                first_frame=given_frames + index * spec.frames_per_block,
                 num_frames=spec.frames_per_block,
-                prompts=prompts,
-                clears_prior=index == start and number > 0 and first[number].cut,
-                rereads_prior=index == start and number > 0 and first[number].reread,
+                prompts=tuple(prompt for prompt, _, _ in at_once),
+                clears_prior=cut,
+                rereads_prior=reread,
             )
-            for index in range(start, num_given + end)
         )
     return Plan(tuple(blocks))
+
+
+def _spread(shots: Sequence[Shot], spec: BackboneSpec) -> list[tuple[str, bool, bool]]:
+    """Return, for every block of a row, its prompt, and whether the prior is dropped or read again first."""
+    blocks: list[tuple[str, bool, bool]] = []
+    for number, (shot, end) in enumerate(zip(shots, _block_ends(shots, spec), strict=True)):
+        start = len(blocks)
+        blocks += [(shot.prompt, False, False)] * (end - start)
+        if number > 0:
+            blocks[start] = (shot.prompt, shot.cut, shot.reread)
+    return blocks
 
 
 def _given_blocks(frames: int, spec: BackboneSpec, prompts: tuple[str, ...]) -> list[Block]:

@@ -22,6 +22,6 @@ def data_of(recipe: str | Recipe, row: str = "", **asked):
     return jobs_of(recipe, row, **asked)[0].data
 
 
-def generated(jobs, folder, embedder=None):
+def generated(jobs, folder, embedder=None, probe=None):
     """These jobs as one batch, generated in this process."""
-    return generate_batch(jobs, build_backbone(config_of(jobs[0])), folder, embedder)
+    return generate_batch(jobs, build_backbone(config_of(jobs[0])), folder, embedder, probe)

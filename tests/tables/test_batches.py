@@ -13,6 +13,7 @@ from tables_help import generated, jobs_of
 
 from recap.eval.embedders import HsvEmbedder
 from recap.eval.judged import JudgedRun
+from recap.eval.judges.probe import Probe, load_probe
 from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
 from recap.io.report import SILENT
@@ -22,6 +23,7 @@ from recap.run import generate
 from recap.tables import executors
 from recap.tables.executors import Batches, kind_of
 from recap.tables.generating import (
+    JUDGED,
     config_of,
     generate_and_score,
     generate_batch,
@@ -65,7 +67,35 @@ def test_batches_hold_one_kind_and_are_even():
     assert [len(batch) for batch in found] == [9, 9, 7] * 4
     assert all(len({kind_of(job) for job in batch}) == 1 for batch in found)
     found = batches_of("entering", 50, prompts=20, seeds=5)
-    assert [len(batch) for batch in found] == [20] * 5 * len(find_recipe("entering").rows)
+    # Prompts change at five different times, and nothing is cut.
+    assert [len(batch) for batch in found] == [50] * 2 * len(find_recipe("entering").rows)
+
+
+def test_rows_whose_prompts_change_at_different_times_are_generated_together(tmp_path):
+    jobs = jobs_of("entering", "recap", backbone="untrained", prompts=2, seconds=9)
+    scenes = [[shot["seconds"] for shot in job.data["config"]["shots"]] for job in jobs]
+    assert scenes[0] != scenes[1] and kind_of(jobs[0]) == kind_of(jobs[1])
+    both = generated(jobs, tmp_path)
+    for job, together in zip(jobs, both, strict=True):
+        (tmp_path / "alone").mkdir(exist_ok=True)
+        (alone,) = generated([job], tmp_path / "alone")
+        assert [line.prompts for line in together.trace] == [line.prompts for line in alone.trace]
+        apart = np.load(together.pictures).astype(int) - np.load(alone.pictures)
+        assert np.abs(apart).mean() < 0.1
+
+
+def test_short_shots_and_cuts_keep_rows_apart():
+    def kind(*shots):
+        keys = ("seconds", "cut", "reread")
+        (job,) = jobs_of("bank", backbone="untrained")
+        listed = [{"prompt": "a", **dict(zip(keys, shot, strict=True))} for shot in shots]
+        return kind_of(replace(job, data={**job.data, "config": {**job.data["config"], "shots": listed}}))
+
+    plain = kind((3, True, False), (6, False, False))
+    assert plain == kind((6, True, False), (3, False, False)) == kind((9, True, False))
+    assert plain != kind((3, True, False), (6, True, False)) != kind((6, True, False), (3, True, False))
+    assert plain != kind((3, True, False), (6, False, True))
+    assert kind((0.3, True, False), (8.7, False, False)) != kind((8.7, True, False), (0.3, False, False))
 
 
 def test_attention_is_measured_by_the_readable_path(tmp_path, monkeypatch):
@@ -127,6 +157,27 @@ def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_p
     assert not runs[0].backend and known.backend == HsvEmbedder().backend
     (plain,) = generated(jobs[:1], tmp_path)
     assert scored(jobs[0], known, tmp_path) == scored(jobs[0], plain, tmp_path)
+
+
+def test_what_the_probe_said_while_generating_is_what_it_says_later(tmp_path):
+    jobs = jobs_of("reappearance", "recap", prompts=2, seconds=6)
+    known = generated(jobs, tmp_path, probe=load_probe())
+    for job, run in zip(jobs, known, strict=True):
+        one = scored(job, run, tmp_path)
+        run.pictures.with_suffix(JUDGED).unlink()
+        two = scored(job, run, tmp_path)
+        assert one.keys() == two.keys()
+        for measure in set(one) - {"look"}:
+            for name, score in two[measure].items():
+                said = one[measure][name]["value"]
+                assert said == pytest.approx(score["value"], abs=1e-3, nan_ok=True), (measure, name)
+
+
+def test_it_is_not_asked_again_about_what_it_said(tmp_path, monkeypatch):
+    jobs = jobs_of("reappearance", "recap", prompts=1, seconds=3)
+    (run,) = generated(jobs, tmp_path, probe=load_probe())
+    monkeypatch.setattr(Probe, "judge", lambda *_: pytest.fail("asked again"))
+    assert scored(jobs[0], run, tmp_path)["haunting"]
 
 
 def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(ours, tmp_path):
@@ -204,11 +255,11 @@ def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkey
 
 
 def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    def fails(some, backbone, folder, embedder):
+    def fails(some, backbone, folder, *judges):
         if some[0].data["config"]["memory"]["name"] == "sink":
             (folder / f"{some[0].key}.npy").touch()
             raise RuntimeError("broken")
-        return generate_batch(some, backbone, folder, embedder)
+        return generate_batch(some, backbone, folder, *judges)
 
     monkeypatch.setattr(executors, "generate_batch", fails)
     jobs = jobs_of("retention", backbone="untrained", seconds=1.5)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from recap.errors import unknown_name
 from recap.eval.embedders import Remembering, build_embedder
 from recap.eval.judges.crops import build_crop_witness
-from recap.eval.judges.probe import load_probe
+from recap.eval.judges.probe import Judged, load_probe
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.qwen import QwenDetector
 from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sample_clip
@@ -67,7 +69,8 @@ class JudgedRun:
     """Holds the pictures and the trace of a finished run, and who judges them.
 
     `data` are those of a job. `seconds` is the time of every block, empty where many runs were generated at once.
-    `embedder` replaces the one that `data` names, where the pictures were embedded elsewhere.
+    `embedder` replaces the one that `data` names, where the pictures were embedded elsewhere; `judged` is what the
+    probe said of all pictures, where they were judged elsewhere.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class JudgedRun:
         trace: Sequence[BlockTrace],
         seconds: Sequence[float] = (),
         embedder: Embedder | None = None,
+        judged: Judged | None = None,
     ):
         self.clip, self.trace, self.seconds = clip, trace, seconds
         self.has_bank = has_bank(trace)
@@ -95,6 +99,8 @@ class JudgedRun:
         if data["config"]["backbone"]["name"] == EMBEDDED:
             # Of this run alone: it remembers the pictures that it has seen.
             self.subject_witness = witness = ProbeWitness(_probe())
+            if judged is not None:
+                witness.remember(np.stack(list(clip.pictures())), judged)
             self.crop_witness = build_crop_witness(witness)
         elif data["detector"]:
             detector = _qwen(data["detector"].partition("=")[2], self._device)

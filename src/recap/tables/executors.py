@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -35,6 +35,8 @@ import torch
 from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.eval.embedders import build_embedder
+from recap.eval.judged import EMBEDDED
+from recap.eval.judges.probe import Probe, load_probe
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import accelerate
 from recap.io.lookup import look_up
@@ -48,8 +50,10 @@ from recap.types import BackboneSpec
 # How long the head of a Ray cluster may take to answer.
 ANSWER_S = 5.0
 
-ROWS = 50
+ROWS = 100
 """Rows that fill a large GPU with the embedded model; more than its memory holds are halved."""
+SHORTEST_S = 1.0
+"""A shot that is shorter than half a block moves all that follows, so only rows of longer ones are put together."""
 SHARED_MEMORY = Path("/dev/shm")
 SHARE_OF_DISK = 4
 """The pictures of one batch take no more than one of so many parts of the free space."""
@@ -327,8 +331,9 @@ class Batches(Executor):
         """Generate a batch and hand it to the scorers; return False if memory does not hold so many rows."""
         first = batch[0].data
         try:
-            embedder = _embedder(first["embedder"], first["config"]["device"])
-            made = generate_batch(batch, backbone, Path(self._scratch.name), embedder)
+            device, judged = first["config"]["device"], first["config"]["backbone"]["name"] == EMBEDDED
+            embedder, probe = _embedder(first["embedder"], device), _probe(device) if judged else None
+            made = generate_batch(batch, backbone, Path(self._scratch.name), embedder, probe)
         except Exception as error:
             for job in batch:
                 self._delete(job)
@@ -384,8 +389,29 @@ def _embedder(name: str, device: str) -> Embedder | None:
     return None if device == "cpu" or name == "hsv" else build_embedder(name, device=device)
 
 
+@cache
+def _probe(device: str) -> Probe | None:
+    """Return the probe that judges where the pictures are: one core takes longer for a run than a GPU to make it."""
+    return None if device == "cpu" else load_probe(device=device)
+
+
 def kind_of(job: Job) -> str:
     """Return a text that is equal for runs that can be rows of one batch."""
     config = job.data["config"]
-    plain = {**config, "seeds": [], "shots": [{**shot, "prompt": ""} for shot in config["shots"]]}
+    plain = {**config, "seeds": [], "shots": _scenes(config["shots"])}
     return canonical([plain, needs_readable_path(job.wants)])
+
+
+def _scenes(shots: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return shots without their prompts; those that only change the prompt are part of the one before."""
+    plain = [{**shot, "prompt": ""} for shot in shots]
+    if min(shot["seconds"] for shot in shots) < SHORTEST_S:
+        return plain
+    scenes: list[dict[str, Any]] = []
+    for shot in plain:
+        if scenes and not shot["cut"] and not shot.get("reread"):
+            # Rounded, as sums of the same length may differ in their last digit.
+            scenes[-1]["seconds"] = round(scenes[-1]["seconds"] + shot["seconds"], 6)
+        else:
+            scenes.append(shot)
+    return scenes

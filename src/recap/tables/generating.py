@@ -11,21 +11,23 @@ import json
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from recap.config import RunConfig
 from recap.contracts import Backbone
 from recap.errors import refuse
 from recap.eval.embedders import Looked
 from recap.eval.judged import JudgedRun
+from recap.eval.judges.probe import Judged, Probe
 from recap.eval.metrics import find_measure
 from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import InMemoryClip, Pictures
@@ -42,14 +44,15 @@ from recap.tables.runs import LOOK
 from recap.types import GeneratedBlock
 
 MOMENTS = 5
-CLIP, VECTORS = "video.mp4", ".vectors.npy"
+CLIP, VECTORS, JUDGED = "video.mp4", ".vectors.npy", ".judged.safetensors"
 
 
 class Generated(NamedTuple):
     """Holds a run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice.
 
     `pictures` is a file of N Y X 3. Where pictures were embedded as they were generated, by `backend`, a file of N D
-    lies next to it (`VECTORS`). `seconds` are those of every block, empty for a row of several.
+    lies next to it (`VECTORS`), and where the probe judged them, what it said (`JUDGED`). `seconds` are those of
+    every block, empty for a row of several.
     """
 
     pictures: Path
@@ -90,6 +93,56 @@ def needs_readable_path(wants: Iterable[str]) -> bool:
     return any(find_measure(name).reads_shares for name in wants if name != LOOK)
 
 
+class _Fetched:
+    """Brings a finished block to the host, its pictures as bytes, while the device goes on with the next one."""
+
+    def __init__(self, made: GeneratedBlock, probe: Probe | None):
+        levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
+        said = None if probe is None else probe.judge(levels.float() / 255)
+        self.judged = None if said is None else Judged(*map(_to_host, said))
+        self._pictures = _to_host(levels.permute(0, 1, 3, 4, 2).contiguous())
+        # The pictures as bytes take the place of their numbers, which are four times as large.
+        self._made = _to_host(replace(made, pixels=levels))
+        self._copied = torch.cuda.Event() if levels.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> tuple[GeneratedBlock, NDArray[np.uint8]]:
+        """Return the block and its pictures, B T Y X 3, rounded as a clip's writer rounds them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if not bool(torch.isfinite(self._made.latents).all()):
+            remedy = "try --dtype float32 or other memory settings"
+            raise refuse("latents", f"block {self._made.block.index}", "holds NaN or infinity", remedy)
+        return self._made, self._pictures.numpy()
+
+
+def _to_host(value: Any) -> Any:
+    """Return a value with its tensors on the host; those of a device are there once its queue has come so far."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_cuda:
+            return value
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _to_host(getattr(value, each.name)) for each in fields(value)})
+    return {key: _to_host(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _fetch(blocks: Iterable[GeneratedBlock], probe: Probe | None, *, behind: bool) -> Iterator[_Fetched]:
+    """Yield blocks on their way to the host, each when the next one is queued if `behind`: no device then waits."""
+    last = None
+    for made in blocks:
+        fetched = _Fetched(made, probe)
+        if not behind:
+            yield fetched
+            continue
+        if last is not None:
+            yield last
+        last = fetched
+    if last is not None:
+        yield last
+
+
 class _Rows:
     """Writes the pictures of a batch to a file per row, hundreds of megabytes, while the next block is generated."""
 
@@ -127,9 +180,13 @@ class _Rows:
 
 
 def generate_batch(
-    jobs: Sequence[Job], backbone: Backbone, folder: Path, embedder: Embedder | None = None
+    jobs: Sequence[Job],
+    backbone: Backbone,
+    folder: Path,
+    embedder: Embedder | None = None,
+    probe: Probe | None = None,
 ) -> list[Generated]:
-    """Generate runs that differ in prompts and seed alone; pictures, and their embeddings, go to files."""
+    """Generate runs that differ in prompts and seed alone; pictures, and what is made of them, go to files."""
     configs, spec = [config_of(job) for job in jobs], backbone.spec
     config = configs[0]
     plan = make_plan([each.shots for each in configs], spec)
@@ -137,6 +194,7 @@ def generate_batch(
     files = [folder / f"{job.key}.npy" for job in jobs]
     offered = any(job.options.get("trace_offered") for job in jobs)
     vectors: list[NDArray[np.float32]] = []
+    judged: list[Judged] = []
     blocks = rollout(
         backbone,
         build_memory(config, spec, lambda _: None),
@@ -146,15 +204,17 @@ def generate_batch(
     )
     seconds, began = [], time.perf_counter()
     with _Rows(files, shape) as rows:
-        for made in blocks:
-            pictures = _as_pictures(made)
+        # A run that is alone is timed, block by block.
+        for fetched in _fetch(blocks, probe, behind=len(jobs) > 1):
+            made, pictures = fetched.wait()
+            judged += [fetched.judged] if fetched.judged is not None else []
             seconds.append(time.perf_counter() - began)
             rows.keep(pictures, BlockTrace.of(made, offered=offered))
             if embedder is not None:
                 seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
                 vectors.append(seen.reshape(*pictures.shape[:2], -1))
             if len(jobs) == 1:
-                # It is timed, and nothing runs next to it.
+                # Nothing runs next to it.
                 rows.wait()
             began = time.perf_counter()
     traces = rows.traces
@@ -163,6 +223,11 @@ def generate_batch(
     if embedder is not None:
         for file, own in zip(files, np.concatenate(vectors, axis=1), strict=True):
             np.save(file.with_suffix(VECTORS), own)
+    if judged:
+        whole = Judged(*(torch.cat(part, dim=1) for part in zip(*judged, strict=True)))
+        for row, file in enumerate(files):
+            said = {name: part[row : row + 1].contiguous() for name, part in whole._asdict().items()}
+            save_file(said, file.with_suffix(JUDGED))
     fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
     return [Generated(file, fps, trace, seconds, backend) for file, trace in zip(files, traces, strict=True)]
 
@@ -178,7 +243,9 @@ def score_generated(job: Job, folder: Path) -> Result:
     embedder = None
     if made.backend:
         embedder = Looked(made.backend, pictures, np.load(made.pictures.with_suffix(VECTORS)))
-    run = JudgedRun(data, clip, made.trace, made.seconds, embedder)
+    said = made.pictures.with_suffix(JUDGED)
+    judged = Judged(**load_file(said)) if said.is_file() else None
+    run = JudgedRun(data, clip, made.trace, made.seconds, embedder, judged)
     result: Result = {
         name: {score.name: score.as_dict() for score in find_measure(name).scores(run)}
         for name in sorted(job.wants)
@@ -196,16 +263,6 @@ def score_generated(job: Job, folder: Path) -> Result:
     # JSON has no nan: a share of no pictures is None.
     plain: Result = json.loads(json.dumps(result), parse_constant=lambda _: None)
     return plain
-
-
-def _as_pictures(made: GeneratedBlock) -> NDArray[np.uint8]:
-    """Return B T Y X 3, rounded as a clip's writer rounds them."""
-    if not bool(torch.isfinite(made.latents).all()):
-        remedy = "try --dtype float32 or other memory settings"
-        raise refuse("latents", f"block {made.block.index}", "holds NaN or infinity", remedy)
-    levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
-    pictures: NDArray[np.uint8] = levels.permute(0, 1, 3, 4, 2).contiguous().cpu().numpy()
-    return pictures
 
 
 class Look(NamedTuple):

@@ -79,6 +79,12 @@ class ProbeWitness:
         # A picture is asked about by many measures; every one but the first finds the answer here.
         self._known: dict[bytes, Judged] = {}
 
+    def remember(self, pictures: Pictures, judged: Judged) -> None:
+        """Take over what was said of these pictures, one clip, where they were judged elsewhere."""
+        parts = (part.split(1, dim=1) for part in judged)
+        said = map(Judged._make, zip(*parts, strict=True))
+        self._known |= zip(map(picture_key, pictures), said, strict=True)
+
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether the actor was found, N, and its colour N 3, sRGB in 0..1."""
         judged = self.judge(pictures)
@@ -108,8 +114,7 @@ class ProbeWitness:
             judged = self._probe.judge(
                 as_tensor(np.stack(shown + shown[-1:] * (-len(shown) % AT_ONCE))), AT_ONCE
             )
-            parts = (part[:, : len(shown)].split(1, dim=1) for part in judged)
-            self._known |= zip(new, map(Judged._make, zip(*parts, strict=True)), strict=True)
+            self.remember(np.stack(shown), Judged(*(part[:, : len(shown)] for part in judged)))
         found = (self._known[key] for key in keys)
         return Judged(*(torch.cat(part, dim=1) for part in zip(*found, strict=True)))
 
