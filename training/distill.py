@@ -8,7 +8,8 @@ difference of the two clean estimates is the direction in which the generator sh
 rollout as its past; teacher and fake score see it in some rows and only the first frame in others, so that slow drift
 is corrected too. A rollout is continued from draw to draw up to a minute of video.
 
-It writes the files of train_dit, and fake-1.safetensors ... so that a run can resume.
+It writes the files of train_dit, and fake-1.safetensors ... so that a run can resume. `--resume` also takes the
+package's own weights, `--bank-rows --head-start 100` then measures what training with banks would add.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Trainer:
         if options.resume is not None:
             # All three use the word table of the teacher; that of the last run may be of an older teacher.
             self.generator.dit.load_state_dict(load_weights(options.resume / "dit.safetensors"))
-            self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
+            # The weights of the package have no fake score: it then learns from the teacher's, in the head start.
+            if any(options.resume.glob("fake*.safetensors")):
+                self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
         # It shares the generator's storage; the generator is compiled for whole clips, this runs block by block.
         self.runner = CausalWan(spec).to(device)
         self.runner.load_state_dict(self.generator.dit.state_dict(), assign=True)

@@ -269,7 +269,7 @@ class Batches(Executor):
         self._rows, self._alone, self._notice = rows, alone, notice
         self._scorers = Processes("recap.tables.generating:score_generated", folder, scorers, background=True)
         self._pending: dict[str, Job] = {}
-        self._failed: list[Done] = []
+        self._ended: list[Done] = []
         self._kind = ""
         # Rows that memory holds, by kind.
         self._fits: dict[str, int] = {}
@@ -333,7 +333,8 @@ class Batches(Executor):
         try:
             device, judged = first["config"]["device"], first["config"]["backbone"]["name"] == EMBEDDED
             embedder, probe = _embedder(first["embedder"], device), _probe(device) if judged else None
-            made = generate_batch(batch, backbone, Path(self._scratch.name), embedder, probe)
+            folder = Path(self._scratch.name)
+            made = generate_batch(batch, backbone, folder, embedder, probe, self._collect)
         except Exception as error:
             for job in batch:
                 self._delete(job)
@@ -348,7 +349,7 @@ class Batches(Executor):
         return True
 
     def _give_up(self, batch: Sequence[Job], error: Exception) -> None:
-        self._failed += [Done(job, None, describe(error), final=True) for job in batch]
+        self._ended += [Done(job, None, describe(error), final=True) for job in batch]
 
     def _take_path(self, job: Job) -> Backbone:
         """Return the path of a job; a kind gets its own fast path, as what was captured for the last is large."""
@@ -371,12 +372,16 @@ class Batches(Executor):
         return max(1, int(self._most_bytes / run_bytes))
 
     def wait(self, seconds: float) -> list[Done]:
-        ended, self._failed = self._failed, []
-        for done in self._scorers.wait(0 if ended else seconds):
+        self._collect(0 if self._ended else seconds)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _collect(self, seconds: float = 0) -> None:
+        """Take what was scored and hand out the next runs, also between the blocks of a batch: no scorer idles."""
+        for done in self._scorers.wait(seconds):
             job = self._pending.pop(done.job.key)
             self._delete(job)
-            ended.append(done._replace(job=job))
-        return ended
+            self._ended.append(done._replace(job=job))
 
     def _delete(self, job: Job) -> None:
         for file in Path(self._scratch.name).glob(f"{job.key}.*"):

@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -185,8 +185,12 @@ def generate_batch(
     folder: Path,
     embedder: Embedder | None = None,
     probe: Probe | None = None,
+    on_block: Callable[[], None] = lambda: None,
 ) -> list[Generated]:
-    """Generate runs that differ in prompts and seed alone; pictures, and what is made of them, go to files."""
+    """Generate runs that differ in prompts and seed alone; pictures, and what is made of them, go to files.
+
+    `on_block` is called after every block.
+    """
     configs, spec = [config_of(job) for job in jobs], backbone.spec
     config = configs[0]
     plan = make_plan([each.shots for each in configs], spec)
@@ -216,6 +220,7 @@ def generate_batch(
             if len(jobs) == 1:
                 # Nothing runs next to it.
                 rows.wait()
+            on_block()
             began = time.perf_counter()
     traces = rows.traces
     if len(jobs) > 1:
