@@ -2,9 +2,10 @@
 
     python -m training.evaluate PART [PART ...] --weights FOLDER --probe FILE --out DIR [--device cuda] [--minutes 9]
 
-PART is autoencoder, opening, stability, lookup, retention, reappearance or speed. Each writes DIR/PART.json, with
-the value of every rollout, and prints a Markdown table for the model card. Rows of a batch are rollouts; memories
-are compared on the same prompts and seeds. If time runs out, there are fewer whole batches, and n reports how many.
+PART is autoencoder, opening, stability, motion, lookup, retention, reappearance or speed. Each writes DIR/PART.json,
+with the value of every rollout, and prints a Markdown table for the model card. Rows of a batch are rollouts;
+memories are compared on the same prompts and seeds. If time runs out, there are fewer whole batches, and n reports
+how many.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from training.bench import MEMORIES, SEED, Answer, Bench, Options, load_models
 from training.effects import lookup, reappearance, retention
 from training.measures import as_json, markdown
 from training.openings import opening
-from training.quality import autoencoder, speed, stability
+from training.quality import autoencoder, motion, speed, stability
 from training.world import World
 
 PARTS: dict[str, Callable[[Bench], Answer]] = {
     "speed": speed, "autoencoder": autoencoder, "opening": opening, "lookup": lookup,
-    "stability": stability, "retention": retention, "reappearance": reappearance,
+    "stability": stability, "motion": motion, "retention": retention, "reappearance": reappearance,
 }  # fmt: skip
 """The parts in the order they run: speed first, so that its peak memory is its own."""
 
@@ -119,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return build_flow(flow, device=device, weights=arguments.raft)
 
     probe = load_probe(arguments.probe, device) if judged else None
-    rendered = parts & {"autoencoder", "opening", "stability", "lookup"}
+    rendered = parts & {"autoencoder", "opening", "stability", "motion", "lookup"}
     world = World(load_atlas(), device) if rendered else None
     bench = Bench(options, models, probe, world, open_flow, arguments.minutes)
     for part in PARTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import resource
@@ -14,6 +15,10 @@ from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.eval.judges.subject import ProbeWitness
+from recap.eval.metrics.subject_motion import subject_motion
+from recap.eval.sampling import PER_SECOND, InMemoryClip, sample_clip
+from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from training.bench import Answer, Bench, Case, make_cases
@@ -91,6 +96,51 @@ def stability(bench: Bench) -> Answer:
     result["sharpness_deviation_within"] = mean_of(((ratios["sharpness"].sqrt() - 1).abs() <= 0.25).float())
     table.append([f"both, n = {len(both)}", "", "", interval(result["both_within_25_percent"], percent)])
     return {**result, "rollouts": ratios}, table
+
+
+def motion(bench: Bench) -> Answer:
+    """Compare how far subjects travel with a plain sink with rendered clips of the same prompts, decoded as well."""
+    seconds, memory = bench.options.seconds or 20.0, "sink"
+    cases = make_cases(bench.count(20), bench.options.repeats, bench.options.seed)
+    cameras = random.Random(bench.options.seed).choices(CAMERAS, CAMERA_SHARES, k=len(cases))
+    rendered = []
+    for row, (case, camera) in enumerate(zip(cases, cameras, strict=True)):
+        prompt, num = parse_prompt(case.prompt), bench.spec.num_pictures(round(4 * seconds))
+        script = Script(prompt.scene, prompt.time, (ActorScript(case.actor),), camera)
+        model = bench.models.autoencoder
+        clip = bench.world.film([script], bench.options.seed, num, first_index=row).pictures
+        rendered.append(_travelled(bench, case, model.decode(model.encode(clip))[0]))
+
+    def generate(memory: str, rows: slice) -> list[list[float]]:
+        some = cases[rows]
+        plan = make_plan([[Shot(case.prompt, seconds)] for case in some], bench.spec)
+        blocks = rollout(bench.models.four, bench.policy(memory), plan, seeds=[case.seed for case in some])
+        pictures = torch.cat([made.pixels.cpu() for made in blocks], dim=1)
+        return [_travelled(bench, case, row) for case, row in zip(some, pictures, strict=True)]
+
+    parts = bench.sweep(cases, generate, [memory])[memory]
+    found = {"generated": [values for part in parts for values in part], "rendered": rendered}
+    clusters = [case.cluster for case in cases]
+    result: dict[str, Any] = {"n": len(found["generated"]), "seconds": seconds, "rollouts": found}
+    table = [["", "path of the subject, picture widths/s", "change of its outline"]]
+    for name, rows in found.items():
+        values = torch.tensor(rows, dtype=torch.float64).T
+        estimates = [cluster_interval(each, clusters[: len(each)]) for each in values]
+        result[name] = dict(zip(("path", "shape_change"), estimates, strict=True))
+        table.append([name, *(interval(each, lambda x: f"{x:.3f}") for each in estimates)])
+    return result, table
+
+
+def _travelled(bench: Bench, case: Case, pictures: Tensor) -> list[float]:
+    """Return the path and the change of outline of the subject of pictures T 3 Y X; nan where it is not found."""
+    rate = bench.spec.pictures_per_second
+    levels = pictures.clamp(0, 1).mul(255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+    sampled = sample_clip(InMemoryClip(levels, rate), PER_SECOND)
+    # Judges of tables work on a CPU.
+    witness = ProbeWitness(copy.deepcopy(bench.probe).cpu())
+    shares = witness.where(sampled.pictures, case.actor)
+    scores = subject_motion(sampled, shares, ClassicalFlow().forward, (witness.backend, "dis"))
+    return [math.nan if score.value is None else score.value for score in scores]
 
 
 def _rendered_ratios(bench: Bench, cases: Sequence[Case], seconds: float, edge: float) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from recap.io.report import SILENT
 from recap.io.trace import read_trace
 from recap.io.video import open_clip
 from recap.run import generate
-from recap.tables import executors
-from recap.tables.executors import Batches, kind_of
+from recap.tables import batches
+from recap.tables.batches import Batches, kind_of
 from recap.tables.generating import (
     JUDGED,
     config_of,
@@ -99,8 +99,8 @@ def test_short_shots_and_cuts_keep_rows_apart():
 
 
 def test_attention_is_measured_by_the_readable_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "accelerate", lambda plain: f"fast {plain}")
-    monkeypatch.setattr(executors, "build_backbone", lambda config, notice: "plain")
+    monkeypatch.setattr(batches, "accelerate", lambda plain: f"fast {plain}")
+    monkeypatch.setattr(batches, "build_backbone", lambda config, notice: "plain")
     made = Batches(tmp_path, 4, 1)
     try:
         jobs = {table: jobs_of(table, **SMALL) for table in ("lambda", "identity")}
@@ -243,7 +243,7 @@ def test_rows_that_memory_does_not_hold_are_generated_by_halves(tmp_path, monkey
             raise torch.OutOfMemoryError("no room")
         return generate_batch(some, *rest)
 
-    monkeypatch.setattr(executors, "generate_batch", narrow)
+    monkeypatch.setattr(batches, "generate_batch", narrow)
     jobs = jobs_of("bank", **FOUR)
     store, progress, notices = run_batches(tmp_path, jobs)
     if fits:
@@ -261,7 +261,7 @@ def test_a_memory_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
             raise RuntimeError("broken")
         return generate_batch(some, backbone, folder, *judges)
 
-    monkeypatch.setattr(executors, "generate_batch", fails)
+    monkeypatch.setattr(batches, "generate_batch", fails)
     jobs = jobs_of("retention", backbone="untrained", seconds=1.5)
     store, progress, _ = run_batches(tmp_path, jobs)
     assert progress.done == 2 and progress.retries == 0
@@ -279,7 +279,7 @@ def test_a_judge_that_fails_costs_its_run_alone(tmp_path, monkeypatch):
             runs[1].pictures.write_bytes(b"damaged")
         return runs
 
-    monkeypatch.setattr(executors, "generate_batch", tampered)
+    monkeypatch.setattr(batches, "generate_batch", tampered)
     jobs = jobs_of("bank", **FOUR)[:3]
     store, progress, _ = run_batches(tmp_path, jobs, rows=3)
     # It is generated again by itself, and then nobody tampers with it.
@@ -293,7 +293,7 @@ def test_large_pictures_make_small_batches(tmp_path, monkeypatch):
         sizes.append(len(some))
         return generate_batch(some, *rest)
 
-    monkeypatch.setattr(executors, "generate_batch", note)
-    monkeypatch.setattr(executors, "SHARE_OF_DISK", 1 << 60)
+    monkeypatch.setattr(batches, "generate_batch", note)
+    monkeypatch.setattr(batches, "SHARE_OF_DISK", 1 << 60)
     run_batches(tmp_path, jobs_of("bank", **FOUR)[:2])
     assert sizes == [1, 1]

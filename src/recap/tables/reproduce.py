@@ -24,7 +24,8 @@ from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
 from recap.plan import check_amount
-from recap.tables.executors import ROWS, Batches, OnRay, Processes
+from recap.tables.batches import ROWS, Batches
+from recap.tables.executors import OnRay, Processes
 from recap.tables.folder import (
     LEFT_OUT,
     VERSIONS,
