@@ -100,6 +100,13 @@ OPTIONS = {
         "--help",
     },
     "report": {"--markdown", "--help"},
+    "study": {"--help"},
+    "study make": {
+        "--pairs", "--questions", "--ours", "--repeats", "--identical", "--title", "--seed", "--out", "--key",
+        "--help",
+    },
+    "study serve": {"--votes", "--port", "--host", "--token", "--open", "--no-open", "--help"},
+    "study report": {"--key", "--out", "--help"},
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from recap.errors import RecapError, refuse
@@ -20,6 +21,7 @@ class BallotBox:
         self._lines: dict[str, list[bytes]] = {}
         self._checks: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._sheets: dict[str, int] = {}
         if path.is_file():
             self._cut_half_line()
             for line in read_lines(path, study) if path.stat().st_size else ():
@@ -56,6 +58,12 @@ class BallotBox:
         self._checks[session] = line.check
         if line.says["n"] == 0:
             self._names.setdefault(line.says["rater"].strip().casefold(), session)
+            self._sheets[session] = line.says["sheet"]
+
+    def least_used_sheet(self) -> int:
+        """Return the sheet that fewest raters have, so that sheets are used evenly."""
+        used = Counter(self._sheets.values())
+        return min(range(len(self.study.sheets)), key=lambda sheet: used[sheet])
 
     def is_taken(self, rater: str, session: str) -> bool:
         """Tell whether another rater has this name."""
@@ -75,7 +83,7 @@ class BallotBox:
         session = lines[0].says["session"]
         if session not in self._lines:
             if len(self._lines) >= self.MOST_RATERS:
-                limit = f"{self.path} has as many raters"
+                limit = "the vote file has as many raters"
                 raise refuse("raters", self.MOST_RATERS, limit, "serve the study with another --votes file")
             if lines[0].says["n"] == 0 and self.is_taken(lines[0].says["rater"], session):
                 limit = "somebody else has taken part under this name"
@@ -106,6 +114,7 @@ class BallotBox:
         else:
             self._lines.pop(session, None)
             self._checks.pop(session, None)
+            self._sheets.pop(session, None)
             self._names = {name: own for name, own in self._names.items() if own != session}
 
     def _append(self, data: bytes) -> None:

@@ -167,11 +167,11 @@ class Key:
 
 
 def choose_pairs(
-    available: Mapping[str, Sequence[tuple[str, int]]], wanted: int, chance: random.Random
-) -> dict[str, list[tuple[str, int]]]:
+    available: Mapping[str, Sequence[tuple[str, str]]], wanted: int, chance: random.Random
+) -> dict[str, list[tuple[str, str]]]:
     """Choose as many pairs of every rival (one more of some), and prompts as evenly as they come.
 
-    `available` has the prompts and seeds of every rival that can be paired with ours.
+    `available` has, by rival, the prompt and the name of every pair that could be shown.
     """
     rivals = list(available)
     share, rest = divmod(wanted, len(rivals))
@@ -182,7 +182,7 @@ def choose_pairs(
             limit = f"{each} of them would be of {rival}, and {len(available[rival])} of its videos have a partner"
             raise refuse("--pairs", wanted, limit, "ask for fewer, or give more runs")
     left = {rival: chance.sample(list(each), len(each)) for rival, each in available.items()}
-    chosen: dict[str, list[tuple[str, int]]] = {rival: [] for rival in rivals}
+    chosen: dict[str, list[tuple[str, str]]] = {rival: [] for rival in rivals}
     used: Counter[str] = Counter()
     own: Counter[tuple[str, str]] = Counter()
     for number in range(max(quota.values())):

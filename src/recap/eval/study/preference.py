@@ -82,7 +82,8 @@ def win_rate(votes: Outcomes) -> WinRate:
     variance = float(two_way((won - rate)[:, None] / n, votes.raters, votes.prompts)[0])
     inside = (float(won.sum()) + 0.5) / (n + 1)
     if variance <= 0:
-        # All alike: as little is known as of so many single votes.
+        # All votes are alike: as much is known as from one vote of every rater, or on every prompt.
+        inside = (clusters * rate + 0.5) / (clusters + 1)
         variance = inside * (1 - inside) / clusters
     middle = math.log(inside / (1 - inside))
     width = student_95(clusters - 1) * math.sqrt(variance) / (inside * (1 - inside))
