@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from recap.errors import RecapError, refuse
@@ -33,7 +34,8 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots, which would leave no room for its digest: that is asked for with every vote.
+@dataclass(frozen=True)
 class Study:
     """Holds what raters get: questions by their names, pairs of files by their names, and sheets of trials."""
 
@@ -42,7 +44,7 @@ class Study:
     pairs: Mapping[str, tuple[str, str]]
     sheets: Sequence[Sequence[Trial]]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Return what every vote names, so that votes on another study are not counted in this one."""
         return hashlib.sha256(canonical_json(self.as_dict()).encode()).hexdigest()[:16]
