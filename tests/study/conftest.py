@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from recap.eval.study.design import IDENTICAL, PAIR, Key, PairFacts, Study, lay_out
 from recap.eval.study.votes import TIE, A, B, seal
+from recap.io.video import ClipWriter
 
 QUESTIONS = {"consistency": "Which keeps?", "motion": "Which moves?", "overall": "Which is better?"}
 
@@ -97,3 +100,29 @@ def fill(writer, key, answer):
 
 def session_of(number):
     return f"{number:032x}"
+
+
+COLOURS = {"recap": (20, 200, 60), "none": (210, 40, 40), "sink": (40, 60, 220)}
+"""Red, green and blue by memory: a rater who sees the picture can tell whose it is."""
+
+
+def write_table(folder, prompts, memories=tuple(COLOURS), pictures=3, fps=10):
+    """The folder of a table as `recap reproduce` leaves it, with a video of one colour for every run."""
+    (folder / "rivals").mkdir(parents=True)
+    lines = []
+    for memory in memories:
+        for number in range(prompts):
+            run = f"{memory}{number}"
+            (folder / "shown" / run).mkdir(parents=True)
+            with ClipWriter(folder / "shown" / run / "video.mp4", (36, 64), fps) as writer:
+                writer.write(
+                    torch.tensor(COLOURS[memory], dtype=torch.uint8)[None, :, None, None].expand(
+                        pictures, 3, 36, 64
+                    )
+                )
+            lines.append(
+                {"row": memory, "prompt": f"prompt {number}", "seed": 1000 * number, "key": run, "scores": {}}
+            )
+    (folder / "rivals" / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "rivals" / "table.json").write_text(json.dumps({"table": "rivals"}))
+    return folder / "rivals"

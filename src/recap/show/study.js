@@ -187,6 +187,7 @@ async function show(place) {
   const before = answersOf(own)[place];
   shown = { place, answers: { ...before }, watched: Boolean(before), left: Infinity, since: performance.now(), at: 0 };
   play(false);
+  delete $("trial").dataset.shown;
   reveal("trial");
   $("next").disabled = true;
   $("hint").textContent = "Loading the videos …";
@@ -205,6 +206,7 @@ async function show(place) {
   if (shown?.place !== place) return;
   later.forEach((file) => source(file).catch(() => {}));
   shown.since = performance.now();
+  $("trial").dataset.shown = place + 1;
   seek(0);
   play(true);
   enable();
@@ -239,6 +241,8 @@ function drawQuestions() {
 }
 
 function choose(index, answer) {
+  // No answer to a pair that is not on the screen yet.
+  if (!$("trial").dataset.shown) return;
   shown.answers[study.questions[index][0]] = answer;
   const open = study.questions.findIndex(([id]) => !shown.answers[id]);
   shown.at = index + 1 < study.questions.length ? index + 1 : open < 0 ? index : open;

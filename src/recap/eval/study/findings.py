@@ -27,7 +27,9 @@ ALL = "all"
 PASSED_SHARE = 0.75
 """Of the answers about two identical videos, so many must be "hard to say"."""
 CONTRADICTED_SHARE = 2 / 3
-"""Of the answers about a repeated pair, at most so many may name the other video."""
+"""Of the answers about repeated pairs, at most so many may name the other video."""
+FEWEST_REPEATED = 6
+"""Fewer answers about repeated pairs say too little: with a close choice anybody contradicts now and then."""
 
 COUNTED, FAILED, UNCHECKED = "counted", "failed the checks", "met no check"
 
@@ -125,8 +127,8 @@ def _status(key: Key, passed: int, identical: int, contradicted: int, repeated: 
     has_checks = any(facts.kind == IDENTICAL for facts in key.pairs.values())
     if has_checks and not identical:
         return UNCHECKED
-    good = passed >= PASSED_SHARE * identical and contradicted <= CONTRADICTED_SHARE * repeated
-    return COUNTED if good else FAILED
+    steady = repeated < FEWEST_REPEATED or contradicted <= CONTRADICTED_SHARE * repeated
+    return COUNTED if steady and passed >= PASSED_SHARE * identical else FAILED
 
 
 def votes_on(key: Key, ballots: Sequence[Ballot], question: str) -> tuple[Outcomes, list[int]]:

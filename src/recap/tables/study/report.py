@@ -18,6 +18,7 @@ from recap.eval.study.findings import (
     ALL,
     CONTRADICTED_SHARE,
     COUNTED,
+    FEWEST_REPEATED,
     PASSED_SHARE,
     Answered,
     Compared,
@@ -190,8 +191,8 @@ def _raters_section(key: Key, found: Findings) -> Section:
     out = [facts for facts in found.raters if facts.status != COUNTED]
     rule = (
         f'A rater is left out who says "hard to say" in fewer than {PASSED_SHARE:.0%} of the answers about two '
-        f"identical videos, names the other video in more than {CONTRADICTED_SHARE:.0%} of the answers about a "
-        "repeated pair, or stopped before the first check."
+        f"identical videos, names the other video in more than {CONTRADICTED_SHARE:.0%} of {FEWEST_REPEATED} or more "
+        "answers about repeated pairs, or stopped before the first check."
     )
     names = (
         f"Left out: {', '.join(f'{facts.rater} ({facts.status})' for facts in out)}."
