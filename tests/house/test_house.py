@@ -146,7 +146,16 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
-        for name in ("page.html", "video.html", "look.css", "wall.js", "video.js"):
+        for name in (
+            "page.html",
+            "video.html",
+            "look.css",
+            "wall.js",
+            "video.js",
+            "study.html",
+            "study.js",
+            "study.css",
+        ):
             assert f"recap/show/{name}" in archive.namelist()
         weights = sorted(SOURCE.rglob("*.safetensors"))
         assert {file.parent.parent.name for file in weights} == {"tiny", "flow"}

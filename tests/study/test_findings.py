@@ -69,7 +69,7 @@ def test_500_raters_of_whom_50_are_careless(tmp_path, key):
     assert f"{len(failed)} more left out" in page.read_text() and all(
         f"{name} (failed" in page.read_text() for name in failed
     )
-    assert sentence(key, found.questions[0]) == "Recap is preferred to none and memrope."
+    assert sentence(key, found.questions[0]) == "recap is preferred to none and memrope."
 
 
 @pytest.mark.slow

@@ -133,6 +133,8 @@ function sidesOf(place) {
 function ready(video, url) {
   return new Promise((done, fail) => {
     video.oncanplaythrough = () => done();
+    // Some telephones load no more than the beginning before somebody presses play.
+    video.onloadedmetadata = () => setTimeout(done, 1500);
     video.onerror = () => fail(new Error(`a video cannot be played (${video.error?.message ?? "no reason given"})`));
     video.src = url;
   });
@@ -144,7 +146,8 @@ function play(wanted) {
   playing = wanted;
   for (const video of videos) {
     video.playbackRate = 1;
-    if (wanted) video.play().catch(() => play(false));
+    // A telephone that saves power waits for the button; that another pair came meanwhile is no reason to stop.
+    if (wanted) video.play().catch((error) => error.name === "NotAllowedError" && play(false));
     else video.pause();
   }
   $("toggle").textContent = wanted ? "❚❚" : "▶";

@@ -107,13 +107,15 @@ def _page(key: Key, found: Findings) -> str:
     counted = sum(facts.status == COUNTED for facts in found.raters)
     left_out = len(found.raters) - counted
     subtitle = f"{counted} raters" + (f", {left_out} more left out" if left_out else "")
-    sections = [_question_section(key, answered, counted) for answered in found.questions]
+    findings = [f"{answered.question}: {sentence(key, answered)}" for answered in found.questions]
+    sections = [Section("Findings", [*findings, METHOD], [], [])]
+    sections += [_question_section(key, answered, counted) for answered in found.questions]
     sections.append(_raters_section(key, found))
     about = {
         "study": key.study.digest,
         "made": key.made.get("at", ""),
         "pairs": sum(facts.kind != IDENTICAL for facts in key.pairs.values()),
-        "prompts": len({facts.prompt for facts in key.pairs.values()}),
+        "prompts": len({facts.prompt for facts in key.pairs.values() if facts.kind != IDENTICAL}),
         "identical pairs": sum(facts.kind == IDENTICAL for facts in key.pairs.values()),
         "repeated pairs": key.made.get("repeats", 0),
         "recap": key.made.get("recap", ""),
@@ -142,8 +144,7 @@ def sentence(key: Key, answered: Answered) -> str:
         f"{_listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
         f"no difference is shown between {key.ours} and {_listed(open_)}" if open_ else "",
     ]
-    text = "; ".join(part for part in parts if part)
-    return f"{text[:1].upper()}{text[1:]}."
+    return "; ".join(part for part in parts if part) + "."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -160,8 +161,6 @@ def _question_section(key: Key, answered: Answered, raters: int) -> Section:
     rows = [_texts(row, paper) for row, paper in zip(answered.rows, papers, strict=True)]
     side = answered.model.side_a
     remarks = [
-        sentence(key, answered),
-        METHOD,
         f"Agreement: two raters give the same answer to a pair in {_percent(answered.agreement)} of the cases; "
         f"Krippendorff's alpha is {_number(answered.alpha)}. Between equal videos {_percent(answered.model.tie)} of "
         f'the answers would be "hard to say", and {_span(side.chance, side.low, side.high)} of the others side A.',
