@@ -125,6 +125,21 @@ def test_a_table_of_reproduce_and_a_comparisons_folder_are_read(tmp_path):
         find_videos([table])
 
 
+def test_plain_videos_are_named_by_their_folder(tmp_path):
+    for memory in ("recap", "none"):
+        write_table(tmp_path / memory, 1, (memory,))
+        plain = tmp_path / "videos" / memory
+        plain.mkdir(parents=True)
+        for seed in range(2):
+            shutil.copy(tmp_path / memory / "shown" / f"{memory}0" / "video.mp4", plain / f"a-b c-{seed}.mp4")
+    folders = [tmp_path / "videos" / memory for memory in ("recap", "none")]
+    key = make_study(folders, tmp_path / "out", tmp_path / "k", StudyAsk(2, repeats=0, identical=0))
+    assert {(facts.prompt, facts.seed) for facts in key.pairs.values()} == {("a-b c", 0), ("a-b c", 1)}
+    (folders[0] / "other.mp4").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"other\.mp4.*<prompt>-<seed>"):
+        find_videos(folders)
+
+
 def refused(tmp_path, folders, match, **asked):
     out, key = tmp_path / "out", tmp_path / "key.json"
     with pytest.raises(ValueError, match=match):
@@ -141,6 +156,8 @@ def test_what_cannot_be_paired_is_refused_and_nothing_is_written(runs, tmp_path)
     refused(tmp_path, of(runs, " recap"), "all are of this one memory")
     refused(tmp_path, [runs / "a dog none", runs / "a red boat recap"], "no video of")
     refused(tmp_path, of(runs, "none", " recap"), "--pairs is 4", pairs=4)
+    two = write_table(tmp_path / "two", 1)
+    refused(tmp_path, [two], "--pairs is 1: there are 2 memories")
     refused(tmp_path, [runs], "--ours is 'recap'")
     shutil.copytree(runs / "a dog recap", tmp_path / "twice")
     refused(

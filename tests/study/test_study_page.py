@@ -44,10 +44,11 @@ def make(tmp_path, prompts=2, pairs=4, **more):
 
 
 @contextlib.contextmanager
-def served(tmp_path, study):
+def served(tmp_path, study, port=0):
     """`recap study serve` without its process, on a free port."""
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
         port = found.getsockname()[1]
     files = [PAGE, *PARTS, *(f"videos/{file}" for pair in study.pairs.values() for file in pair)]
     box = BallotBox(tmp_path / "votes.jsonl", study)
@@ -242,7 +243,9 @@ def test_on_a_phone_from_a_plain_file_server_by_touch_and_in_sync(browser, tmp_p
 
 def test_votes_wait_in_the_browser_while_the_server_is_away(browser, tmp_path):  # noqa: F811
     key = make(tmp_path, pairs=2, questions={"overall": "Which?"}, identical=1, repeats=0)
-    with served(tmp_path, key.study) as url, opened(browser, url) as page:
+    with contextlib.ExitStack() as outer, contextlib.ExitStack() as stack:
+        url = stack.enter_context(served(tmp_path, key.study))
+        page = outer.enter_context(opened(browser, url))
         begin(page, "Anna")
         page.wait_for_function(AT, arg=1)
         page.route("**/v1/votes", lambda route: route.abort())
@@ -254,7 +257,22 @@ def test_votes_wait_in_the_browser_while_the_server_is_away(browser, tmp_path): 
         page.wait_for_function(
             "() => document.getElementById('outcome').textContent.includes('have arrived')"
         )
-    assert len((tmp_path / "votes.jsonl").read_text().splitlines()) == 4
+        assert len((tmp_path / "votes.jsonl").read_text().splitlines()) == 4
+        whole = (tmp_path / "votes.jsonl").read_bytes()
+        # Somebody changes an answer, and the server has moved to an empty file meanwhile.
+        stack.close()
+        (tmp_path / "votes.jsonl").unlink()
+        with served(tmp_path, key.study, int(url.rstrip("/").rpartition(":")[2])):
+            page.click("#review")
+            page.wait_for_function(AT, arg=3)
+            before = page.get_attribute("[aria-pressed=true]", "data-answer")
+            page.click(f"[data-answer={'A' if before == 'B' else 'B'}]")
+            page.click("#next")
+            page.wait_for_function(
+                "() => document.getElementById('outcome').textContent.includes('have arrived')"
+            )
+    again = (tmp_path / "votes.jsonl").read_bytes()
+    assert again.startswith(whole) and len(again.splitlines()) == 5
 
 
 @pytest.mark.slow

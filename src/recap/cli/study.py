@@ -30,7 +30,10 @@ app = typer.Typer(
 @app.command("make", epilog=EXAMPLES["study make"])
 def make_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs or comparisons, or folders with such in them.")
+        list[Path],
+        typer.Argument(
+            help="Folders of runs or comparisons, or with such in them; or NAME/<prompt>-<seed>.mp4 by memory."
+        ),
     ],
     pairs: Annotated[int, typer.Option(help="Pairs that every rater sees, besides the checks.")] = 24,
     questions: Annotated[

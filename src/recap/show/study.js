@@ -66,11 +66,11 @@ let sending = Promise.resolve();
 
 function send() {
   // One after the other, so that lines arrive in their order.
-  sending = sending.then(sendNow);
+  sending = sending.then(() => sendNow());
   return sending;
 }
 
-async function sendNow() {
+async function sendNow(again = false) {
   const own = current();
   if (!server || !own || own.sent >= own.lines.length) return "";
   // A few at a time: the server takes so many bytes.
@@ -81,10 +81,15 @@ async function sendNow() {
   } catch {
     return "The server cannot be reached.";
   }
+  if (!answer.ok && own.sent && !again) {
+    // Perhaps it keeps its votes in another file now; what it has already it takes no second time.
+    own.sent = 0;
+    return sendNow(true);
+  }
   if (!answer.ok) return (await answer.json().catch(() => ({}))).text ?? `The server answers ${answer.status}.`;
   own.sent = end;
   store();
-  return end < own.lines.length ? sendNow() : "";
+  return end < own.lines.length ? sendNow(again) : "";
 }
 
 async function findServer() {

@@ -176,6 +176,9 @@ def choose_pairs(
     `available` has, by rival, the prompt and the name of every pair that could be shown.
     """
     rivals = list(available)
+    if wanted < len(rivals):
+        limit = f"there are {len(rivals)} memories to compare with ours, and each needs a pair"
+        raise refuse("--pairs", wanted, limit, "ask for more, or leave out runs")
     share, rest = divmod(wanted, len(rivals))
     more = chance.sample(rivals, rest)
     quota = {rival: share + (rival in more) for rival in rivals}

@@ -128,8 +128,18 @@ def make_study(
     if out.is_dir() and any(out.iterdir()):
         raise refuse("--out", str(out), "holds something, and votes may be about it", "choose another --out")
     # The seed chooses the pairs; nobody can compute their sides and names.
-    shown = _shown(_pairs_of(find_videos(folders), ask), ask)
-    made = _key(shown, ask)
+    groups = _pairs_of(find_videos(folders), ask)
+    shown = _shown(groups, ask)
+    made = _key(shown, list(groups), ask)
+    try:
+        return _write(made, shown, out, key, progress)
+    except BaseException:
+        # It was not there before, and without its folder it would only be in the way.
+        key.unlink(missing_ok=True)
+        raise
+
+
+def _write(made: Key, shown: Mapping[str, _Shown], out: Path, key: Path, progress: Progress) -> Key:
     advance = Reporter(progress=progress).counter(2 * len(shown))
     with staged_folder(out, ()) as staged:
         (staged / VIDEOS).mkdir()
@@ -188,7 +198,6 @@ def _pairs_of(videos: Sequence[StudyVideo], ask: StudyAsk) -> dict[str, list[tup
     pairs = {
         rival: [(places[match][ask.ours], places[match][rival]) for _, match in own]
         for rival, own in chosen.items()
-        if own
     }
     for ours, theirs in (pair for group in pairs.values() for pair in group):
         _check_alike(ours, theirs)
@@ -227,7 +236,7 @@ def _shown(groups: Mapping[str, Sequence[tuple[StudyVideo, StudyVideo]]], ask: S
     return dict(sorted(named.items()))
 
 
-def _key(shown: Mapping[str, _Shown], ask: StudyAsk) -> Key:
+def _key(shown: Mapping[str, _Shown], rivals: Sequence[str], ask: StudyAsk) -> Key:
     ours = ask.ours
     facts = {
         name: PairFacts(
@@ -238,11 +247,11 @@ def _key(shown: Mapping[str, _Shown], ask: StudyAsk) -> Key:
         )
         for name, pair in shown.items()
     }
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {rival: [] for rival in rivals}
     for name, pair in shown.items():
         if pair.kind == PAIR:
             rival = next(video.method for video in pair.videos if video.method != ours)
-            groups.setdefault(rival, []).append(name)
+            groups[rival].append(name)
     identical = [name for name, pair in shown.items() if pair.kind == IDENTICAL]
     ours_first = {name: own.methods[0] == ours for name, own in facts.items()}
     sheets = lay_out(list(groups.values()), ours_first, identical, ask.num_repeats, random.SystemRandom())

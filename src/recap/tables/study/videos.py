@@ -1,4 +1,4 @@
-"""This module finds the videos of a study: of runs, of comparisons, of folders with runs, and those of tables."""
+"""This module finds the videos of a study: of runs, comparisons and folders with runs, of tables, and plain ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from recap.config import read_json
 from recap.errors import refuse
 from recap.io.run_folder import SUMMARY
 from recap.run import is_finished, read_record
+from recap.show.comparison import RECORD
 from recap.show.run_page import read_summary
 from recap.tables.folder import TABLE
 from recap.tables.generating import CLIP
@@ -42,6 +43,8 @@ def find_videos(folders: Sequence[Path]) -> list[StudyVideo]:
     for folder in folders:
         if (folder / TABLE).is_file():
             videos += _of_table(folder)
+        elif any(folder.glob("*.mp4")) and not any((folder / name).is_file() for name in (RUN, RECORD)):
+            videos += _of_plain(folder)
         else:
             runs |= dict.fromkeys(path.resolve() for path in _runs_in(folder))
     for run in runs:
@@ -115,6 +118,19 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
         for part, own in value.items()
         for key, inner in _flat(own, f"{name}.{part}" if name else part).items()
     }
+
+
+def _of_plain(folder: Path) -> list[StudyVideo]:
+    """Return the videos of a folder that is named after their memory, as `recap vbench draw` writes them."""
+    found = []
+    for path in sorted(folder.glob("*.mp4")):
+        prompt, dash, seed = path.stem.rpartition("-")
+        if not (dash and prompt and seed.isdecimal()):
+            limit = "its name is not <prompt>-<seed>.mp4"
+            raise refuse("video", str(path), limit, "name videos of one prompt and seed alike in all folders")
+        match = canonical({"prompt": prompt, "seed": int(seed)})
+        found.append(StudyVideo(folder.resolve().name, prompt, int(seed), path, match))
+    return found
 
 
 def _of_table(folder: Path) -> list[StudyVideo]:
