@@ -154,6 +154,7 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
             "video.js",
             "study.html",
             "study.js",
+            "votes.js",
             "study.css",
         ):
             assert f"recap/show/{name}" in archive.namelist()

@@ -138,7 +138,7 @@ def test_a_report_by_hand(tmp_path):
             place = order.index(trial[0])
             return TIE if place == number else A if (place < number) == key.ours_on_a(trial) else B
 
-        made = fill(Writer(key.study, session_of(number), f"r{number}", number), key, answer)
+        made = fill(Writer(key.study, session_of(number), f"<b>r{number}", number), key, answer)
         (tmp_path / f"votes{number}").write_bytes(made.data)
     (tmp_path / "key.json").write_text(json.dumps(key.as_dict()))
     paths = sorted(tmp_path.glob("votes*"))
@@ -156,6 +156,7 @@ def test_a_report_by_hand(tmp_path):
         **everyone, "raters": 0, "davidson": 0, "davidson_low": 0, "davidson_high": 0
     }  # fmt: skip
     text = page.read_text()
+    assert "<b>r" not in text and "&lt;b&gt;r0" in text
     assert "58.3 %" in text and "84.3 % [75.1, 93.5], 3 T, n 54" in text and "15 / 5 / 10" in text
     # Again into the same folder, but never into one that holds something else.
     write_report(paths, tmp_path / "key.json", tmp_path / "report")

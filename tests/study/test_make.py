@@ -97,7 +97,14 @@ def check_blind(folder):
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     videos = [name for name in names if name.startswith("videos/")]
     assert all(re.fullmatch(r"videos/[0-9a-f]{20}\.mp4", name) for name in videos)
-    assert set(names) - set(videos) == {"index.html", "look.css", "study.css", "study.js", "study.json"}
+    assert set(names) - set(videos) == {
+        "index.html",
+        "look.css",
+        "study.css",
+        "study.js",
+        "study.json",
+        "votes.js",
+    }
     assert len({(folder / name).stat().st_mtime for name in videos}) == 1
     for name in ("index.html", "study.json"):
         text = (folder / name).read_text()

@@ -155,6 +155,21 @@ def test_intervals_that_forget_prompts_would_not():
     assert sum(each.low <= truth <= each.high for each in found) / 150 < 0.8
 
 
+def test_intervals_of_the_davidson_model_cover_it():
+    chance, truth, covered = np.random.default_rng(5), np.array([0.5, 1.5, -0.4]), np.zeros(3)
+    rater, pair = (index.ravel() for index in np.indices((40, 24)))
+    for _ in range(100):
+        on_a = chance.random(len(pair)) < 0.5
+        x = np.where(on_a, 1, -1) * truth[pair % 3] / 2 + 0.15
+        weights = np.stack([np.exp(x), np.full_like(x, 0.6), np.exp(-x)])
+        way = (chance.random(len(pair)) > np.cumsum(weights / weights.sum(axis=0), axis=0)).sum(axis=0)
+        won = np.where(way == 1, 0.5, (way == 0) == on_a)
+        found = fit_davidson(outcomes(won, rater, pair, pair % 3, on_a), 3)
+        chances = 1 / (1 + np.exp(-truth))
+        covered += [s.low <= p <= s.high for s, p in zip(found.strengths, chances, strict=True)]
+    assert (covered >= 90).all(), covered
+
+
 @pytest.mark.slow
 def test_intervals_of_500_raters_over_many_studies():
     for prompts in (6, 24):

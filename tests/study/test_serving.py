@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+
 import pytest
 
 pytest.importorskip("fastapi")
@@ -89,6 +95,35 @@ def test_votes_are_taken_once_checked_and_bounded(client, study, tmp_path):
     assert (tmp_path / "votes.jsonl").read_bytes() == anna.data
     assert client.get("/v1/study").json()["sheet"] == 1
     assert str(tmp_path) not in taken.text
+
+
+def test_the_real_command_keeps_votes_when_it_is_killed(study, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "recap",
+        "study",
+        "serve",
+        str(tmp_path / "study"),
+        "--no-open",
+        "--port",
+        "0",
+    ]
+    server = subprocess.Popen(
+        [*command, "--votes", str(tmp_path / "v.jsonl")], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        address = re.search(r"http://\S+", server.stderr.readline())[0]
+        anna = Writer(study, session_of(1), "Anna")
+        anna.vote(0, dict.fromkeys(study.questions, "tie"))
+        for _ in range(2):
+            with urllib.request.urlopen(f"{address}v1/votes", data=anna.data, timeout=30) as answer:
+                assert json.load(answer) == {"v": 1, "kept": 2}
+    finally:
+        server.kill()
+        server.wait()
+    assert (tmp_path / "v.jsonl").read_bytes() == anna.data
+    assert BallotBox(tmp_path / "v.jsonl", study).add(anna.data) == 2
 
 
 def test_a_full_disk_is_said_and_nothing_is_half_written(client, study, tmp_path, monkeypatch):

@@ -95,6 +95,8 @@ def serve_command(
     with bound_socket(settings) as listening:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        # Whoever reads the address can connect; the server answers as soon as it has started.
+        listening.listen()
         show_notice(f"study: {address} (end it with Ctrl-C), votes: {votes}")
         if browser:
             threading.Timer(1.0, webbrowser.open, (address,)).start()

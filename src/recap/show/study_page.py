@@ -10,7 +10,7 @@ from typing import Any
 from recap.show.page import fill_template, script_data
 
 PAGE = "index.html"
-PARTS = ("look.css", "study.css", "study.js")
+PARTS = ("look.css", "study.css", "votes.js", "study.js")
 
 
 def study_files(title: str, data: Mapping[str, Any]) -> dict[str, bytes]:
