@@ -165,6 +165,18 @@ def test_a_report_by_hand(tmp_path):
         write_report(paths, tmp_path / "key.json", tmp_path / "report")
 
 
+def test_a_report_on_nobody_who_counts_says_so(tmp_path, key):
+    (tmp_path / "v").write_bytes(ballot_of(key, lambda trial, question: A).data)
+    (tmp_path / "k").write_text(json.dumps(key.as_dict()))
+    page, *_, found = write_report([tmp_path / "v"], tmp_path / "k", tmp_path / "report")
+    assert "0 raters, 1 more left out" in page.read_text()
+    assert found.questions[0].rows[0].kept.rate.n == 0 and found.questions[0].rows[0].everyone.rate.n == 12
+    assert sentence(key, found.questions[0]) == "no difference is shown between recap and none and memrope."
+    (tmp_path / "v").write_bytes(Writer(key.study, session_of(1), "r").data)
+    with pytest.raises(ValueError, match="nobody has answered"):
+        write_report([tmp_path / "v"], tmp_path / "k", tmp_path / "report")
+
+
 def test_the_papers_table_stands_next_to_what_it_is_about():
     assert paper_cell("recap", "rolling-sink", "motion").rate == 0.769
     assert paper_cell("recap", "all", "overall").n == 216

@@ -81,8 +81,6 @@ def serve_command(
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
     """Show a study to raters and collect their votes in a file."""
-    for package in ("fastapi", "uvicorn"):
-        import_extra(package, "recap study serve", "studio")
     uvicorn = import_extra("uvicorn", "recap study serve", "studio")
     if votes.resolve().is_relative_to(folder.resolve()):
         raise refuse(

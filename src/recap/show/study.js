@@ -265,6 +265,7 @@ function resume() {
 }
 
 function start() {
+  $("name").value = "";
   $("count").textContent = study.sheets[0].length;
   $("asked").replaceChildren(...study.questions.map(([, text]) => Object.assign(document.createElement("li"), { textContent: text })));
   $("where").textContent = server
