@@ -100,6 +100,13 @@ OPTIONS = {
         "--help",
     },
     "report": {"--markdown", "--help"},
+    "study": {"--help"},
+    "study make": {
+        "--pairs", "--questions", "--ours", "--repeats", "--identical", "--title", "--seed", "--out", "--key",
+        "--help",
+    },
+    "study serve": {"--votes", "--port", "--host", "--token", "--open", "--no-open", "--help"},
+    "study report": {"--key", "--out", "--help"},
     "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
@@ -139,7 +146,17 @@ def test_wheel_builds_and_imports_without_extras(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = [n for n in archive.namelist() if n.endswith(".py") and "__main__" not in n]
-        for name in ("page.html", "video.html", "look.css", "wall.js", "video.js"):
+        for name in (
+            "page.html",
+            "video.html",
+            "look.css",
+            "wall.js",
+            "video.js",
+            "study.html",
+            "study.js",
+            "votes.js",
+            "study.css",
+        ):
             assert f"recap/show/{name}" in archive.namelist()
         weights = sorted(SOURCE.rglob("*.safetensors"))
         assert {file.parent.parent.name for file in weights} == {"tiny", "flow"}

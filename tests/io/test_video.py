@@ -202,3 +202,15 @@ def test_portrait_clips_of_telephones_are_upright(tmp_path: Path) -> None:
     first = next(clip.pictures())
     upright = np.rot90((pixels(1)[0].permute(1, 2, 0).numpy() * 255), -1)  # stored lying to the left
     assert np.abs(first.astype(float) - upright).mean() < 8
+
+
+def test_a_clip_with_pictures_out_of_order_is_not_joined(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "b.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=16)
+        stream.height, stream.width = SIZE
+        stream.options = {"bf": "3"}
+        for picture in pixels(12).mul(255).byte().permute(0, 2, 3, 1).contiguous().numpy():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    with pytest.raises(ValueError, match="B-pictures"):
+        join_clips([tmp_path / "b.mp4"], tmp_path / "joined.mp4")

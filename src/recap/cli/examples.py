@@ -35,6 +35,12 @@ _LINES = {
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
     "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
     "report": ("recap report results",),
+    "study make": (
+        "recap study make runs --pairs 24 --out study",
+        "recap study make fox bus --pairs 4 --questions overall --questions 'face=Which face stays the same?'",
+    ),
+    "study serve": ("recap study serve study --votes votes.jsonl",),
+    "study report": ("recap study report votes.jsonl votes-anna-3f09c1.jsonl --key study.key.json",),
 }
 
 

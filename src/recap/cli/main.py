@@ -27,6 +27,7 @@ from recap.cli import (
     reproduce,
     show,
     studio,
+    study,
 )
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
@@ -99,6 +100,7 @@ for name, command in COMMANDS.items():
     app.command(name, short_help=summary, epilog=EXAMPLES.get(name))(command)
 
 app.add_typer(cast.app, name="cast", short_help="Keep subjects for other videos: save, show, merge.")
+app.add_typer(study.app, name="study", short_help="Ask people which video is better: make, serve, report.")
 
 
 def _print_version(wanted: bool) -> None:

@@ -269,6 +269,11 @@ def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
                 if target is None:
                     target, settings = joined.add_stream_from_template(source), _settings(source)
                     picture_time = 1 / (source.average_rate * source.time_base)
+                if source.codec_context.has_b_frames:
+                    limit = "its pictures are stored out of their order (B-pictures)"
+                    raise refuse(
+                        "part", str(path), limit, "encode it without, as `ffmpeg -i IN -bf 0 OUT` does"
+                    )
                 if _settings(source) != settings:
                     limit = f"its size, rate or encoder settings differ from {parts[0]}"
                     raise refuse("part", str(path), limit, "join only clips with the same writer settings")

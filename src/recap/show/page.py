@@ -262,7 +262,7 @@ def skeleton(title: str, subtitle: str, template: str, holes: Mapping[str, str],
         "style-src-attr 'unsafe-inline'; img-src data: 'self' file:; media-src data: 'self' file:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _fill("page.html", {**frame, "policy": policy, "body": _fill(template, holes)})
+    return fill_template("page.html", {**frame, "policy": policy, "body": fill_template(template, holes)})
 
 
 def _inline(name: str, tag: str, holes: Mapping[str, str]) -> str:
@@ -274,7 +274,7 @@ def _inline(name: str, tag: str, holes: Mapping[str, str]) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
 
 
-def _fill(name: str, holes: Mapping[str, str]) -> str:
+def fill_template(name: str, holes: Mapping[str, str]) -> str:
     """Fill the {{holes}} of a template of this folder; a hole named like a file is filled with that file."""
     return _fill_text(resources.files("recap.show").joinpath(name).read_text(encoding="utf-8"), holes)
 

@@ -1,0 +1,121 @@
+"""`recap study` makes a blind study of pairs of videos, serves it to raters, and reports what they prefer."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap.cli.console import progress_bar, show_notice
+from recap.cli.examples import EXAMPLES
+from recap.cli.studio import bound_socket
+from recap.errors import refuse
+from recap.eval.study.box import BallotBox
+from recap.eval.study.findings import COUNTED
+from recap.io.extras import import_extra
+from recap.show.study_page import PAGE, PARTS
+from recap.studio.settings import StudioSettings
+from recap.studio.voting import make_voting_app
+from recap.tables.study.folder import STUDY, VIDEOS, StudyAsk, make_study, read_questions, read_study
+from recap.tables.study.report import write_report
+
+app = typer.Typer(
+    no_args_is_help=True, help="Ask people which of two videos is better.", rich_markup_mode=None
+)
+
+
+@app.command("make", epilog=EXAMPLES["study make"])
+def make_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs or comparisons, or with such in them; or NAME/<prompt>-<seed>.mp4 by memory."
+        ),
+    ],
+    pairs: Annotated[int, typer.Option(help="Pairs that every rater sees, besides the checks.")] = 24,
+    questions: Annotated[
+        list[str] | None,
+        typer.Option(help="consistency,motion,overall, which is the default, or NAME=TEXT; repeatable."),
+    ] = None,
+    ours: Annotated[str, typer.Option(help="The memory that every other one is compared with.")] = "recap",
+    repeats: Annotated[
+        int | None, typer.Option(help="Pairs that are shown twice [default: an eighth].")
+    ] = None,
+    identical: Annotated[
+        int | None, typer.Option(help="Pairs of one video with itself [default: an eighth].")
+    ] = None,
+    title: Annotated[str, typer.Option(help="What raters see at the top.")] = "Which video is better?",
+    seed: Annotated[int, typer.Option(help="Which pairs are chosen where there are more.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for raters, new or empty.")] = Path("study"),
+    key: Annotated[
+        Path | None, typer.Option(help="File that says which video is whose [default: OUT.key.json].")
+    ] = None,
+) -> None:
+    """Make a study: a folder of plain files for raters, and a key for you.
+
+    Videos are paired by prompt, length, model and seed. Give raters the folder, never the key.
+    """
+    ask = StudyAsk(pairs, read_questions(questions or []), ours, repeats, identical, title, seed)
+    key = key or out.resolve().with_name(f"{out.resolve().name}.key.json")
+    with progress_bar("copying", "videos") as reporter:
+        made = make_study(runs, out, key, ask, reporter.progress)
+    show_notice(
+        f"study {made.study.digest}: {made.study.trials} pairs a rater, {ours} against {', '.join(made.rivals)}"
+    )
+    show_notice(f"key: {key} (keep it; whoever has it knows which video is whose)")
+    typer.echo(out / PAGE)
+
+
+@app.command("serve", epilog=EXAMPLES["study serve"])
+def serve_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of a study.")],
+    votes: Annotated[Path, typer.Option(help="File to which votes are added.")] = Path("votes.jsonl"),
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8766,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+) -> None:
+    """Show a study to raters and collect their votes in a file."""
+    uvicorn = import_extra("uvicorn", "recap study serve", "studio")
+    if votes.resolve().is_relative_to(folder.resolve()):
+        raise refuse(
+            "--votes", str(votes), f"lies in {folder}, which raters see", "choose a place outside of it"
+        )
+    study = read_study(folder)
+    box = BallotBox(votes, study)
+    files = [PAGE, *PARTS, STUDY, *(f"{VIDEOS}/{file}" for pair in study.pairs.values() for file in pair)]
+    settings = StudioSettings(folder, host=host, port=port, token=token)
+    with bound_socket(settings) as listening:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        # Whoever reads the address can connect; the server answers as soon as it has started.
+        listening.listen()
+        show_notice(f"study: {address} (end it with Ctrl-C), votes: {votes}")
+        if browser:
+            threading.Timer(1.0, webbrowser.open, (address,)).start()
+        made = make_voting_app(folder, files, box, settings)
+        config = uvicorn.Config(made, log_level="warning", timeout_graceful_shutdown=3)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+@app.command("report", epilog=EXAMPLES["study report"])
+def report_command(
+    votes: Annotated[list[Path], typer.Argument(help="Files of votes, of a server or saved by raters.")],
+    key: Annotated[Path, typer.Option(help="The key that was made with the study.")],
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("study-report"),
+) -> None:
+    """Report what raters prefer: win rates next to the paper's, with intervals, agreement and failed checks."""
+    page, made, ballots, found = write_report(votes, key, out)
+    for ballot in ballots:
+        if ballot.rater.endswith(f"({ballot.session[:6]})"):
+            show_notice(f"{ballot.rater}: several raters gave this name; they count as several")
+    for facts in found.raters:
+        if facts.status != COUNTED:
+            show_notice(f"{facts.rater} is left out: {facts.status}")
+    show_notice(f"{len(ballots)} raters, {made.ours} against {', '.join(made.rivals)}")
+    typer.echo(page)

@@ -1,0 +1,1 @@
+"""A study as a folder for raters, and as a report of their votes."""
