@@ -22,6 +22,7 @@ from recap.types import (
     Card,
     GeneratedBlock,
     MemoryTrace,
+    Role,
     Segment,
     Tokens,
 )
@@ -205,6 +206,11 @@ class MemoryPolicy(ABC):
         """Restore the state of an equal object; continuing is then bit-identical."""
 
     @property
+    def needs_steps(self) -> bool:
+        """Tell whether it depends on the denoising steps, so that latents are not enough to make it again."""
+        return self.needs_queries
+
+    @property
     def wants_tokens(self) -> bool:
         """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
         return True
@@ -216,6 +222,12 @@ class MemoryPolicy(ABC):
     def observe(self, layer: int, query: Tensor) -> None:
         """Receive the first queries B N H D, unrotated, once per block and layer, before its first `arrange`."""
 
+    def measure(self, layer: int, share: Tensor) -> None:
+        """Receive, in the clean pass, the share B H of a segment with `measured`, as it would be without any bias."""
+
+    def take_shares(self, shares: dict[Role, Tensor]) -> None:
+        """Receive the shares, B per role, of the block's denoising steps, before `commit`; {} if it had none."""
+
     def look(self, block: Block, pixels: Tensor) -> None:
         """Do what `commit` needs the pixels alone for, while the clean pass runs; `commit` works without it too."""
 
@@ -224,8 +236,8 @@ class MemoryPolicy(ABC):
         limit = "it cannot read its prior again, which this script asks for"
         raise refuse("memory", type(self).__name__, limit, "give it a method reread, see recap.contracts")
 
-    def reinforce(self, factor: float) -> None:
-        """Multiply the sink's unnormalised weight by another factor from the next block on."""
+    def reinforce(self, reinforcement: float | str) -> None:
+        """Change lambda, or the schedule of it, from the next block on; see `recap.memory.reinforcement`."""
         limit = "it has no sink whose weight could be changed"
         raise refuse("memory", type(self).__name__, limit, "choose recap or sink")
 

@@ -150,7 +150,12 @@ def resume(
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
         run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
-        if about.get("spec") != json.loads(json.dumps(asdict(run.backbone.spec))):
+        spec = json.loads(json.dumps(asdict(run.backbone.spec)))
+        # The record of an older version has no number of steps.
+        recorded = about.get("spec")
+        if isinstance(recorded, dict):
+            recorded = {"num_steps": spec["num_steps"], **recorded}
+        if recorded != spec:
             raise refuse("spec", about.get("spec"), "is not that of the run's backbone", "put run.json back")
         return run.finish(from_block)
 
