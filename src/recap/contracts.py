@@ -15,17 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.types import (
-    BackboneSpec,
-    Block,
-    Candidates,
-    Card,
-    GeneratedBlock,
-    MemoryTrace,
-    Role,
-    Segment,
-    Tokens,
-)
+from recap.types import BackboneSpec, Block, Candidates, Card, GeneratedBlock, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
@@ -225,8 +215,8 @@ class MemoryPolicy(ABC):
     def measure(self, layer: int, share: Tensor) -> None:
         """Receive, in the clean pass, the share B H of a segment with `measured`, as it would be without any bias."""
 
-    def take_shares(self, shares: dict[Role, Tensor]) -> None:
-        """Receive the shares, B per role, of the block's denoising steps, before `commit`; {} if it had none."""
+    def take_sink_share(self, share: Tensor) -> None:
+        """Receive the sink's share of attention, B, in the block's denoising steps, if it was measured there."""
 
     def look(self, block: Block, pixels: Tensor) -> None:
         """Do what `commit` needs the pixels alone for, while the clean pass runs; `commit` works without it too."""

@@ -27,7 +27,7 @@ from recap.contracts import (
 )
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Segment, Tokens, seeded
+from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -70,7 +70,8 @@ class BlockRun:
     def commit(self, latents: Tensor, pixels: Tensor) -> GeneratedBlock:
         """End the block. Shares are of the denoising steps: the clean pass generates nothing."""
         shares = self.context.shares()
-        self._policy.take_shares(shares)
+        if Role.SINK in shares:
+            self._policy.take_sink_share(shares[Role.SINK])
         return GeneratedBlock(
             self.block,
             latents,

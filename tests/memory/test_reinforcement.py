@@ -14,7 +14,7 @@ from recap.config import RunConfig, override
 from recap.errors import RecapError
 from recap.fast.backbone import FastWanBackbone
 from recap.memory.recap import RecapConfig
-from recap.memory.reinforcement import Reinforcement, Span, read_reinforcement
+from recap.memory.reinforcement import NumberSpan, Reinforcement, read_reinforcement
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
@@ -59,7 +59,7 @@ def test_a_schedule_reads_back_as_it_is_written(text):
         (" 5 @ layers: 3 - 5 , 1", "5@layers:3-5,1"),
         ("5@gate:0.5", "5@gate"),
         (Reinforcement(None, 0.24), "share:0.24"),
-        (Reinforcement(5.0, layers=(Span(3, None),), gate=0.5), "5@layers:3-@gate"),
+        (Reinforcement(5.0, layers=(NumberSpan(3, None),), gate=0.5), "5@layers:3-@gate"),
     ],
 )
 def test_what_is_written_has_one_plain_form(written, plain):

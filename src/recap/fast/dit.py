@@ -193,8 +193,8 @@ class WindowStorage:
             if (biases := self.token_bias[group]) is not None and segment.token_bias is not None:
                 biases[:, tokens].copy_(segment.token_bias, non_blocking=True)
         for segments, (group, _) in zip(zip(*kept, strict=True), self._slots, strict=True):
-            if (table := self.biases[group]) is not None:
-                table.fill(segments)
+            if (added := self.biases[group]) is not None:
+                added.fill(segments)
         # Layers usually share positions, so few tables are computed.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
@@ -305,8 +305,8 @@ class FastWan:
             for k, v, bias in stores
         ]
         if tokens is not None:
-            masses, asked = [mass for _, mass in parts], window.measured
-            plain = None if asked is None else plain_share(masses, asked)
+            asked = window.measured
+            plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
             tokens.append(LayerTokens(query, keys, own[1], plain))
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recap.contracts import Entry, MemoryPolicy, State, check_state
 from recap.memory.window import Window, count_tokens
-from recap.types import Block, MemoryTrace, Role, Segment, Tokens
+from recap.types import Block, MemoryTrace, Segment, Tokens
 
 
 class WindowMemory(MemoryPolicy):
@@ -68,8 +68,8 @@ class WindowMemory(MemoryPolicy):
     def measure(self, layer: int, share: Tensor) -> None:
         self.window.bias.measure(layer, share)
 
-    def take_shares(self, shares: dict[Role, Tensor]) -> None:
-        self.window.bias.take_shares(shares)
+    def take_sink_share(self, share: Tensor) -> None:
+        self.window.bias.take_share(share)
 
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         self.window.refresh(first_frame, keys, values)

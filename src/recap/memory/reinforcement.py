@@ -35,7 +35,7 @@ MOSTLY = 0.5
 _SPAN = re.compile(r"(\d{1,4})(-(\d{1,4})?)?")
 
 
-class Span(NamedTuple):
+class NumberSpan(NamedTuple):
     """Names layers or steps from one number to another, both included; None is the last one there is."""
 
     first: int
@@ -47,7 +47,7 @@ class Span(NamedTuple):
         return f"{self.first}-" if self.last is None else f"{self.first}-{self.last}"
 
 
-Places = tuple[Span | str, ...]
+Places = tuple[NumberSpan | str, ...]
 """Layers or steps: spans, and the words for halves and for the clean pass."""
 
 
@@ -134,7 +134,7 @@ class Reinforcement:
         """Return the passes in which it acts, None for all; `num_steps` is 0 where nobody knows them."""
         if self.steps is None:
             return None
-        spans = [place for place in self.steps if isinstance(place, Span)]
+        spans = [place for place in self.steps if isinstance(place, NumberSpan)]
         ends = [max(span.first, span.last or 0) for span in spans]
         # The entry behind the highest number stands for all later steps.
         count = num_steps or max(ends, default=0) + 2
@@ -206,7 +206,7 @@ def _read_clause(name: str, text: str, whole: str) -> Places | float | None:
 def _read_places(name: str, text: str, whole: str) -> Places | None:
     """Read layers or steps; None where they are all."""
     words = (FIRST_HALF, LAST_HALF, *((CLEAN,) if name == "steps" else ()))
-    places: list[Span | str] = []
+    places: list[NumberSpan | str] = []
     for item in text.split(","):
         match = _SPAN.fullmatch(item)
         if match is None and item not in words:
@@ -219,8 +219,8 @@ def _read_places(name: str, text: str, whole: str) -> Places | None:
         last = first if match[2] is None else None if match[3] is None else int(match[3])
         if last is not None and last < first:
             raise refuse(FIELD, whole, f"{item!r} ends before it begins", f"write {name}:{last}-{first}")
-        places.append(Span(first, last))
-    every = Span(0, None) in places or {FIRST_HALF, LAST_HALF} <= set(places)
+        places.append(NumberSpan(first, last))
+    every = NumberSpan(0, None) in places or {FIRST_HALF, LAST_HALF} <= set(places)
     return None if every and (name == "layers" or CLEAN in places) else tuple(dict.fromkeys(places))
 
 
@@ -236,7 +236,7 @@ def _check_places(name: str, places: Places, count: int, backbone: str, whole: f
     if not count and {FIRST_HALF, LAST_HALF} & set(places):
         limit = f"how many {name} {backbone} takes is not known beforehand"
         raise refuse(FIELD, whole, limit, f"name them by number, for example {name}:0-1")
-    highest = max([max(p.first, p.last or 0) for p in places if isinstance(p, Span)], default=0)
+    highest = max([max(p.first, p.last or 0) for p in places if isinstance(p, NumberSpan)], default=0)
     if count and highest >= count:
         limit = f"{backbone} has the {name} 0 to {count - 1}"
         raise refuse(FIELD, whole, limit, f"name some of them, or write {name}:{LAST_HALF}")
@@ -246,7 +246,7 @@ def _holds(places: Places, index: int, count: int) -> bool:
     """Tell whether a layer or step is named; of an odd number the first half is the smaller one."""
     return any(
         index >= place.first and (place.last is None or index <= place.last)
-        if isinstance(place, Span)
+        if isinstance(place, NumberSpan)
         else (place == FIRST_HALF and index < count // 2) or (place == LAST_HALF and index >= count // 2)
         for place in places
     )
@@ -259,7 +259,7 @@ def _in_words(what: str, places: Places) -> str:
     return ", ".join(spelled[p] if isinstance(p, str) else f"{what} {p.first}" + _until(p) for p in places)
 
 
-def _until(span: Span) -> str:
+def _until(span: NumberSpan) -> str:
     return "" if span.last == span.first else " and later" if span.last is None else f" to {span.last}"
 
 

@@ -105,10 +105,10 @@ class SinkBias:
         if self._setting.heads is not None or self._setting.gate is not None:
             self._measured[layer] = share
 
-    def take_shares(self, shares: dict[Role, Tensor]) -> None:
-        """Take the shares of a block's denoising steps: the bonus moves towards its target."""
-        target, share = self._setting.share, shares.get(Role.SINK)
-        if target is None or share is None:
+    def take_share(self, share: Tensor) -> None:
+        """Take the sink's share B of a block's denoising steps: the bonus moves towards its target."""
+        target = self._setting.share
+        if target is None:
             return
         before = self._bonus
         if before is None:
