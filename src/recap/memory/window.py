@@ -125,15 +125,16 @@ class Window:
         values: Tensor,
         positions: Tensor,
         *,
+        log_bias: float = 0.0,
         biases: Sequence[LayerBias] = (),
         token_bias: Tensor | None = None,
         in_front: bool = False,
     ) -> None:
         """Let the block see keys and values L B N H D, behind or in front of what it sees already.
 
-        `biases` has one entry per layer, or none where there is no bias.
+        `biases` has one entry per layer, or none where all layers have the same `log_bias`.
         """
-        biases = biases or [LayerBias()] * len(self.segments)
+        biases = biases or [LayerBias(log_bias)] * len(self.segments)
         for seen, own_keys, own_values, bias in zip(self.segments, keys, values, biases, strict=True):
             segment = Segment(role, own_keys, own_values, positions, token_bias=token_bias, **bias._asdict())
             seen.insert(0 if in_front else len(seen), segment)
