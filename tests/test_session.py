@@ -125,7 +125,7 @@ COMMANDS = st.one_of(
     ),
     st.tuples(st.just("rewind"), st.floats(0, 1)),
     st.tuples(st.just("fork"), st.floats(0, 1)),
-    st.tuples(st.just("set"), st.sampled_from([1.0, 2.0, 5.0])),
+    st.tuples(st.just("set"), st.sampled_from([1.0, 5.0, "5@heads:top-0.5", "5@gate:0.25", "share:0.3"])),
     st.just(("snapshot",)),
     st.just(("restore",)),
 )
@@ -181,6 +181,7 @@ def test_a_refused_command_changes_nothing(backbone):
         (lambda: session.fork(1.0), "block"),
         (lambda: session.set(reinforcement=0.0), "reinforcement"),
         (lambda: session.set(reinforcement=float("nan")), "reinforcement"),
+        (lambda: session.set(reinforcement="5@layers:99"), "reinforcement"),
         (lambda: session.drop_cue(0), "cue"),
         (lambda: session.restore(session_of(backbone, config_of("sink")).snapshot()), "snapshot"),
     ):
@@ -201,6 +202,19 @@ def test_reinforcement_takes_effect_from_the_next_block_on(backbone):
     weak.set(reinforcement=1.0)
     strong, plain = steps(session, 3)[-1], steps(weak, 3)[-1]
     assert strong.shares[Role.SINK].item() > 1.5 * plain.shares[Role.SINK].item()
+
+
+@pytest.mark.parametrize("text", ["5@layers:last-half", "5@heads:top-0.5@gate:0.25", "share:0.3"])
+def test_a_schedule_of_lambda_is_part_of_the_timeline(backbone, text):
+    """Also where states are few, and blocks in between are read from their latents."""
+    session = session_of(backbone, states_bytes=0)
+    session.step()
+    session.set(reinforcement=text)
+    whole = steps(session, 5)
+    session.rewind(4)
+    assert torch.equal(latents(steps(session, 2)), latents(whole[-2:]))
+    never = session_of(backbone)
+    assert not torch.equal(latents(steps(never, 6)[-1:]), latents(whole[-1:]))
 
 
 def test_scheduled_prompts_begin_where_they_should_and_can_be_dropped(backbone):

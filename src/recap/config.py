@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -280,7 +281,7 @@ def _typed(kind: Any, value: Any, path: str) -> Any:
     if kind is tuple and isinstance(value, list):
         # JSON writes a tuple so.
         return tuple(value)
-    if not isinstance(kind, type):
+    if not isinstance(kind, type) or kind is types.UnionType:
         # It is a union or the like, which is left to the config's own checks.
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

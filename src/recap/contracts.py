@@ -15,16 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.types import (
-    BackboneSpec,
-    Block,
-    Candidates,
-    Card,
-    GeneratedBlock,
-    MemoryTrace,
-    Segment,
-    Tokens,
-)
+from recap.types import BackboneSpec, Block, Candidates, Card, GeneratedBlock, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
@@ -205,6 +196,11 @@ class MemoryPolicy(ABC):
         """Restore the state of an equal object; continuing is then bit-identical."""
 
     @property
+    def needs_steps(self) -> bool:
+        """Tell whether it depends on the denoising steps, so that latents are not enough to make it again."""
+        return self.needs_queries
+
+    @property
     def wants_tokens(self) -> bool:
         """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
         return True
@@ -216,6 +212,12 @@ class MemoryPolicy(ABC):
     def observe(self, layer: int, query: Tensor) -> None:
         """Receive the first queries B N H D, unrotated, once per block and layer, before its first `arrange`."""
 
+    def measure(self, layer: int, share: Tensor) -> None:
+        """Receive, in the clean pass, the share B H of a segment with `measured`, as it would be without any bias."""
+
+    def take_sink_share(self, share: Tensor) -> None:
+        """Receive the sink's share of attention, B, in the block's denoising steps, if it was measured there."""
+
     def look(self, block: Block, pixels: Tensor) -> None:
         """Do what `commit` needs the pixels alone for, while the clean pass runs; `commit` works without it too."""
 
@@ -224,8 +226,8 @@ class MemoryPolicy(ABC):
         limit = "it cannot read its prior again, which this script asks for"
         raise refuse("memory", type(self).__name__, limit, "give it a method reread, see recap.contracts")
 
-    def reinforce(self, factor: float) -> None:
-        """Multiply the sink's unnormalised weight by another factor from the next block on."""
+    def reinforce(self, reinforcement: float | str) -> None:
+        """Change lambda, or the schedule of it, from the next block on; see `recap.memory.reinforcement`."""
         limit = "it has no sink whose weight could be changed"
         raise refuse("memory", type(self).__name__, limit, "choose recap or sink")
 

@@ -27,7 +27,7 @@ from recap.contracts import (
 )
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Segment, Tokens, seeded
+from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens, seeded
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -69,12 +69,15 @@ class BlockRun:
 
     def commit(self, latents: Tensor, pixels: Tensor) -> GeneratedBlock:
         """End the block. Shares are of the denoising steps: the clean pass generates nothing."""
+        shares = self.context.shares()
+        if Role.SINK in shares:
+            self._policy.take_sink_share(shares[Role.SINK])
         return GeneratedBlock(
             self.block,
             latents,
             pixels,
             self._policy.commit(self.block, pixels),
-            self.context.shares(),
+            shares,
             self.context.stage_shares(),
             self._spec.first_pictures(self.block.first_frame, self.block.num_frames),
         )
@@ -134,7 +137,7 @@ def rollout(
         past=list(zip(before, resume.recent_latents, strict=True)),
     )
     known = resume.opening_latents
-    latents_of = None if policy.needs_queries else resume.latents_of
+    latents_of = None if policy.needs_steps else resume.latents_of
 
     def find_known(block: Block) -> Tensor | None:
         if latents_of is not None:
@@ -180,25 +183,29 @@ class Conductor:
             self._conditioned = prompts, self._backbone.condition(prompts)
         return self._conditioned[1]
 
-    def run(self, block: Block, latents: Tensor | None = None) -> GeneratedBlock:
-        """Generate the next block; one whose latents are known is only decoded and remembered."""
+    def run(self, block: Block, latents: Tensor | None = None, *, again: bool = False) -> GeneratedBlock:
+        """Generate the next block; one whose latents are known is only decoded and remembered.
+
+        With `again` they were generated before: a memory that needs the denoising steps sees them once more.
+        """
         conditioning = self.condition(block.prompts)
         if block.rereads_prior:
             self._reread(block, conditioning)
-        made = self._run(block, conditioning, latents)
+        made = self._run(block, conditioning, latents, again and self._policy.needs_steps)
         self._past = [*self._past, (block, made.latents)][-reach(self._backbone.spec) :]
         self._first = made.latents[:, :1] if self._first is None else self._first
         return made
 
     @torch.no_grad()
-    def _run(self, block: Block, conditioning: Any, latents: Tensor | None) -> GeneratedBlock:
+    def _run(self, block: Block, conditioning: Any, latents: Tensor | None, steps: bool) -> GeneratedBlock:
         backbone, policy = self._backbone, self._policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
         past = Past(self._first, _since_cut(self._past, block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, self._kernels, past)
-        if latents is None:
-            latents = backbone.denoise(noise, conditioning, run.context)
+        if latents is None or steps:
+            found = backbone.denoise(noise, conditioning, run.context)
+            latents = found if latents is None else latents
         pixels = self._decoder.decode(latents)
         wait = run.look(pixels, self._aside)
         backbone.settle(latents, conditioning, run.clean)

@@ -127,8 +127,7 @@ def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()
             write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
         if run.cast:
             casts.write_cast(folder / CAST, run.cast)
-        spec = asdict(run.backbone.spec)
-        about = {"config": run.config.to_dict(), "versions": versions(), "spec": spec}
+        about = {"config": run.config.to_dict(), "versions": versions(), "spec": asdict(run.backbone.spec)}
         write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
         return run.finish()
 
@@ -150,7 +149,8 @@ def resume(
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
         run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
-        if about.get("spec") != json.loads(json.dumps(asdict(run.backbone.spec))):
+        # An older version recorded no number of steps.
+        if replace(read_spec(about), num_steps=run.backbone.spec.num_steps) != run.backbone.spec:
             raise refuse("spec", about.get("spec"), "is not that of the run's backbone", "put run.json back")
         return run.finish(from_block)
 

@@ -33,6 +33,17 @@ NO_TOKEN = -1e4
 
 
 @dataclass(frozen=True, slots=True)
+class Passes:
+    """Says in which passes over a block something holds: `step in passes`, where None is the clean pass."""
+
+    steps: tuple[bool, ...]  # by denoising step; the last entry stands for all later ones too
+    clean: bool
+
+    def __contains__(self, step: int | None) -> bool:
+        return self.clean if step is None else self.steps[min(step, len(self.steps) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Carries keys and values that a query may attend to: the one thing attention understands."""
 
@@ -45,6 +56,17 @@ class Segment:
     token_bias: Tensor | None = None
     # Which part of a sequence with history this is, set by the backbone; None for what a memory adds.
     part: int | None = None
+    # B H, fp32, added to the logits of all tokens in each head, next to log_bias.
+    head_bias: Tensor | None = None
+    # Where log_bias and head_bias act; None stands for everywhere.
+    bias_passes: Passes | None = None
+    # Whether the memory wants its share of attention told apart from the others', biased or not.
+    measured: bool = False
+
+    @property
+    def biased(self) -> bool:
+        """Tell whether anything is added to all of its logits."""
+        return bool(self.log_bias) or self.head_bias is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +98,7 @@ class BackboneSpec:
     phases: Literal["window", "absolute"] = "window"
     carries_history: bool = False  # sink and prior are in the model's own sequence, read again every step
     decodes_alone: bool = False  # a block's pictures depend on it only; its first frame is one picture
+    num_steps: int = 0  # denoising steps of a block; 0 where the memory cannot know or count them
 
     @property
     def frame_tokens(self) -> int:

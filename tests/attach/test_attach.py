@@ -232,6 +232,26 @@ def test_reinforcement_moves_attention_to_the_sink():
     assert shares[1] > 1.5 * shares[0]
 
 
+def test_a_schedule_of_lambda_works_in_a_pipeline_that_does_not_know_of_it():
+    shares = {}
+    for text in ("8@layers:0", "8@steps:0", "8@heads:top-0.5", "share:0.3@gate", 8):
+        pipeline = make("infinite-forcing")
+        with attach(pipeline, {"name": "sink", "reinforcement": text}) as attached:
+            generate(pipeline, blocks=3)
+        last = attached.trace[2].shares
+        shares[text] = last["sink"][0]
+        assert sum(share for (share,) in last.values()) == pytest.approx(1, abs=1e-5)
+        measured = {name for name in attached.memory.state() if name.startswith("reinforcement.")}
+        assert bool(measured) == (text in ("8@heads:top-0.5", "share:0.3@gate"))
+    assert max(shares["8@layers:0"], shares["8@steps:0"], shares["8@heads:top-0.5"]) < shares[8]
+    pipeline = make("infinite-forcing")
+    with (
+        pytest.raises(ValueError, match="name them by number"),
+        attach(pipeline, {"name": "sink", "reinforcement": "5@steps:last-half"}),
+    ):
+        generate(pipeline, blocks=1)
+
+
 def test_the_memory_holds_the_clean_pass():
     """What Infinite-Forcing's own cache ends with; the last noisy step made something else of the same frames."""
     bare, remembering = make("infinite-forcing"), make("infinite-forcing")

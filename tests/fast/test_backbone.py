@@ -9,9 +9,11 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
+from recap.fast.biases import BiasTable
 from recap.flow.classical import ClassicalFlow
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
+from recap.memory.window import Window
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.types import Block, GeneratedBlock, MemoryTrace, Role, Segment, Tokens, frame_positions
@@ -23,7 +25,12 @@ MEMORIES = {
     "recap": RecapConfig(),
     "recap, lambda 1": RecapConfig(reinforcement=1.0),
     "recap, no zero scores": RecapConfig(zero_scores_fill=False),
+    "by layer": SinkConfig(reinforcement="5@layers:last-half"),
+    "by step": RecapConfig(reinforcement="5@steps:0-1"),
+    "by head and gate": RecapConfig(reinforcement="5@heads:top-0.5@gate"),
+    "by share, no zero scores": RecapConfig(reinforcement="share:0.3", zero_scores_fill=False),
 }
+SCHEDULED = [name for name in MEMORIES if name.startswith("by ")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def generate(backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1) 
         return FlowNoveltyConfig().build(spec, ClassicalFlow())
 
     policy: MemoryPolicy = MEMORIES[name].build(spec, admission)
-    shots = [[Shot("a red boat", 1.5), Shot("a blue house", 2.25)]] * rows
+    shots = [[Shot("a red boat", 1.5), Shot("a blue house", 3.0)]] * rows
     return list(rollout(backbone, policy, make_plan(shots, spec), seeds=range(rows)))
 
 
@@ -58,6 +65,52 @@ def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -
     blocks = generate(FastWanBackbone(plain), "recap")
     assert set(blocks[-1].shares) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
     torch.testing.assert_close(sum(blocks[-1].shares.values()), torch.ones(1))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["reinforced", *SCHEDULED])
+def test_recordings_on_a_gpu_read_the_biases_of_every_block(name: str) -> None:
+    """Blocks of one layout replay one recording, so what a schedule changes from block to block must be in tables."""
+    slow = build_untrained(device="cuda")
+    fast = FastWanBackbone(slow)
+    readable, quick = generate(slow, name, rows=2), generate(fast, name, rows=2)
+    for one, other in zip(readable, quick, strict=True):
+        torch.testing.assert_close(other.latents, one.latents, atol=1e-3, rtol=1e-3)
+    for one, other in zip(readable[1:], quick[1:], strict=True):
+        torch.testing.assert_close(other.shares[Role.SINK], one.shares[Role.SINK], atol=1e-4, rtol=1e-3)
+    again = generate(fast, name, rows=2)
+    for one, other in zip(quick[2:], again[2:], strict=True):
+        torch.testing.assert_close(other.latents, one.latents, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_on_a_gpu_no_schedule_waits_for_a_value(name: str) -> None:
+    """From measuring in one block to the biases of the next."""
+    spec = build_untrained().spec
+    window = Window(spec, sink_frames=1, reinforcement=MEMORIES[name].reinforcement)  # type: ignore[attr-defined]
+    shape = (spec.num_steps + 1, spec.layers, 2, spec.heads)
+    table = BiasTable(shape, torch.float32, torch.device("cuda"))
+    shares = torch.rand(spec.layers, 2, spec.heads, device="cuda")
+    keys = torch.zeros(2, 1, spec.heads, spec.head_dim, device="cuda")
+    positions = torch.zeros(1, 1, 3, dtype=torch.float64)
+
+    def run_block() -> None:
+        biases = window.bias.layers(2, torch.device("cuda"))
+        table.fill([Segment(Role.SINK, keys, keys, positions, **bias._asdict()) for bias in biases])
+        for layer in range(spec.layers):
+            window.bias.measure(layer, shares[layer])
+        window.bias.take_share(shares[0, :, 0])
+        window.bias.commit({Role.SINK: 1, Role.CURRENT: 5})
+
+    # The first blocks copy the numbers of the schedule.
+    run_block()
+    run_block()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_block()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_one_backbone_serves_one_rollout_after_another(plain: WanBackbone) -> None:

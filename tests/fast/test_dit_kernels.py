@@ -44,7 +44,8 @@ for keep in (False, True):
     for mine, meant in zip(*results):
         same(mine, meant)
 
-for biases in ([1.6, 0.0], [0.0, 0.7], [1.6, 0.0, 0.3]):
+for named in ([1.6, None], [None, 0.7], [1.6, 0.3], [None, None], [1.6, None, 0.3]):
+    biases = [None if bias is None else bias * make(rows, heads) for bias in named]
     outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in biases]
     masses = [make(rows, heads, tokens) for _ in biases]
     for mine, meant in zip(dit_kernels.merge(outputs, masses, biases), dit.merge(outputs, masses, biases)):

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from recap.admission.base import retain_top
 from recap.admission.flow import FlowNoveltyConfig
 from recap.contracts import Flow
+from recap.fast.backbone import FastWanBackbone
 from recap.fast.raft import FastRaftFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.trace import BlockTrace
@@ -120,7 +121,14 @@ def test_a_block_is_generated_and_remembered_without_reading_a_value(elsewhere, 
         BlockTrace.of(made[-1])
 
 
-@pytest.mark.parametrize("config", [NoMemoryConfig(), SinkConfig(), SinkConfig(reinforcement=5.0)])
+SCHEDULED = [
+    SinkConfig(reinforcement=text) for text in ("5@layers:0@steps:0-1", "5@heads:top-0.5@gate", "share:0.3")
+]
+
+
+@pytest.mark.parametrize(
+    "config", [NoMemoryConfig(), SinkConfig(), SinkConfig(reinforcement=5.0), *SCHEDULED]
+)
 def test_other_memories_read_none_either(elsewhere, config):
     assert len(list(blocks(elsewhere, policy_of(config, elsewhere.spec, None), 4))) == 4
 
@@ -142,6 +150,15 @@ def test_on_the_cpu_no_operation_hands_out_a_value(backbone):
     with NoReads():
         made = list(rolling)
     assert sum(int(each.memory.fired.sum()) for each in made) > 0
+
+
+@pytest.mark.parametrize("config", SCHEDULED, ids=lambda config: config.reinforcement)
+def test_nor_does_a_schedule_of_lambda_on_the_fast_path(backbone, config):
+    fast = FastWanBackbone(backbone)
+    rolling = blocks(fast, policy_of(config, fast.spec, None), 5)
+    next(rolling)
+    with NoReads():
+        assert len(list(rolling)) == 4
 
 
 def offer(device, num_blocks):

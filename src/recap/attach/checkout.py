@@ -87,13 +87,19 @@ class CheckoutKernels(ContextKernels):
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
         """Attend; shares are measured where there is only one role, or a merge."""
         filled = [segment for segment in segments if segment.keys.shape[1]]
-        if any(segment.log_bias or segment.role not in RELEASED_ROLES for segment in filled):
+        if any(_needs_merge(segment) for segment in filled):
             return attend(query, filled)
         keys = torch.cat([segment.keys for segment in filled], dim=1)
         values = torch.cat([segment.values for segment in filled], dim=1)
         role = filled[0].role if len(filled) == 1 else None
         alone = {} if role is None else {role: query.new_ones(query.shape[0])}
         return Attended(self._checkout.attention(query, keys, values), alone)
+
+
+def _needs_merge(segment: Readable) -> bool:
+    """Tell whether upstream's kernel cannot read a segment, or not tell its share."""
+    biased = bool(segment.log_bias) or segment.head_bias is not None
+    return biased or segment.measured or segment.role not in RELEASED_ROLES
 
 
 def find_checkout(pipeline: Any) -> Checkout:

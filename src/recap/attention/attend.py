@@ -31,6 +31,8 @@ class Readable(NamedTuple):
     values: Tensor  # B N H D
     log_bias: float
     token_bias: Tensor | None = None  # B N
+    head_bias: Tensor | None = None  # B H
+    measured: bool = False  # its share without any bias is wanted, by head
 
 
 class Attended(NamedTuple):
@@ -39,6 +41,8 @@ class Attended(NamedTuple):
     output: Tensor  # B N H D, in the query's dtype
     # Role -> B: mean over heads and queries; sums to one over roles, if all are measured.
     shares: dict[Role, Tensor]
+    # B H: the share of the measured segment without any bias, the mean over queries; None if there is none.
+    plain: Tensor | None = None
 
 
 def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True) -> Attended:
@@ -53,7 +57,7 @@ def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True)
     if len(parts) == 1:
         alone = {} if groups[0].role is None else {groups[0].role: query.new_ones(query.shape[0])}
         return Attended(parts[0][0].transpose(1, 2), alone)
-    biased = [mass + g.log_bias if g.log_bias else mass for g, (_, mass) in zip(groups, parts, strict=True)]
+    biased = [_biased(mass, g) for g, (_, mass) in zip(groups, parts, strict=True)]
     stacked = torch.stack(biased)
     weights = (stacked - stacked.logsumexp(dim=0)).exp()
     merged = _merge([output for output, _ in parts], weights)
@@ -61,7 +65,21 @@ def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True)
     for group, mass in zip(groups, weights.mean(dim=(2, 3)), strict=True):
         if group.role is not None:
             shares[group.role] = shares[group.role] + mass if group.role in shares else mass
-    return Attended(merged.to(query.dtype).transpose(1, 2), shares)
+    asked = [index for index, group in enumerate(groups) if group.measured]
+    plain = plain_share([mass for _, mass in parts], asked[0]) if asked else None
+    return Attended(merged.to(query.dtype).transpose(1, 2), shares, plain)
+
+
+def plain_share(masses: Sequence[Tensor], index: int) -> Tensor:
+    """Return the share of one group without any bias, B H, the mean over queries, from log-sum-exps B H N."""
+    rest = torch.stack([mass for other, mass in enumerate(masses) if other != index]).logsumexp(dim=0)
+    return (masses[index] - rest).sigmoid().mean(dim=-1).float()
+
+
+def _biased(mass: Tensor, group: Readable) -> Tensor:
+    """Add a group's biases to its log-sum-exp B H N."""
+    mass = mass + group.log_bias if group.log_bias else mass
+    return mass if group.head_bias is None else mass + group.head_bias.unsqueeze(-1)
 
 
 def _merge(outputs: list[Tensor], weights: Tensor) -> Tensor:
@@ -78,11 +96,12 @@ def _merge(outputs: list[Tensor], weights: Tensor) -> Tensor:
 
 def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
     """Join segments that share bias and perhaps role, drop empty ones (kernels do not take zero keys)."""
-    groups: dict[tuple[Role | None, float, bool], list[Readable]] = {}
+    groups: dict[tuple[Role | None, float, bool, int, bool], list[Readable]] = {}
     for segment in segments:
         if segment.keys.shape[1]:
-            own = segment.token_bias is not None
-            key = (segment.role if by_role or own else None, segment.log_bias, own)
+            own, by_head = segment.token_bias is not None, segment.head_bias is not None
+            role = segment.role if by_role or own or by_head or segment.measured else None
+            key = (role, segment.log_bias, own, id(segment.head_bias) if by_head else 0, segment.measured)
             groups.setdefault(key, []).append(segment)
     if not groups:
         raise ValueError("segments have 0 keys: attention needs at least 1; pass the block's own segment")
@@ -93,8 +112,10 @@ def _grouped(segments: Sequence[Readable], by_role: bool) -> list[Readable]:
             group[0].values if len(group) == 1 else torch.cat([g.values for g in group], dim=1),
             bias,
             torch.cat([g.token_bias for g in group if g.token_bias is not None], dim=1) if own else None,
+            group[0].head_bias,
+            measured,
         )
-        for (_, bias, own), group in groups.items()
+        for (_, bias, own, _, measured), group in groups.items()
     ]
 
 

@@ -45,7 +45,8 @@ class _BlockReads:
 
     positions: Tensor | None = None  # of the block's own tokens
     tables: dict[Tensor, Any] = field(default_factory=dict)  # by positions, which layers share
-    kept: dict[int, list[Readable | Segment]] = field(default_factory=dict)  # by layer
+    # By layer, each segment and what the kernels read of it, unless it is stored elsewhere.
+    kept: dict[int, list[tuple[Segment, Readable | None]]] = field(default_factory=dict)
 
 
 class BlockContext:
@@ -65,6 +66,8 @@ class BlockContext:
         self._kernels = kernels
         self._reads = _BlockReads()
         self._writes = False
+        # How often each layer was read: which denoising step comes next.
+        self._steps: dict[int, int] = {}
         self._masses: dict[int | None, dict[Role, Tensor]] = {}
         self._counts: dict[int | None, int] = {}
 
@@ -96,8 +99,10 @@ class BlockContext:
         segments = [*self._read_kept(layer, query), *map(self._rotated, own)]
         if self._writes:
             self._policy.write(layer, Tokens(query, current.keys, current.values, current.positions))
-        output, shares = self._kernels.read(self._turned(query, current.positions), segments)
+        output, shares, plain = self._kernels.read(self._turned(query, current.positions), segments)
         self.measured(shares)
+        if self._writes and plain is not None:
+            self._policy.measure(layer, plain)
         return output
 
     @property
@@ -123,6 +128,11 @@ class BlockContext:
         assert self._writes, "only the clean pass writes: hand over to the context of `clean_pass()`"
         self._policy.write(layer, tokens)
 
+    def hand_share(self, layer: int, plain: Tensor) -> None:
+        """Receive likewise the share without bias, B H, of the segment that the memory wants measured."""
+        assert self._writes, "only the clean pass writes: hand over to the context of `clean_pass()`"
+        self._policy.measure(layer, plain)
+
     def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
         """Receive from such a reader shares of attention mass, B per role; one call counts as one read."""
         for part in {None, stage}:
@@ -141,22 +151,28 @@ class BlockContext:
         return {stage: self.shares(stage) for stage in self._masses if stage is not None}
 
     def _read_kept(self, layer: int, query: Tensor) -> list[Readable]:
-        """Return the layer's kept segments as the kernels read them."""
+        """Return the layer's kept segments as the kernels read them in this pass."""
+        step = None if self._writes else self._steps.get(layer, 0)
+        self._steps[layer] = self._steps.get(layer, 0) + 1
         kept = self._reads.kept.get(layer)
         if kept is None:
             if self._policy.needs_queries:
                 self._policy.observe(layer, query)
             # What is stored elsewhere to save room here is brought over at every read, and let go.
             kept = self._reads.kept[layer] = [
-                self._rotated(segment) if segment.keys.device == query.device else segment
+                (segment, self._rotated(segment) if segment.keys.device == query.device else None)
                 for segment in self.kept(layer)
             ]
-        return [s if isinstance(s, Readable) else self._rotated(_moved(s, query.device)) for s in kept]
+        return [
+            _in_pass(segment, ready or self._rotated(_moved(segment, query.device)), step)
+            for segment, ready in kept
+        ]
 
     def _rotated(self, segment: Segment) -> Readable:
         """Return a segment with its keys rotated."""
         turned = self._turned(segment.keys, segment.positions)
-        return Readable(segment.role, turned, segment.values, segment.log_bias, segment.token_bias)
+        biases = (segment.log_bias, segment.token_bias, segment.head_bias)
+        return Readable(segment.role, turned, segment.values, *biases, segment.measured)
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate queries or keys by a table that is made once per block."""
@@ -164,6 +180,13 @@ class BlockContext:
         if table is None:
             table = self._reads.tables[positions] = self._kernels.table(positions, x)
         return self._kernels.turn(x, table)
+
+
+def _in_pass(segment: Segment, ready: Readable, step: int | None) -> Readable:
+    """Return what is read in a pass, without the segment's bias where that does not act."""
+    if segment.bias_passes is None or step in segment.bias_passes:
+        return ready
+    return ready._replace(log_bias=0.0, head_bias=None)
 
 
 def _moved(segment: Segment, device: torch.device) -> Segment:

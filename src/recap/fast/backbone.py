@@ -14,18 +14,10 @@ from recap.backbones.wan.backbone import CLEAN_TIME, WanBackbone
 from recap.backbones.wan.model import TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise
 from recap.contracts import Context, Decoder, Noise
+from recap.fast.biases import Layout, find_layout
 from recap.fast.dit import FastWan, LayerTokens, Pair, WindowStorage
 from recap.fast.graphs import Graphed
-from recap.types import Role, Segment, Tokens
-
-Layout = tuple[tuple[Role, int, float, bool], ...]
-
-
-def _layout(kept: list[Segment]) -> Layout:
-    return tuple(
-        (segment.role, segment.keys.shape[1], segment.log_bias, segment.token_bias is not None)
-        for segment in kept
-    )
+from recap.types import Tokens
 
 
 class BlockRunner(NamedTuple):
@@ -104,23 +96,29 @@ class FastWanBackbone(WanBackbone):
         positions = context.positions(self.model.spec.grid, self.model.device)
         for layer, own in enumerate(runner.settle(latents)):
             # Copies, because a memory may keep the tokens and the next block overwrites these.
-            queries, keys, values = (part.clone() for part in own)
+            queries, keys, values = (part.clone() for part in (own.queries, own.keys, own.values))
             context.hand_over(layer, Tokens(queries, keys, values, positions))
+            if own.plain is not None:
+                context.hand_share(layer, own.plain.clone())
 
     def _supports(self, context: Context) -> TypeGuard[BlockContext]:
         """Tell whether the window is known before the first step and has the same layout in all layers."""
         if not isinstance(context, BlockContext) or not context.foreseeable:
             return False
-        return len({_layout(context.kept(layer)) for layer in range(self.spec.layers)}) == 1
+        return self._layout(context) is not None
+
+    def _layout(self, context: BlockContext) -> Layout | None:
+        return find_layout([context.kept(layer) for layer in range(self.spec.layers)])
 
     def _prepare(self, shape: tuple[int, ...], text: TextConditioning, context: BlockContext) -> BlockRunner:
         """Return the runner for the context's window, with the window and the text filled in."""
         rows, frames = shape[:2]
-        kept = context.kept(0)
+        layout = self._layout(context)
+        assert layout is not None, "`_supports` was not asked"
         own_text = self._copy_text(text)
-        key = (_layout(kept), tuple(shape))
+        key = (layout, tuple(shape))
         if key not in self._runners:
-            window = WindowStorage(self.model, kept, rows, frames)
+            window = WindowStorage(self.model, layout, rows, frames, len(self._sigmas) + 1)
             # Functions instead of methods: without a reference cycle a dropped runner frees its gigabytes at once.
             denoise = partial(_denoise, self._fast, self._sigmas, own_text, window)
             settle = partial(_settle, self._fast, len(self._sigmas), own_text, window)

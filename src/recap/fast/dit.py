@@ -4,7 +4,7 @@ The parameters are those of the readable model. The forward differs from the rea
 - everything that depends only on the time is computed once, for all steps of the sampler;
 - one product computes queries, keys and values;
 - kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
-- keys with a log-bias are read separately and merged by log-sum-exp; one kernel reads all others;
+- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others;
 - the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path; `recap bench --compare` measures by how much.
@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.attention.attend import read_group
+from recap.attention.attend import plain_share, read_group
 from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
+from recap.fast.biases import BiasTable, Layout
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
@@ -92,9 +93,10 @@ def split_rotate(
     return rotate(query, rope), query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> Pair:
-    """Merge parts B H N D by log-sum-exps and biases into B N (H D); also return each part's share, parts B N."""
-    biased = torch.stack([mass + bias if bias else mass for mass, bias in zip(masses, biases, strict=True)])
+def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Pair:
+    """Merge parts B H N D by log-sum-exps B H N and biases B H into B N (H D); also return each share, parts B N."""
+    parts = zip(masses, biases, strict=True)
+    biased = torch.stack([mass if bias is None else mass + bias.unsqueeze(-1) for mass, bias in parts])
     weights = biased.softmax(dim=0)
     merged = weights[0].unsqueeze(-1) * outputs[0]
     for weight, output in zip(weights[1:], outputs[1:], strict=True):
@@ -120,37 +122,37 @@ def choose_kernels(device: torch.device) -> Any:
 
 
 class Group(NamedTuple):
-    """Names keys that one kernel reads together. A role of None stands for all keys without a bias."""
+    """Names keys that one kernel reads together. A role of None stands for all keys that are not told apart."""
 
     role: Role | None
-    log_bias: float
-    # Whether each token has its own bias.
+    # See `recap.fast.biases.Part`.
+    bias: int | None = None
     token_bias: bool = False
+    measured: bool = False
 
 
 class WindowStorage:
     """Stores what every layer may see at fixed addresses: one group of keys per bias, the block's own tokens last.
 
-    A recording reads from here, so blocks whose windows have the same layout share it. `kept` has that layout; it is
-    the same in all layers.
+    A recording reads from here, so blocks whose windows have the same layout share it. `num_passes` counts the
+    denoising steps and the clean pass.
     """
 
-    def __init__(self, model: CausalWan, kept: Sequence[Segment], rows: int, frames: int) -> None:
+    def __init__(self, model: CausalWan, layout: Layout, rows: int, frames: int, num_passes: int) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
         # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
         by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
         slots = []
-        for segment in kept:
-            biased = segment.token_bias is not None
-            role = segment.role if by_role or segment.log_bias or biased else None
-            group = Group(role, segment.log_bias, biased)
+        for part in layout:
+            alone = part.bias is not None or part.token_bias or part.measured
+            group = Group(part.role if by_role or alone else None, part.bias, part.token_bias, part.measured)
             start = sizes.get(group, 0)
-            sizes[group] = start + segment.keys.shape[1]
+            sizes[group] = start + part.tokens
             slots.append((group, slice(start, sizes[group])))
         # The block's own tokens have no bias and are at the end of the last group.
-        last = Group(Role.CURRENT if by_role else None, 0.0)
+        last = Group(Role.CURRENT if by_role else None)
         sizes[last] = sizes.pop(last, 0) + self.own
         self.groups: list[Group] = list(sizes)
         # The group of each segment, and its tokens there.
@@ -164,6 +166,12 @@ class WindowStorage:
             for group, size in sizes.items()
         ]
         wide = torch.promote_types(model.dtype, torch.float32)
+        shape = (num_passes, spec.layers, rows, spec.heads)
+        self.biases = [
+            None if group.bias is None else BiasTable(shape, wide, model.device) for group in self.groups
+        ]
+        # The group whose share by head is measured in the clean pass.
+        self.measured = next((index for index, group in enumerate(self.groups) if group.measured), None)
         table = torch.empty(1, self.own, 1, spec.head_dim // 2, dtype=wide, device=model.device)
         self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
@@ -184,6 +192,9 @@ class WindowStorage:
             # All layers share the biases: whether a slot of a bank is empty is the same in every layer.
             if (biases := self.token_bias[group]) is not None and segment.token_bias is not None:
                 biases[:, tokens].copy_(segment.token_bias, non_blocking=True)
+        for segments, (group, _) in zip(zip(*kept, strict=True), self._slots, strict=True):
+            if (added := self.biases[group]) is not None:
+                added.fill(segments)
         # Layers usually share positions, so few tables are computed.
         positions_of = {id(s.positions): s.positions for layer in kept for s in layer}
         tables = {name: index for index, name in enumerate(positions_of)}
@@ -211,8 +222,14 @@ class WindowStorage:
                 kernels.fill(keys, values, rope, *targets)
 
 
-LayerTokens = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values that a layer computed for the block, without rotation: B N H D each."""
+class LayerTokens(NamedTuple):
+    """Keeps what a layer computed for the block: queries, keys and values B N H D, without rotation."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    # B H: the share of the measured group without any bias.
+    plain: Tensor | None
 
 
 class TimeTables(NamedTuple):
@@ -251,7 +268,7 @@ class FastWan:
     ) -> Pair:
         """Return flow B F C rows columns and each group's share of attention, groups B.
 
-        The tokens of every layer are appended to `tokens` if it is a list.
+        What every layer made of the block is appended to `tokens` if it is a list.
         """
         model, eps, kernels = self.model, self.model.spec.eps, self.kernels
         table, head = self.steps[step]
@@ -261,7 +278,7 @@ class FastWan:
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
             following = table[index + 1] if index + 1 < len(self.layers) else head
-            attended, share = self._attend(index, hidden, window, tokens)
+            attended, share = self._attend(index, step, hidden, window, tokens)
             shares.append(share)
             merged = layer.block.self_attn.o(attended)
             x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1)
@@ -272,7 +289,7 @@ class FastWan:
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
     def _attend(
-        self, index: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
+        self, index: int, step: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
     ) -> Pair:
         """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
         layer, kernels = self.layers[index], self.kernels
@@ -282,18 +299,21 @@ class FastWan:
         rotated, query, keys = kernels.split_rotate(
             qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
-        if tokens is not None:
-            tokens.append((query, keys, own[1]))
         stores = zip(window.keys, window.values, window.token_bias, strict=True)
         parts = [
             read_group(rotated.transpose(1, 2), k[index].transpose(1, 2), v[index].transpose(1, 2), bias)
             for k, v, bias in stores
         ]
+        if tokens is not None:
+            asked = window.measured
+            plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
+            tokens.append(LayerTokens(query, keys, own[1], plain))
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
             return read, read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
         outputs, masses = zip(*parts, strict=True)
-        joined: Pair = kernels.merge(outputs, masses, [group.log_bias for group in window.groups])
+        biases = [None if table is None else table.values[step, index] for table in window.biases]
+        joined: Pair = kernels.merge(outputs, masses, biases)
         return joined
 
     def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:

@@ -6,6 +6,8 @@ read them twice and split the second kernel in four (H200: 26 and 60 us, where b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -75,15 +77,20 @@ def _split_rotate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    first, second, first_mass, second_mass, bias, out, shares, tokens, heads, channels,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr,
+    first, second, first_mass, second_mass, first_bias, second_bias, out, shares, tokens, heads, channels,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     token, row, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     head, channel = tl.arange(0, HEADS), tl.arange(0, CHANNELS)
     real = head < heads
     # Log-sum-exps are B H N: one weight per head mixes all of its channels.
     mass = (row * heads + head).to(tl.int64) * tokens + token
-    ahead = tl.load(first_mass + mass, real, 0.0) + bias - tl.load(second_mass + mass, real, 0.0)
+    ahead = tl.load(first_mass + mass, real, 0.0)
+    if FIRST:
+        ahead += tl.load(first_bias + row * heads + head, real, 0.0)
+    if SECOND:
+        ahead -= tl.load(second_bias + row * heads + head, real, 0.0)
+    ahead -= tl.load(second_mass + mass, real, 0.0)
     weight = 1 / (1 + tl.exp(-ahead))
     # Outputs have the layout of the queries, B N H D.
     start = (row * tokens + token).to(tl.int64) * heads * channels
@@ -167,19 +174,22 @@ def split_rotate(
     return rotated_query, query, keys
 
 
-def merge(outputs: list[Tensor], masses: list[Tensor], biases: list[float]) -> Pair:
+def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Pair:
     """Compute `recap.fast.dit.merge`."""
     if len(outputs) != 2:
-        # No memory in the package has two biases, so a kernel for more parts is not worth it.
+        # Only a bank with empty slots makes a third part, so a kernel for more is not worth it.
         return dit.merge(outputs, masses, biases)
     rows, heads, tokens, channels = outputs[0].shape
     # The library's outputs have the layout of the queries, so this copies nothing.
     first, second = (output.transpose(1, 2).contiguous() for output in outputs)
     out = first.new_empty((rows, tokens, heads * channels))
     shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=out.device)
+    known = [bias if bias is not None else shares for bias in biases]
+    assert all(bias.is_contiguous() for bias in known)
     _merge[(tokens, rows)](
-        first, second, *(mass.contiguous() for mass in masses), biases[0] - biases[1], out, shares, tokens, heads,
-        channels, HEADS=_width(heads), CHANNELS=_width(channels), num_warps=8,
+        first, second, *(mass.contiguous() for mass in masses), *known, out, shares, tokens, heads, channels,
+        FIRST=biases[0] is not None, SECOND=biases[1] is not None, HEADS=_width(heads), CHANNELS=_width(channels),
+        num_warps=8,
     )  # fmt: skip
     return out, shares
 

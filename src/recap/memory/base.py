@@ -46,18 +46,30 @@ class WindowMemory(MemoryPolicy):
 
     def commit(self, block: Block, pixels: Tensor) -> MemoryTrace:
         seen = {**count_tokens(self.arrange(0, [])), **self.window.own_tokens(block)}
+        self.window.bias.commit(seen)
         trace = self.keep(block, pixels, MemoryTrace(seen))
         self.slide(block)
         return trace
 
     def reread(self, block: Block) -> None:
+        self.window.bias.drop()
         self.slide(block)
 
     def clear_prior(self) -> None:
         self.window.keep_prior(0)
 
-    def reinforce(self, factor: float) -> None:
-        self.window.reinforce(factor)
+    def reinforce(self, reinforcement: float | str) -> None:
+        self.window.bias.set(reinforcement)
+
+    @property
+    def needs_steps(self) -> bool:
+        return self.needs_queries or self.window.bias.needs_steps
+
+    def measure(self, layer: int, share: Tensor) -> None:
+        self.window.bias.measure(layer, share)
+
+    def take_sink_share(self, share: Tensor) -> None:
+        self.window.bias.take_share(share)
 
     def refresh(self, first_frame: int, keys: Tensor, values: Tensor) -> None:
         self.window.refresh(first_frame, keys, values)

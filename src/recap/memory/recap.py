@@ -18,6 +18,7 @@ from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 from recap.memory.base import WindowMemory
 from recap.memory.pinned import PinnedGroup, PinnedTokens
+from recap.memory.reinforcement import read_reinforcement
 from recap.memory.window import Window, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
@@ -144,7 +145,8 @@ class RecapConfig(MemoryConfig):
     """Reinforced sink and novelty bank; defaults are the paper's: sink 1, lambda 5, a bank of one frame's tokens."""
 
     sink_frames: int = 1
-    reinforcement: float = 5.0
+    # A number, or a text that says where it acts: see `recap.memory.reinforcement`.
+    reinforcement: float | str = 5.0
     capacity_frames: float = 1.0
     # Until the bank is full, tokens that showed nothing new fill it too.
     zero_scores_fill: bool = True
@@ -161,6 +163,9 @@ class RecapConfig(MemoryConfig):
 
     def attended_frames(self, spec: BackboneSpec) -> tuple[float, ...]:
         return (spec.window_frames + self.capacity_frames,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reinforcement", read_reinforcement(self.reinforcement).plain)
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:

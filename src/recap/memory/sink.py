@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from recap.contracts import Admission, MemoryConfig
 from recap.memory.base import WindowMemory
+from recap.memory.reinforcement import read_reinforcement
 from recap.memory.window import make_window
 from recap.types import BackboneSpec, Card
 
@@ -31,11 +32,15 @@ class SinkConfig(MemoryConfig):
     """Keeps the first `sink_frames` frames for good; lambda 1 is the plain sink."""
 
     sink_frames: int = 1
-    reinforcement: float = 1.0
+    # A number, or a text that says where it acts: see `recap.memory.reinforcement`.
+    reinforcement: float | str = 1.0
 
     card: ClassVar[Card] = Card(
         "the first frame; the last ones", "none", "LongLive, arXiv 2509.22622", "Apache-2.0"
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reinforcement", read_reinforcement(self.reinforcement).plain)
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> WindowMemory:
         return WindowMemory(make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement))

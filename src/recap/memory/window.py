@@ -9,8 +9,7 @@ A backbone that carries its history in its own sequence (Helios) gets a `Carried
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from recap.contracts import Entry, State, together
 from recap.errors import refuse
+from recap.memory.sink_bias import LayerBias, SinkBias
 from recap.memory.store import Store
 from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions
 
@@ -58,7 +58,7 @@ class Window:
         *,
         sink_frames: int = 0,
         prior_frames: int | None = None,
-        reinforcement: float = 1.0,
+        reinforcement: float | str = 1.0,
     ):
         """Size the window; the prior gets all that sink and block leave, unless a memory fills a part itself."""
         self._check(spec, sink_frames)
@@ -66,7 +66,7 @@ class Window:
         self.spec = spec
         self.sink_frames = sink_frames
         self.prior_frames = rest if prior_frames is None else prior_frames
-        self.reinforce(reinforcement)
+        self.bias = SinkBias(spec, sink_frames, reinforcement)
         self.current = Store(spec.layers, spec.block_tokens)
         self.sink = Store(spec.layers, sink_frames * spec.frame_tokens)
         self.prior = Store(spec.layers, self.prior_frames * spec.frame_tokens)
@@ -83,12 +83,6 @@ class Window:
             limit = f"0 to {most} fit next to a block in {spec.name}'s window"
             raise refuse("sink_frames", sink_frames, limit, "choose a smaller sink")
 
-    def reinforce(self, factor: float) -> None:
-        """Multiply the sink's unnormalised weight by this factor (lambda) from the next block on."""
-        if not (factor > 0 and math.isfinite(factor)):
-            raise refuse("reinforcement", factor, "must be above 0 and finite", "1 leaves the sink as it is")
-        self._log_bias = math.log(factor)
-
     def start(self, block: Block) -> int:
         """Return the temporal phase of the block's first frame."""
         full = self.spec.window_frames - self.spec.frames_per_block
@@ -99,7 +93,10 @@ class Window:
         phases, start = self.begin_empty(block), self.start(block)
         # A block that is read again must not see itself as its own sink.
         num_sink = min(self.num_sink, block.first_frame)
-        self.show(Role.SINK, self.sink, 0, range(sink_phase, sink_phase + num_sink), self._log_bias)
+        if num_sink:
+            rows, device = self.sink.keys.shape[1], self.sink.keys.device
+            biases = self.bias.layers(rows, device)
+            self.show(Role.SINK, self.sink, 0, range(sink_phase, sink_phase + num_sink), biases)
         # The prior ends at its store's end, so that sliding is the same copy at every fill.
         first = self.prior_frames - self.num_prior
         self.show(Role.PRIOR, self.prior, first, range(start - self.num_prior, start))
@@ -111,13 +108,15 @@ class Window:
         start = self.start(block)
         return torch.arange(start, start + block.num_frames, dtype=torch.float64)
 
-    def show(self, role: Role, store: Store, first: int, times: range, log_bias: float = 0.0) -> None:
+    def show(
+        self, role: Role, store: Store, first: int, times: range, biases: Sequence[LayerBias] = ()
+    ) -> None:
         """Let the block see the frames of a store from `first` on, one for each of these temporal phases."""
         if times:
             tokens = slice(first * self.spec.frame_tokens, (first + len(times)) * self.spec.frame_tokens)
             phases = torch.arange(times.start, times.stop, times.step, device=store.keys.device)
             positions = frame_positions(phases, self.spec.grid)
-            self.add(role, store.keys[:, :, tokens], store.values[:, :, tokens], positions, log_bias=log_bias)
+            self.add(role, store.keys[:, :, tokens], store.values[:, :, tokens], positions, biases=biases)
 
     def add(
         self,
@@ -127,12 +126,17 @@ class Window:
         positions: Tensor,
         *,
         log_bias: float = 0.0,
+        biases: Sequence[LayerBias] = (),
         token_bias: Tensor | None = None,
         in_front: bool = False,
     ) -> None:
-        """Let the block see keys and values L B N H D, behind or in front of what it sees already."""
-        for seen, own_keys, own_values in zip(self.segments, keys, values, strict=True):
-            segment = Segment(role, own_keys, own_values, positions, log_bias, token_bias)
+        """Let the block see keys and values L B N H D, behind or in front of what it sees already.
+
+        `biases` has one entry per layer, or none where all layers have the same `log_bias`.
+        """
+        biases = biases or [LayerBias(log_bias)] * len(self.segments)
+        for seen, own_keys, own_values, bias in zip(self.segments, keys, values, biases, strict=True):
+            segment = Segment(role, own_keys, own_values, positions, token_bias=token_bias, **bias._asdict())
             seen.insert(0 if in_front else len(seen), segment)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
@@ -217,18 +221,21 @@ class Window:
 
     def state(self) -> State:
         frames = torch.tensor([self.num_sink, self.num_prior])
-        return {**self.sink.state("sink"), **self.prior.state("prior"), "window.frames": frames}
+        stores = {**self.sink.state("sink"), **self.prior.state("prior")}
+        return {**stores, "window.frames": frames, **self.bias.state()}
 
     def expected(self, state: State) -> dict[str, Entry]:
         """Return what such a state must consist of; both stores are made with the first block."""
         stores = together(state, {**self.sink.expected("sink"), **self.prior.expected("prior")})
         most = (self.sink_frames, self.prior_frames) if stores else (0, 0)
-        return {**stores, "window.frames": Entry((2,), torch.int64, 0, most)}
+        frames = Entry((2,), torch.int64, 0, most)
+        return {**stores, "window.frames": frames, **self.bias.expected(state)}
 
     def load_state(self, state: State) -> None:
         self.sink.load_state("sink", state)
         self.prior.load_state("prior", state)
         self.num_sink, self.num_prior = state["window.frames"].tolist()
+        self.bias.load_state(state)
 
 
 class CarriedWindow(Window):
@@ -240,9 +247,10 @@ class CarriedWindow(Window):
 
     wants_tokens = False
 
-    def __init__(self, spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0):
+    def __init__(self, spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float | str = 1.0):
         super().__init__(spec, sink_frames=sink_frames, prior_frames=0, reinforcement=reinforcement)
         self._own_tokens: dict[Role, int] = {}
+        self._biases: list[LayerBias] = []
 
     def _check(self, spec: BackboneSpec, sink_frames: int) -> None:
         if sink_frames not in (0, 1):
@@ -254,15 +262,22 @@ class CarriedWindow(Window):
         return self.spec.window_frames - self.spec.frames_per_block
 
     def begin(self, block: Block, *, sink_phase: int = 0) -> Tensor:
-        self._own_tokens = {}
+        self._own_tokens, self._biases = {}, []
         return self.begin_empty(block)
 
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         if layer == 0 and own:
             self._own_tokens = count_tokens(own)
-        if self.sink_frames and self._log_bias:
-            own = [replace(s, log_bias=self._log_bias) if s.role is Role.SINK else s for s in own]
+        if self.sink_frames and own:
+            own = [self._reinforced(layer, s) if s.role is Role.SINK else s for s in own]
         return super().arrange(layer, own)
+
+    def _reinforced(self, layer: int, sink: Segment) -> Segment:
+        """Return the sink of a layer's own sequence with its bias; all layers' are made at the first read."""
+        if not self._biases:
+            self._biases = self.bias.layers(sink.keys.shape[0], sink.keys.device)
+        bias = self._biases[layer]
+        return replace(sink, log_bias=bias.log_bias, head_bias=bias.head_bias)
 
     def own_tokens(self, block: Block) -> dict[Role, int]:
         """Return the keys by role of the backbone's own sequence at the block's last step."""
@@ -272,16 +287,16 @@ class CarriedWindow(Window):
         """Do nothing: the rollout passes past latents to the backbone directly."""
 
     def state(self) -> State:
-        return {}
+        return self.bias.state()
 
     def expected(self, state: State) -> dict[str, Entry]:
-        return {}
+        return self.bias.expected(state)
 
     def load_state(self, state: State) -> None:
-        """Do nothing: there is no state."""
+        self.bias.load_state(state)
 
 
-def make_window(spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float = 1.0) -> Window:
+def make_window(spec: BackboneSpec, *, sink_frames: int = 0, reinforcement: float | str = 1.0) -> Window:
     """Make the window of a memory that needs a sink and leaves all the rest to the prior."""
     kind = CarriedWindow if spec.carries_history else Window
     return kind(spec, sink_frames=sink_frames, reinforcement=reinforcement)

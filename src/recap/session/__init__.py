@@ -86,7 +86,7 @@ class Session:
                 self._cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
         for cue in self._cues.values():
             self._check_prompt(cue.prompt)
-        self._reinforcements: dict[int, float] = {}
+        self._reinforcements: dict[int, float | str] = {}
         self.next_block = 0
         self._first: Tensor | None = None
         self._latents: dict[int, Tensor] = {}
@@ -118,10 +118,13 @@ class Session:
 
     def step(self, latents: Tensor | None = None) -> GeneratedBlock:
         """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
-        if latents is None or self._policy.needs_queries:
-            # Queries exist only where a block is generated; its latents are the same again.
-            return self._advance(self._known_latents(self.next_block))
-        return self._advance(latents.to(self.config.device))
+        factor = latest(self._reinforcements, self.next_block)
+        if factor is not None:
+            self._policy.reinforce(factor)
+        known = self._known_latents(self.next_block)
+        if latents is None or known is not None:
+            return self._advance(known)
+        return self._advance(latents.to(self.config.device), again=True)
 
     def pause(self) -> None:
         """End a loop over the session after its present block; `step` still works."""
@@ -152,10 +155,10 @@ class Session:
             raise refuse("cue", block, f"those that can be removed begin at {later}", "name one of them")
         del self._cues[block]
 
-    def set(self, *, reinforcement: float | None = None, capacity_frames: float | None = None) -> None:
+    def set(self, *, reinforcement: float | str | None = None, capacity_frames: float | None = None) -> None:
         """Change settings of the memory from the next block on: its lambda, and the size of its bank.
 
-        A smaller bank keeps the highest scores.
+        Lambda is a number or a schedule (`recap.memory.reinforcement`). A smaller bank keeps the highest scores.
         """
         edit = None if capacity_frames is None else self.resizing(capacity_frames)
         if reinforcement is not None:
@@ -308,12 +311,9 @@ class Session:
         parts = (self._policy.state(), self._decoder.state())
         return MemoryState(*({name: value.cpu().clone() for name, value in part.items()} for part in parts))
 
-    def _advance(self, latents: Tensor | None) -> GeneratedBlock:
+    def _advance(self, latents: Tensor | None, *, again: bool = False) -> GeneratedBlock:
         """Generate the next block, or read its latents, and keep what the way back needs."""
-        factor = latest(self._reinforcements, self.next_block)
-        if factor is not None:
-            self._policy.reinforce(factor)
-        made = self._conductor.run(self._block(self.next_block), latents)
+        made = self._conductor.run(self._block(self.next_block), latents, again=again)
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1

@@ -63,7 +63,7 @@ class Snapshot:
     config: RunConfig
     block: int  # that comes next
     cues: dict[int, Cue]
-    reinforcements: dict[int, float]
+    reinforcements: dict[int, float | str]
     edits: dict[int, tuple[Edit, ...]]
     memory: MemoryState
     first_latent: Tensor | None  # of the video

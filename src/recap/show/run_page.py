@@ -28,6 +28,7 @@ from recap.io.trace import (
     read_trace,
 )
 from recap.io.video import Picture, open_clip
+from recap.memory.reinforcement import read_reinforcement
 from recap.registry import JUDGES
 from recap.run import read_record, read_spec, versions
 from recap.show.clips import EMBED_LIMIT, embed
@@ -206,7 +207,7 @@ def _look(
     about = dataclasses.asdict(settings).items()
     method = dataclasses.replace(
         method,
-        about=", ".join(f"{key} {v:g}" if isinstance(v, float) else f"{key} {v}" for key, v in about),
+        about=", ".join(_setting(key, value) for key, value in about),
         shares=[{role: share[0] for role, share in line.shares.items() if share} for line in trace],
         tokens={role.value: count for role, count in trace[-1].tokens.items()},
         block_s=statistics.median(seconds),
@@ -214,6 +215,13 @@ def _look(
         bank_about=describe_bank(bank, spec.grid, subject_share),
     )
     return _Look(method, trace, curves, contrasts)
+
+
+def _setting(key: str, value: Any) -> str:
+    """Say a setting of a memory; a schedule of lambda also in words."""
+    if key == "reinforcement" and isinstance(value, str):
+        return f"{key} {value} ({read_reinforcement(value).describe()})"
+    return f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
 
 
 def histogram_cosine(opening: Picture, picture: Picture) -> float:

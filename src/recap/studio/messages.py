@@ -118,7 +118,7 @@ class SetMessage(Message):
     """Changes settings of the memory; what is left out stays."""
 
     type: Literal["set"] = "set"
-    reinforcement: float | None = None
+    reinforcement: float | str | None = None
     capacity_frames: float | None = None
     admission: str | None = None
     playhead_s: float | None = None
@@ -166,7 +166,7 @@ class NewSession(Message):
     seed: int = 0
     memory: str = "recap"
     admission: str = "flow"
-    reinforcement: float | None = None
+    reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
     beside: str = ""
@@ -181,7 +181,7 @@ class NewVideo(Message):
     seed: int = 0
     memory: str = "recap"
     admission: str = "flow"
-    reinforcement: float | None = None
+    reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
 

@@ -83,4 +83,5 @@ def _logits(query: Tensor, segment: Readable) -> Tensor:
     """Return the logits H N K of the first row."""
     q, k = query[0].transpose(0, 1).float(), segment.keys[0].transpose(0, 1).float()
     logits: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + segment.log_bias
+    logits = logits if segment.head_bias is None else logits + segment.head_bias[0, :, None, None]
     return logits if segment.token_bias is None else logits + segment.token_bias[0]

@@ -134,6 +134,24 @@ def test_stages_may_have_their_own_lambda(stock):
         make_backbone("distilled", stage_reinforcement=(1.0, 0.0, 5.0))
 
 
+def test_lambda_by_layer_and_by_share_and_what_helios_cannot_do():
+    backbone = make_backbone("distilled")
+
+    def shares_of(reinforcement):
+        policy = SinkConfig(reinforcement=reinforcement).build(backbone.spec, lambda: None)
+        made = list(rollout(backbone, policy, plan_of(backbone, 5.5), seeds=[1]))
+        return [block.shares[Role.SINK].item() for block in made[1:]], policy
+
+    weak, strong = shares_of("5@layers:0")[0], shares_of(5.0)[0]
+    assert 0 < weak[0] < strong[0]
+    shares, policy = shares_of("share:0.3")
+    assert len(shares) > 2 and shares[-1] == pytest.approx(0.3, abs=0.05)
+    assert set(policy.state()) == {"reinforcement.bonus"}
+    for text in ("5@steps:0", "5@heads:top-0.5", "5@gate"):
+        with pytest.raises(ValueError, match="reinforcement is"):
+            shares_of(text)
+
+
 def plan_of(backbone, *seconds, cut=True):
     return make_plan([[Shot(f"{PROMPT}{i}", s, cut=cut) for i, s in enumerate(seconds)]], backbone.spec)
 

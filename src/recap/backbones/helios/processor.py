@@ -39,8 +39,12 @@ class Forward:
     # Replaces the memory's bias where it has one.
     stage_bias: float | None = None
 
-    def bias(self, log_bias: float) -> float:
-        return self.stage_bias if log_bias and self.stage_bias is not None else log_bias
+    def read(self, segment: Segment, key: Tensor, value: Tensor) -> Readable:
+        """Return a part of the sequence, its keys rotated, with the bias that it has at this stage."""
+        log_bias, head_bias = segment.log_bias, segment.head_bias
+        if segment.biased and self.stage_bias is not None:
+            log_bias, head_bias = self.stage_bias, None
+        return Readable(segment.role, key, value, log_bias, None, head_bias)
 
 
 class Reading:
@@ -172,7 +176,7 @@ class MemoryProcessor:
             limit = f"must keep the {len(own)} parts of Helios' sequence in order; it returned {parts}"
             remedy = "return every segment it was passed, biased by dataclasses.replace if at all"
             raise refuse("memory's arrange", f"layer {self._layer}", limit, remedy)
-        same = len(arranged) == len(own) and not any(segment.log_bias for segment in arranged)
+        same = len(arranged) == len(own) and not any(segment.biased for segment in arranged)
         return [] if same else arranged
 
     def _read(
@@ -185,14 +189,13 @@ class MemoryProcessor:
                 readable.append(self._reading.turned(self._layer, index, segment, key))
             else:
                 place = now.places.parts[segment.part][1]
-                bias = now.bias(segment.log_bias)
-                readable.append(Readable(segment.role, key[:, place], value[:, place], bias))
+                readable.append(now.read(segment, key[:, place], value[:, place]))
         current = now.places.current
         history = self._plain(query[:, : current.start], key, value)
         # On a GPU only the sink's share is measured: a kernel per role is too slow.
-        chunk, shares = attend(query[:, current], readable, by_role=not query.is_cuda)
-        now.context.measured(shares, now.stage)
-        return torch.cat([history, chunk], dim=1)
+        chunk = attend(query[:, current], readable, by_role=not query.is_cuda)
+        now.context.measured(chunk.shares, now.stage)
+        return torch.cat([history, chunk.output], dim=1)
 
     def _plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend by diffusers' own attention, with the backend that the user chose."""

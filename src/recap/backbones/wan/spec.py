@@ -91,6 +91,7 @@ class WanSpec:
             pictures_per_frame=self.pictures_per_frame,
             pictures_per_second=self.pictures_per_second,
             phases=self.phases,
+            num_steps=len(self.steps),
         )
 
 

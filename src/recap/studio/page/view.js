@@ -220,6 +220,8 @@ export class View {
       byId(`${name}-value`).textContent = String(value);
     };
     put("lambda", reinforcement);
+    // A schedule is shown as it is written; the slider would replace it by a number.
+    byId("lambda").disabled = typeof reinforcement === "string";
     put("capacity", capacity);
     byId("admission").closest("label").hidden = !admission;
     options(byId("admission"), (this.about.admissions ?? []).map((name) => [name, name]), admission);
