@@ -130,6 +130,9 @@ class Admission(ABC):
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         """Return indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
 
+    def look(self, block: Block, pixels: Tensor) -> None:
+        """Do what a rule by keys needs the pixels for, during the clean pass; `propose` works without it too."""
+
     def read_keys(self, keys: Tensor) -> None:
         """Receive the keys L B N H D, unrotated, of the block that `propose` will be asked about."""
 

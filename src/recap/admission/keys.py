@@ -53,6 +53,7 @@ class KeyNovelty(Described):
     """Scores a token by its distance to the nearest one that is known."""
 
     reads_keys = True
+    name: ClassVar[str] = "keys"
 
     def __init__(self, config: KeyNoveltyConfig, spec: BackboneSpec):
         super().__init__(spec.grid)
@@ -71,7 +72,7 @@ class KeyNovelty(Described):
 
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
-            raise refuse_keyless("keys")
+            raise refuse_keyless(self.name)
         tokens, self._keys = self._keys, None
         self.take_fresh(block, pixels, tokens)
         frames = tokens.unflatten(1, (block.num_frames, -1)).unbind(1)
@@ -79,12 +80,18 @@ class KeyNovelty(Described):
             self._first = frames[0]
             self._limit = self._margin * usual_distance(frames[0])
         known = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        worth = self._worth(block, pixels)
         scores = []
-        for frame in frames:
+        for index, frame in enumerate(frames):
             distance = nearest_distance(frame, torch.cat(known, dim=1))
-            scores.append(torch.where(distance > self._limit, distance, 0.0))
+            value = distance if worth is None else worth[:, index]
+            scores.append(torch.where(distance > self._limit, value, 0.0))
             known.append(frame * (scores[-1] > 0)[..., None])
         return torch.cat(scores, dim=1)
+
+    def _worth(self, block: Block, pixels: Tensor) -> Tensor | None:
+        """Return what new tokens score, B F n, or None for their distance; a subclass may know better."""
+        return None
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:

@@ -6,6 +6,7 @@ of how things looked when they first appeared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,7 +29,9 @@ MOST_CAPACITY_FRAMES = 1000
 class RecapMemory(WindowMemory):
     """Keeps a reinforced sink, a bank that an admission rule fills, and the last frames."""
 
-    def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
+    def __init__(
+        self, window: Window, bank: NoveltyBank, admission: Admission, bank_reinforcement: float = 1.0
+    ):
         super().__init__(window)
         if admission.takes_leaving and window.spec.carries_history:
             limit = "it takes what leaves the window, and this backbone's own history is its window"
@@ -36,6 +39,8 @@ class RecapMemory(WindowMemory):
         self.bank = bank
         self.pinned = PinnedTokens(window.spec)
         self._admission = admission
+        # Bank and pinned tokens have the same, so that pinning a token does not change its weight.
+        self._bank_bias = math.log(bank_reinforcement)
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
 
@@ -44,9 +49,16 @@ class RecapMemory(WindowMemory):
         if self.bank.count:
             source = self.bank.entries.source.to(torch.float64)
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
-            bank, bias = self.bank, self.bank.token_bias
-            self.window.add(Role.BANK, bank.keys, bank.values, positions, token_bias=bias, in_front=True)
-        self.pinned.show(self.window, block.subjects)
+            self.window.add(
+                Role.BANK,
+                self.bank.keys,
+                self.bank.values,
+                positions,
+                log_bias=self._bank_bias,
+                token_bias=self.bank.token_bias,
+                in_front=True,
+            )
+        self.pinned.show(self.window, block.subjects, self._bank_bias)
         return phases
 
     def pin(self, slots: Sequence[int], name: str) -> None:
@@ -74,8 +86,12 @@ class RecapMemory(WindowMemory):
         return self.bank.capacity > 0 or self.window.wants_tokens
 
     def look(self, block: Block, pixels: Tensor) -> None:
+        if self.bank.capacity == 0:
+            return
         # A rule that scores by keys must wait for the clean pass, which makes them.
-        if self.bank.capacity and not self._admission.reads_keys:
+        if self._admission.reads_keys:
+            self._admission.look(block, pixels)
+        else:
             self._proposed = self._admission.propose(block, pixels)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
@@ -150,6 +166,8 @@ class RecapConfig(MemoryConfig):
     zero_scores_fill: bool = True
     # The bank is stored in the CPU's memory and copied layer by layer, at every step.
     bank_on_host: bool = False
+    # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
+    bank_reinforcement: float = 1.0
 
     card: ClassVar[Card] = Card(
         keeps="the first frame, reinforced; a frame's worth of tokens that showed something new; the last frames",
@@ -163,6 +181,9 @@ class RecapConfig(MemoryConfig):
         return (spec.window_frames + self.capacity_frames,)
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
+        if not (self.bank_reinforcement > 0 and math.isfinite(self.bank_reinforcement)):
+            limit = "must be above 0 and finite"
+            raise refuse("bank_reinforcement", self.bank_reinforcement, limit, "1 leaves the bank as it is")
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
             limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
@@ -171,4 +192,4 @@ class RecapConfig(MemoryConfig):
         bank = NoveltyBank(
             capacity, spec.layers, on_host=self.bank_on_host, zero_scores_fill=self.zero_scores_fill
         )
-        return RecapMemory(window, bank, admission())
+        return RecapMemory(window, bank, admission(), self.bank_reinforcement)
