@@ -15,16 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.types import (
-    BackboneSpec,
-    Block,
-    Candidates,
-    Card,
-    GeneratedBlock,
-    MemoryTrace,
-    Segment,
-    Tokens,
-)
+from recap.types import BackboneSpec, Block, Candidates, Card, GeneratedBlock, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
@@ -119,6 +110,9 @@ class Admission(ABC):
     reads_keys: ClassVar[bool] = False
     """Whether `read_keys` must be called before `propose`, which then has to wait for the clean pass."""
 
+    needs_pixels: ClassVar[bool] = True
+    """Whether it matters what the pixels show; if not, only their shape and device count: none need be decoded."""
+
     takes_leaving: ClassVar[bool] = False
     """Whether tokens are offered when they leave the window (`score_leaving`) instead of when they are generated."""
 
@@ -210,6 +204,11 @@ class MemoryPolicy(ABC):
     @property
     def wants_tokens(self) -> bool:
         """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
+        return True
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Tell whether it matters what the pixels show; if not, they may be NaN, of the right shape."""
         return True
 
     def noise_block(self, block: Block) -> int:

@@ -47,6 +47,7 @@ class FlowKeysConfig(FlowNoveltyConfig):
 class FlowKeys(KeyNovelty):
     """Scores a token by flow if its key is far from all that is known."""
 
+    needs_pixels = True
     name = "flow+keys"
 
     def __init__(self, config: FlowKeysConfig, spec: BackboneSpec, flow: FlowEstimator):

@@ -53,6 +53,7 @@ class KeyNovelty(Described):
     """Scores a token by its distance to the nearest one that is known."""
 
     reads_keys = True
+    needs_pixels = False
     name: ClassVar[str] = "keys"
 
     def __init__(self, config: KeyNoveltyConfig, spec: BackboneSpec):

@@ -85,6 +85,10 @@ class RecapMemory(WindowMemory):
     def wants_tokens(self) -> bool:
         return self.bank.capacity > 0 or self.window.wants_tokens
 
+    @property
+    def needs_pixels(self) -> bool:
+        return self.bank.capacity > 0 and self._admission.needs_pixels
+
     def look(self, block: Block, pixels: Tensor) -> None:
         if self.bank.capacity == 0:
             return
