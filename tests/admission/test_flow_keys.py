@@ -7,7 +7,8 @@ import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_keys import FlowKeysConfig
-from recap.admission.keys import KeyNoveltyConfig, nearest_distance
+from recap.admission.keys import KeyNoveltyConfig
+from recap.attention.likeness import nearest_distance
 from recap.contracts import Flow
 from recap.memory.bank import NoveltyBank
 from recap.types import Block

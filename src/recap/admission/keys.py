@@ -17,15 +17,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recap.admission.base import check_settings
 from recap.admission.described import Described, refuse_keyless
+from recap.attention.likeness import describe_keys, nearest_distance, spread_layers, usual_distance
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.types import BackboneSpec, Block, Candidates
-
-USUAL = 0.75
-"""The share of the opening's tokens whose distance to the nearest other one counts as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +64,7 @@ class KeyNovelty(Described):
         self._limit: Tensor | None = None
 
     def read_keys(self, keys: Tensor) -> None:
-        parts = [functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in self._layers]
-        # Joined and unit again, so that a product is the mean of the layers' cosines.
-        self._keys = torch.cat(parts, dim=-1) / len(parts) ** 0.5
+        self._keys = describe_keys(keys, self._layers)
 
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
@@ -116,23 +111,3 @@ class KeyNovelty(Described):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._first, self._limit, self._keys = state.get("first"), state.get("limit"), None
-
-
-def spread_layers(number: int, layers: int) -> list[int]:
-    """Return so many layers, evenly spread, or all if there are fewer: of 30 and 3 the layers 5, 15 and 25."""
-    number = min(number, layers)
-    return [int((index + 0.5) * layers / number) for index in range(number)]
-
-
-def usual_distance(tokens: Tensor) -> Tensor:
-    """Return the distance B 1 within which three quarters of unit vectors B N E have another one."""
-    cosines = tokens @ tokens.transpose(1, 2)
-    # A token is not its own neighbour.
-    cosines.diagonal(dim1=1, dim2=2).fill_(-1.0)
-    nearest = (1 - cosines.amax(dim=-1)).clamp(min=0)
-    return nearest.quantile(USUAL, dim=1)[:, None]
-
-
-def nearest_distance(tokens: Tensor, known: Tensor) -> Tensor:
-    """Return 1 - the largest cosine, B N, of unit vectors B N E with others B M E; of zeros it is 0."""
-    return (1 - (tokens @ known.transpose(1, 2)).amax(dim=-1)).clamp(min=0)

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
 from recap.errors import refuse
-from recap.memory.bank import NoveltyBank
+from recap.memory.bank import NoveltyBank, Retain
 from recap.memory.base import WindowMemory
+from recap.memory.merging import Duplicates
 from recap.memory.pinned import PinnedGroup, PinnedTokens
+from recap.memory.sharing import shared_scores
 from recap.memory.window import Window, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
@@ -30,7 +32,12 @@ class RecapMemory(WindowMemory):
     """Keeps a reinforced sink, a bank that an admission rule fills, and the last frames."""
 
     def __init__(
-        self, window: Window, bank: NoveltyBank, admission: Admission, bank_reinforcement: float = 1.0
+        self,
+        window: Window,
+        bank: NoveltyBank,
+        admission: Admission,
+        bank_reinforcement: float = 1.0,
+        share_by_block: bool = False,
     ):
         super().__init__(window)
         if admission.takes_leaving and window.spec.carries_history:
@@ -41,6 +48,7 @@ class RecapMemory(WindowMemory):
         self._admission = admission
         # Bank and pinned tokens have the same, so that pinning a token does not change its weight.
         self._bank_bias = math.log(bank_reinforcement)
+        self._share_by_block = share_by_block
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
 
@@ -101,6 +109,8 @@ class RecapMemory(WindowMemory):
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         if self.bank.capacity == 0:
             return trace
+        if self.bank.duplicates is not None:
+            self.bank.duplicates.calibrate(self.window.current.keys[:, :, : self.window.spec.frame_tokens])
         if self._admission.reads_keys:
             tokens = block.num_frames * self.window.spec.frame_tokens
             self._admission.read_keys(self.window.current.keys[:, :, :tokens])
@@ -110,9 +120,16 @@ class RecapMemory(WindowMemory):
         trace = replace(trace, fired=fired)
         offered, keys, values = self._offer(block, proposed)
         if offered.count:
-            admitted, evicted = self.bank.admit(offered, keys, values, self._admission.retain)
+            admitted, evicted = self.bank.admit(offered, keys, values, self._retain_after(block))
             trace = replace(trace, admitted=admitted, evicted=evicted, offered=offered)
         return replace(trace, edge_share=self._edge_share())
+
+    def _retain_after(self, block: Block) -> Retain:
+        """Return how the bank chooses after this block."""
+        if not self._share_by_block:
+            return self._admission.retain
+        sizes = block.first_frame, self.window.spec.frames_per_block
+        return lambda pool, capacity: self._admission.retain(shared_scores(pool, *sizes), capacity)
 
     def _edge_share(self) -> Tensor | None:
         """Return the share of border columns among the bank's new tokens; a swaying camera fills a bank with them."""
@@ -172,6 +189,10 @@ class RecapConfig(MemoryConfig):
     bank_on_host: bool = False
     # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
     bank_reinforcement: float = 1.0
+    # A token whose key is nearly that of one in the bank is counted there, as ln(n), and takes no slot.
+    merge_duplicates: bool = False
+    # Every block in turn keeps its best token, so that what comes late cannot evict all that came early.
+    share_by_block: bool = False
 
     card: ClassVar[Card] = Card(
         keeps="the first frame, reinforced; a frame's worth of tokens that showed something new; the last frames",
@@ -194,6 +215,10 @@ class RecapConfig(MemoryConfig):
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         bank = NoveltyBank(
-            capacity, spec.layers, on_host=self.bank_on_host, zero_scores_fill=self.zero_scores_fill
+            capacity,
+            spec.layers,
+            on_host=self.bank_on_host,
+            zero_scores_fill=self.zero_scores_fill,
+            duplicates=Duplicates(spec.layers) if self.merge_duplicates else None,
         )
-        return RecapMemory(window, bank, admission(), self.bank_reinforcement)
+        return RecapMemory(window, bank, admission(), self.bank_reinforcement, self.share_by_block)
