@@ -125,7 +125,7 @@ def test_a_block_is_generated_and_remembered_without_reading_a_value(elsewhere, 
 @pytest.mark.parametrize("rule", [KeyNoveltyConfig(), FlowKeysConfig()], ids=["keys", "flow+keys"])
 def test_rules_by_keys_read_none_either(elsewhere, backbone, rule):
     def policy_on(spec, flow):
-        options = RecapConfig(bank_reinforcement=2.0, merge_duplicates=True, share_by_block=True)
+        options = RecapConfig(bank_reinforcement=2.0, merge_margin=1.0, share_by_block=True)
         return options.build(spec, lambda: rule.build(spec, flow))
 
     flow = raft("readable") if rule.needs_flow else None

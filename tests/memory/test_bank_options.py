@@ -78,6 +78,12 @@ def test_pinning_does_not_change_a_tokens_weight(backbone):
     torch.testing.assert_close(*latents, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("margin", [-1.0, 101.0, math.nan])
+def test_a_margin_that_is_none_is_refused(backbone, margin):
+    with pytest.raises(ValueError, match="merge_margin"):
+        memory_of(backbone, merge_margin=margin)
+
+
 @pytest.mark.parametrize("factor", [0.0, -2.0, math.inf, math.nan])
 def test_a_reinforcement_that_is_no_factor_is_refused(backbone, factor):
     with pytest.raises(ValueError, match="bank_reinforcement"):
@@ -102,7 +108,7 @@ def test_merged_duplicates_equal_those_that_are_kept(backbone, path, settings):
     model = FastWanBackbone(backbone) if path == "fast" else backbone
     made = []
     for merges in (True, False):
-        policy = memory_of(backbone, merge_duplicates=merges, capacity_frames=8.0, **settings)
+        policy = memory_of(backbone, merge_margin=float(merges), capacity_frames=8.0, **settings)
         if merges:
             # Nothing but the same is a duplicate.
             policy.bank.duplicates._limit = torch.full((1, 1), SAME)
@@ -178,13 +184,13 @@ def test_merging_equals_loops_over_tokens(spec):
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
 def test_a_merging_bank_stops_and_goes_on_bit_for_bit(backbone, stop):
-    straight = memory_of(backbone, merge_duplicates=True)
+    straight = memory_of(backbone, merge_margin=1.0)
     whole = list(begin_rollout(backbone, straight))
     assert straight.state()["bank.copies"].max() > 1
-    first, decoder = memory_of(backbone, merge_duplicates=True), backbone.decoder()
+    first, decoder = memory_of(backbone, merge_margin=1.0), backbone.decoder()
     begun = begin_rollout(backbone, first, decoder=decoder)
     head = [next(begun) for _ in range(stop)]
-    second, again = memory_of(backbone, merge_duplicates=True), backbone.decoder()
+    second, again = memory_of(backbone, merge_margin=1.0), backbone.decoder()
     second.load_state(first.state())
     again.load_state(decoder.state())
     tail = list(begin_rollout(backbone, second, resume=Resume(stop), decoder=again))
@@ -195,11 +201,11 @@ def test_a_merging_bank_stops_and_goes_on_bit_for_bit(backbone, stop):
 
 
 def test_a_bank_of_another_size_takes_the_counts_over(backbone):
-    policy = memory_of(backbone, merge_duplicates=True, capacity_frames=2.0)
+    policy = memory_of(backbone, merge_margin=1.0, capacity_frames=2.0)
     made = begin_rollout(backbone, policy)
     next(made), next(made)
     before = policy.bank.state()
-    policy.replace_bank(memory_of(backbone, merge_duplicates=True, capacity_frames=3.0))
+    policy.replace_bank(memory_of(backbone, merge_margin=1.0, capacity_frames=3.0))
     after = policy.bank.state()
     counts = [
         {
@@ -220,12 +226,12 @@ def test_a_bank_of_another_size_takes_the_counts_over(backbone):
 
 
 def test_a_state_without_its_counts_is_refused(backbone):
-    policy = memory_of(backbone, merge_duplicates=True)
+    policy = memory_of(backbone, merge_margin=1.0)
     next(begin_rollout(backbone, policy))
     for missing in ("bank.copies", "bank.limit"):
         state = {name: value for name, value in policy.state().items() if name != missing}
         with pytest.raises(ValueError, match=missing):
-            memory_of(backbone, merge_duplicates=True).load_state(state)
+            memory_of(backbone, merge_margin=1.0).load_state(state)
     with pytest.raises(ValueError, match=r"bank\.(copies|limit)"):
         memory_of(backbone).load_state(policy.state())
 
@@ -289,7 +295,7 @@ def test_a_late_block_cannot_evict_an_early_one_from_a_shared_bank(backbone):
 
 @pytest.mark.parametrize("rule", ["keys", "flow"])
 def test_all_options_together_stop_and_go_on_bit_for_bit(backbone, rule):
-    options = {"bank_reinforcement": 2.0, "merge_duplicates": True, "share_by_block": True}
+    options = {"bank_reinforcement": 2.0, "merge_margin": 1.0, "share_by_block": True}
 
     def fresh():
         admission = ADMISSIONS[rule]()

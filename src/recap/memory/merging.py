@@ -1,8 +1,8 @@
 """This module finds near-duplicates among tokens, so that a bank can keep one of them and count the others.
 
-Two tokens are duplicates if their keys are as near to each other as is usual between tokens of the first frame. A
-token that stands for n has ln(n) added to its logits, which equals n tokens of the same key and value at one place:
-exact for exact duplicates, and for near ones as good as they are near.
+Two tokens are duplicates if their keys are nearer to each other than a multiple of what is usual between tokens of
+the first frame. A token that stands for n has ln(n) added to its logits, which equals n tokens of the same key and
+value at one place: exact for exact duplicates, and for near ones as good as they are near.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ class Merged(NamedTuple):
 class Duplicates:
     """Merges newcomers with what is kept and with each other; only tokens of positive score take part."""
 
-    def __init__(self, num_layers: int):
+    def __init__(self, num_layers: int, margin: float = 1.0):
         self._layers = spread_layers(NUM_LAYERS, num_layers)
+        self._margin = margin
         # The distance B 1 within which two tokens are the same.
         self._limit: Tensor | None = None
 
     def calibrate(self, keys: Tensor) -> None:
         """Read from a frame's keys, L B N H D, what is near; only the first frame counts."""
         if self._limit is None:
-            self._limit = usual_distance(describe_keys(keys, self._layers)).clamp(min=SAME)
+            usual = usual_distance(describe_keys(keys, self._layers))
+            self._limit = (self._margin * usual).clamp(min=SAME)
 
     def merge(self, kept_keys: Tensor, kept: Tensor, keys: Tensor, offered: Candidates) -> Merged:
         """Merge newcomers, keys L B M H D, with kept tokens, keys L B K H D of scores B K, and each other.

@@ -27,6 +27,9 @@ from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
 
+MOST_MARGIN = 100.0
+"""No two tokens are so far apart."""
+
 
 class RecapMemory(WindowMemory):
     """Keeps a reinforced sink, a bank that an admission rule fills, and the last frames."""
@@ -189,8 +192,9 @@ class RecapConfig(MemoryConfig):
     bank_on_host: bool = False
     # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
     bank_reinforcement: float = 1.0
-    # A token whose key is nearly that of one in the bank is counted there, as ln(n), and takes no slot.
-    merge_duplicates: bool = False
+    # A token whose key is so near to one in the bank is counted there, as ln(n), and takes no slot: a multiple of the
+    # distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
+    merge_margin: float = 0.0
     # Every block in turn keeps its best token, so that what comes late cannot evict all that came early.
     share_by_block: bool = False
 
@@ -209,6 +213,9 @@ class RecapConfig(MemoryConfig):
         if not (self.bank_reinforcement > 0 and math.isfinite(self.bank_reinforcement)):
             limit = "must be above 0 and finite"
             raise refuse("bank_reinforcement", self.bank_reinforcement, limit, "1 leaves the bank as it is")
+        if not 0 <= self.merge_margin <= MOST_MARGIN:
+            limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
+            raise refuse("merge_margin", self.merge_margin, limit, "0 merges nothing")
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
             limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
@@ -219,6 +226,6 @@ class RecapConfig(MemoryConfig):
             spec.layers,
             on_host=self.bank_on_host,
             zero_scores_fill=self.zero_scores_fill,
-            duplicates=Duplicates(spec.layers) if self.merge_duplicates else None,
+            duplicates=Duplicates(spec.layers, self.merge_margin) if self.merge_margin else None,
         )
         return RecapMemory(window, bank, admission(), self.bank_reinforcement, self.share_by_block)
