@@ -162,8 +162,7 @@ class AdmissionConfig(ABC):
 class MemoryPolicy(ABC):
     """Remembers for one rollout. One object per rollout keeps all state, for all rows of the batch.
 
-    Seven methods are required, the others have defaults. `recap.memory.base.WindowMemory` implements all of
-    them around a window, so that a subclass only adds what it keeps.
+    Seven methods are required. `recap.memory.base.WindowMemory` has all of them: a subclass adds what it keeps.
     """
 
     needs_queries: ClassVar[bool] = False
@@ -205,6 +204,11 @@ class MemoryPolicy(ABC):
     def wants_tokens(self) -> bool:
         """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
         return True
+
+    @property
+    def sink_frames(self) -> int:
+        """Return how many frames of the opening it keeps for good."""
+        return 0
 
     @property
     def needs_pixels(self) -> bool:
@@ -286,8 +290,7 @@ class MemoryConfig(ABC):
 class Context(Protocol):
     """Lets a backbone read what one block may attend to.
 
-    Kernels that bring their own storage, and backbones that carry their history, need more of it: a
-    `recap.attention.context.BlockContext`.
+    Kernels with storage of their own, and backbones with history, need a `recap.attention.context.BlockContext`.
     """
 
     @property
@@ -303,7 +306,6 @@ class Context(Protocol):
 
 Noise = Callable[[], Tensor]
 """Returns fresh unit Gaussian noise, B F C rows columns, for the current block at each call."""
-
 
 NoiseSource = Callable[[Block, int], Tensor]
 """Provides noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
@@ -329,8 +331,8 @@ class Decoder(Protocol):
 class Backbone(Protocol):
     """Generates latents, as a causal video model. One model serves many rollouts, one call at a time.
 
-    No call's result depends on the calls before it, so rollouts may take turns block by block, or even between a
-    block's `denoise` and its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
+    No call's result depends on the calls before it, so rollouts may take turns, also between a block's `denoise` and
+    its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
     """
 
     @property

@@ -23,6 +23,7 @@ from upstream_ll1 import InteractiveCausalInferencePipeline
 
 import recap
 from recap import attach
+from recap.backbones.noise import block_noise
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.contracts import MemoryConfig, MemoryPolicy
@@ -34,7 +35,6 @@ from recap.memory.relax_forcing import RelaxForcingConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import SinkConfig
 from recap.memory.window import Window
-from recap.rollout import block_noise
 
 EMPTY = {  # the whole method, with lambda 1 and no bank
     kind: RecapConfig(sink_frames=KINDS[kind][4], reinforcement=1.0, capacity_frames=0) for kind in KINDS

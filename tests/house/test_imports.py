@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "memory": GROUND | {"attention.rope", "attention.likeness", "io.cast"},
     "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
-    "rollout": GROUND | {"attention.context", "plan"},
+    "rollout": GROUND | {"attention.context", "backbones.noise", "plan"},
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.attention.context import BlockContext
+from recap.backbones.noise import block_noise
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
@@ -38,7 +39,7 @@ from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
-from recap.rollout import at_once, block_noise, rollout
+from recap.rollout import at_once, rollout
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.
