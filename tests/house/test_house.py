@@ -94,6 +94,10 @@ OPTIONS = {
         "--backbone", "--memory", "--decoder", "--blocks", "--compare", "--profile", "--plot", "--device",
         "--dtype", "--eager", "--help",
     },
+    "probe": {
+        "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",
+        "--eager", "--help",
+    },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
         "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",
