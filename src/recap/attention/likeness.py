@@ -25,7 +25,8 @@ def describe_keys(keys: Tensor, layers: list[int]) -> Tensor:
     """Return unit vectors B N E of keys L B N H D, whose products are the mean cosine of these layers."""
     parts = [functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in layers]
     # Joined and unit again.
-    return torch.cat(parts, dim=-1) / len(parts) ** 0.5
+    joined: Tensor = torch.cat(parts, dim=-1) / len(parts) ** 0.5
+    return joined
 
 
 def usual_distance(tokens: Tensor) -> Tensor:
