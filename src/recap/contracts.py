@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.types import BackboneSpec, Block, Candidates, Card, GeneratedBlock, MemoryTrace, Segment, Tokens
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
+
+LAST_FRAME = (1 << 23) - 1
+"""The highest number of a frame: tokens are ordered by a whole number whose upper 23 bits are their frame's."""
 
 
 def copy_of(tensor: Tensor | None) -> Tensor | None:
@@ -29,10 +32,6 @@ def copy_of(tensor: Tensor | None) -> Tensor | None:
 def copies(tensors: Mapping[str, Tensor | None]) -> State:
     """Return the state of a part that keeps these tensors: copies of those that are there."""
     return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
-
-
-LAST_FRAME = (1 << 23) - 1
-"""The highest number of a frame: tokens are ordered by a whole number whose upper 23 bits are their frame's."""
 
 
 class Entry(NamedTuple):
@@ -307,13 +306,6 @@ class Context(Protocol):
 Noise = Callable[[], Tensor]
 """Returns fresh unit Gaussian noise, B F C rows columns, for the current block at each call."""
 
-NoiseSource = Callable[[Block, int], Tensor]
-"""Provides noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
-
-Draw 0 starts the block, draw n is asked for before its n-th later step (Helios: at its n-th later stage). The
-answer must depend on these two alone: a resumed rollout asks from the middle, and a block may be asked for twice.
-"""
-
 
 class Decoder(Protocol):
     """Decodes a stream of consecutive blocks of latents to pixels."""
@@ -393,8 +385,6 @@ class Judge(Protocol):
     def subjects(self, picture: Tensor) -> Tensor | None:
         """Tell where subjects are in a picture Y X 3, uint8, by token of the grid; None if it cannot tell."""
 
-
-Recorder = Callable[[GeneratedBlock], None]
 
 Aside = Callable[[Callable[[], None]], Callable[[], None]]
 """Starts background work; returns a function that waits for it."""

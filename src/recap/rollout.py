@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS, BlockContext, ContextKernels
-from recap.backbones.noise import PLAIN, Sampling, block_noise, blur_opening, noise_from_outside, opposed
-from recap.contracts import (
-    Aside,
-    Backbone,
-    Decoder,
-    MemoryPolicy,
-    Noise,
+from recap.backbones.noise import (
+    PLAIN,
     NoiseSource,
-    Recorder,
-    State,
+    Sampling,
+    block_noise,
+    blur_opening,
+    noise_from_outside,
+    opposed,
 )
+from recap.contracts import Aside, Backbone, Decoder, MemoryPolicy, Noise, State
 from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Segment, Tokens
+
+Recorder = Callable[[GeneratedBlock], None]
 
 
 def silent(_: GeneratedBlock) -> None:

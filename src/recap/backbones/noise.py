@@ -5,16 +5,23 @@ Noise of block n depends on (seed, n) alone. It can also come from outside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
-from recap.contracts import Noise, NoiseSource
+from recap.contracts import Noise
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block, seeded
+
+NoiseSource = Callable[[Block, int], Tensor]
+"""Provides noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
+
+Draw 0 starts the block, draw n is asked for before its n-th later step (Helios: at its n-th later stage). The
+answer must depend on these two alone: a resumed rollout asks from the middle, and a block may be asked for twice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
