@@ -287,10 +287,7 @@ class MemoryConfig(ABC):
 
 
 class Context(Protocol):
-    """Lets a backbone read what one block may attend to.
-
-    Kernels with storage of their own, and backbones with history, need a `recap.attention.context.BlockContext`.
-    """
+    """Lets a backbone read what one block may attend to; own kernels and history need all of a `BlockContext`."""
 
     @property
     def phases(self) -> Tensor:

@@ -91,8 +91,8 @@ OPTIONS = {
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
     "bench": {
-        "--backbone", "--memory", "--decoder", "--blocks", "--compare", "--profile", "--plot", "--device",
-        "--dtype", "--eager", "--help",
+        "--backbone", "--memory", "--admission", "--decoder", "--blocks", "--compare", "--profile", "--plot",
+        "--device", "--dtype", "--eager", "--help",
     },
     "probe": {
         "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",
