@@ -92,7 +92,7 @@ def graph_milliseconds(function: Callable[[Tensor], Tensor], x: Tensor, repeats:
 
 def scores(video: DriftingVideo, flow: FlowEstimator) -> Tensor:
     """Return the novelty of the second block's tokens."""
-    novelty = FlowNoveltyConfig().build(video.spec, flow)
+    novelty = FlowNovelty.on(video.spec, FlowNoveltyConfig(), flow)
     novelty.notice(video.first)
     return novelty.notice(video.following).score
 
@@ -169,7 +169,7 @@ def measure_stages(flow: FastRaftFlow, video: DriftingVideo) -> dict[str, float]
 
 def steady_novelty(video: DriftingVideo, flow: FlowEstimator) -> FlowNovelty:
     """Build the novelty rule in the state it has between two blocks."""
-    novelty = FlowNoveltyConfig().build(video.spec, flow)
+    novelty = FlowNovelty.on(video.spec, FlowNoveltyConfig(), flow)
     state = video.stream()[:, 0]
     novelty.load_state({"last": state, "claimed": torch.zeros_like(state[:, 0])})
     return novelty

@@ -135,7 +135,7 @@ SLOW = (
     # With the rule `flow` these stay.
     *(
         f"tests/contracts/test_admissions.py::{test}[recap-{rule}]"
-        for rule in ("flow-texture", "diversity", "diversity-keys", "keys", "recent", "random")
+        for rule in ("flow-texture", "diversity", "diversity-keys", "keys", "flow+keys", "recent", "random")
         for test in (
             "test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing",
             "test_generates_on_the_embedded_backbone_and_its_trace_is_plain_data",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
+from recap.backbones.noise import block_noise
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.memory.base import WindowMemory
@@ -16,7 +17,7 @@ from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.memory.window import Window
 from recap.plan import Shot, make_plan
-from recap.rollout import BlockRun, Resume, block_noise, reach, rollout
+from recap.rollout import BlockRun, Resume, reach, rollout
 from recap.types import Role
 
 

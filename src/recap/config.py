@@ -15,6 +15,7 @@ import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.family import HeliosConfig
+from recap.backbones.noise import Sampling
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
@@ -96,6 +97,10 @@ class RunConfig:
     opening: str = ""
     # Files of subjects that the video shows: casts, or pictures as NAME=PICTURE.
     cast: tuple[str, ...] = ()
+    # Options of the sampler, see recap.backbones.noise: how much the noise of a frame opposes the one before it, and
+    # the share of noise in the sink's frames when their keys are made.
+    antiphase: float = 0.0
+    sink_noise: float = 0.0
     # One row of the batch each.
     seeds: tuple[int, ...] = (0,)
     device: str = "auto"
@@ -118,11 +123,18 @@ class RunConfig:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
             )
+        # Asked for here too, as it refuses what is out of range.
+        _ = self.sampling
         device = resolve_device(self.device)
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
         check_place(device, dtype)
         object.__setattr__(self, "device", device)
         object.__setattr__(self, "dtype", dtype)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return the options of the sampler."""
+        return Sampling(self.antiphase, self.sink_noise)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.types import BackboneSpec, Block, Candidates, Card, GeneratedBlock, MemoryTrace, Segment, Tokens
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""
+
+LAST_FRAME = (1 << 23) - 1
+"""The highest number of a frame: tokens are ordered by a whole number whose upper 23 bits are their frame's."""
 
 
 def copy_of(tensor: Tensor | None) -> Tensor | None:
@@ -29,10 +32,6 @@ def copy_of(tensor: Tensor | None) -> Tensor | None:
 def copies(tensors: Mapping[str, Tensor | None]) -> State:
     """Return the state of a part that keeps these tensors: copies of those that are there."""
     return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
-
-
-LAST_FRAME = (1 << 23) - 1
-"""The highest number of a frame: tokens are ordered by a whole number whose upper 23 bits are their frame's."""
 
 
 class Entry(NamedTuple):
@@ -110,6 +109,9 @@ class Admission(ABC):
     reads_keys: ClassVar[bool] = False
     """Whether `read_keys` must be called before `propose`, which then has to wait for the clean pass."""
 
+    needs_pixels: ClassVar[bool] = True
+    """Whether it matters what the pixels show; if not, only their shape and device count: none need be decoded."""
+
     takes_leaving: ClassVar[bool] = False
     """Whether tokens are offered when they leave the window (`score_leaving`) instead of when they are generated."""
 
@@ -120,6 +122,9 @@ class Admission(ABC):
     @abstractmethod
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         """Return indices B min(capacity, pool) into the pool, which lists the bank first and newcomers after."""
+
+    def look(self, block: Block, pixels: Tensor) -> None:
+        """Do what a rule by keys needs the pixels for, during the clean pass; `propose` works without it too."""
 
     def read_keys(self, keys: Tensor) -> None:
         """Receive the keys L B N H D, unrotated, of the block that `propose` will be asked about."""
@@ -156,8 +161,7 @@ class AdmissionConfig(ABC):
 class MemoryPolicy(ABC):
     """Remembers for one rollout. One object per rollout keeps all state, for all rows of the batch.
 
-    Seven methods are required, the others have defaults. `recap.memory.base.WindowMemory` implements all of
-    them around a window, so that a subclass only adds what it keeps.
+    Seven methods are required. `recap.memory.base.WindowMemory` has all of them: a subclass adds what it keeps.
     """
 
     needs_queries: ClassVar[bool] = False
@@ -203,6 +207,16 @@ class MemoryPolicy(ABC):
     @property
     def wants_tokens(self) -> bool:
         """Tell whether `write` keeps anything; if not, a backbone that needs no clean pass itself can skip it."""
+        return True
+
+    @property
+    def sink_frames(self) -> int:
+        """Return how many frames of the opening it keeps for good."""
+        return 0
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Tell whether it matters what the pixels show; if not, they may be NaN, of the right shape."""
         return True
 
     def noise_block(self, block: Block) -> int:
@@ -284,11 +298,7 @@ class MemoryConfig(ABC):
 
 
 class Context(Protocol):
-    """Lets a backbone read what one block may attend to.
-
-    Kernels that bring their own storage, and backbones that carry their history, need more of it: a
-    `recap.attention.context.BlockContext`.
-    """
+    """Lets a backbone read what one block may attend to; own kernels and history need all of a `BlockContext`."""
 
     @property
     def phases(self) -> Tensor:
@@ -303,14 +313,6 @@ class Context(Protocol):
 
 Noise = Callable[[], Tensor]
 """Returns fresh unit Gaussian noise, B F C rows columns, for the current block at each call."""
-
-
-NoiseSource = Callable[[Block, int], Tensor]
-"""Provides noise from outside: (block, draw) -> B F C rows columns, floats of any dtype and device.
-
-Draw 0 starts the block, draw n is asked for before its n-th later step (Helios: at its n-th later stage). The
-answer must depend on these two alone: a resumed rollout asks from the middle, and a block may be asked for twice.
-"""
 
 
 class Decoder(Protocol):
@@ -329,8 +331,8 @@ class Decoder(Protocol):
 class Backbone(Protocol):
     """Generates latents, as a causal video model. One model serves many rollouts, one call at a time.
 
-    No call's result depends on the calls before it, so rollouts may take turns block by block, or even between a
-    block's `denoise` and its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
+    No call's result depends on the calls before it, so rollouts may take turns, also between a block's `denoise` and
+    its `settle`. Calls must not overlap, as in two threads: storage and hooks are shared.
     """
 
     @property
@@ -391,8 +393,6 @@ class Judge(Protocol):
     def subjects(self, picture: Tensor) -> Tensor | None:
         """Tell where subjects are in a picture Y X 3, uint8, by token of the grid; None if it cannot tell."""
 
-
-Recorder = Callable[[GeneratedBlock], None]
 
 Aside = Callable[[Callable[[], None]], Callable[[], None]]
 """Starts background work; returns a function that waits for it."""

@@ -8,6 +8,7 @@ import torch
 
 from recap.admission.diversity import DiversityConfig, DiversityKeysConfig
 from recap.admission.flow import FlowNoveltyConfig
+from recap.admission.flow_keys import FlowKeysConfig
 from recap.admission.flow_texture import FlowTextureConfig
 from recap.admission.history import RandomHistoryConfig, RecentHistoryConfig
 from recap.admission.keys import KeyNoveltyConfig
@@ -52,6 +53,7 @@ ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "diversity": DiversityConfig,
     "diversity-keys": DiversityKeysConfig,
     "keys": KeyNoveltyConfig,
+    "flow+keys": FlowKeysConfig,
 }
 JUDGES: dict[str, Callable[[], Judge]] = {"embedded": ProbeJudge}
 """Backbone -> a judge that knows what it generates; videos of other backbones are judged by their colours alone."""

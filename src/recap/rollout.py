@@ -1,33 +1,34 @@
 """This module is THE loop: it plans, denoises, decodes, settles and commits, and yields finished blocks.
 
-It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone, so a longer plan,
-a resumed run and another batch generate the same block from the same noise. It can also come from outside.
+It knows no concrete backbone and no concrete memory. Noise of block n depends on (seed, n) alone (see
+recap.backbones.noise), so a longer plan, a resumed run and another batch generate the same block from the same noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS, BlockContext, ContextKernels
-from recap.contracts import (
-    Aside,
-    Backbone,
-    Decoder,
-    MemoryPolicy,
-    Noise,
+from recap.backbones.noise import (
+    PLAIN,
     NoiseSource,
-    Recorder,
-    State,
+    Sampling,
+    block_noise,
+    blur_opening,
+    noise_from_outside,
+    opposed,
 )
+from recap.contracts import Aside, Backbone, Decoder, MemoryPolicy, Noise, State
 from recap.errors import refuse
 from recap.plan import Plan
-from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens, seeded
+from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens
+
+Recorder = Callable[[GeneratedBlock], None]
 
 
 def silent(_: GeneratedBlock) -> None:
@@ -109,12 +110,14 @@ def rollout(
     recorder: Recorder = silent,
     aside: Aside = at_once,
     noise: NoiseSource | None = None,
+    sampling: Sampling = PLAIN,
 ) -> Rollout:
     """Generate the plan's blocks one after the other, one seed per row of the batch.
 
     `resume` continues a stopped rollout, or begins from given frames, which are remembered like any other.
     `aside` may run a memory's look at the pixels next to the clean pass; results are the same.
     `noise` takes the place of the seeds' own, to start from what another program drew (see `NoiseSource`).
+    `sampling` has options that bring motion from elsewhere than the memory.
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
@@ -133,6 +136,7 @@ def rollout(
         decoder=decoder if decoder is not None else backbone.decoder(),
         aside=aside,
         noise=noise,
+        sampling=sampling,
         first_latent=resume.first_latent,
         past=list(zip(before, resume.recent_latents, strict=True)),
     )
@@ -161,6 +165,7 @@ class Conductor:
         decoder: Decoder,
         aside: Aside = at_once,
         noise: NoiseSource | None = None,
+        sampling: Sampling = PLAIN,
         first_latent: Tensor | None = None,
         past: Sequence[tuple[Block, Tensor]] = (),
         kernels: ContextKernels = OWN_KERNELS,
@@ -171,6 +176,7 @@ class Conductor:
         self._decoder = decoder
         self._aside = aside
         self._noise = noise
+        self._sampling = sampling
         self._first = first_latent
         self._past = list(past)
         self._kernels = kernels
@@ -201,14 +207,14 @@ class Conductor:
         backbone, policy = self._backbone, self._policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
-        past = Past(self._first, _since_cut(self._past, block, backbone.spec))
+        past = Past(self._opening(), _since_cut(self._past, block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, self._kernels, past)
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
         pixels = self._decoder.decode(latents)
         wait = run.look(pixels, self._aside)
-        backbone.settle(latents, conditioning, run.clean)
+        backbone.settle(self._settled(block, latents), conditioning, run.clean)
         wait()
         return run.commit(latents, pixels)
 
@@ -216,8 +222,22 @@ class Conductor:
         policy, spec = self._policy, self._backbone.spec
         first = policy.noise_block(block)
         if self._noise is None:
-            return block_noise(spec, self._seeds, block, first)
-        return _from_outside(self._noise, spec, block, first)
+            drawn = block_noise(spec, self._seeds, block, first)
+        else:
+            drawn = noise_from_outside(self._noise, spec, block, first)
+        return opposed(drawn, self._sampling.antiphase)
+
+    def _settled(self, block: Block, latents: Tensor) -> Tensor:
+        """Return what the clean pass of a block reads; with noise on the sink, its frames are not clean."""
+        sink = min(max(self._policy.sink_frames - block.first_frame, 0), block.num_frames)
+        return blur_opening(latents, sink, self._sampling.sink_noise, self._seeds, block.index)
+
+    def _opening(self) -> Tensor | None:
+        """Return the video's first frame, as a backbone that carries it in its sequence shall read it."""
+        if self._first is None:
+            return None
+        sink = min(self._policy.sink_frames, 1)
+        return blur_opening(self._first, sink, self._sampling.sink_noise, self._seeds, 0)
 
     @torch.no_grad()
     def _reread(self, block: Block, conditioning: Any) -> None:
@@ -235,7 +255,7 @@ class Conductor:
         policy.clear_prior()
         for earlier, latents in past:
             context = BlockContext(policy, policy.begin(earlier))
-            self._backbone.settle(latents, conditioning, context.clean_pass())
+            self._backbone.settle(self._settled(earlier, latents), conditioning, context.clean_pass())
             policy.reread(earlier)
 
 
@@ -337,45 +357,3 @@ def _since_cut(past: Sequence[tuple[Block, Tensor]], block: Block, spec: Backbon
         return None
     since = max((i for i, (earlier, _) in enumerate(past) if earlier.clears_prior), default=0)
     return torch.cat([latents for _, latents in past[since:]], dim=1)
-
-
-def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
-    """Make the noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
-
-    With `first` the first call gives that of the block of this index, as some memories want it.
-    """
-    shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
-    own = [seeded(seed, block.index) for seed in seeds]
-    other = None if first is None or first == block.index else replace(block, index=first)
-    start = [] if other is None else [block_noise(spec, seeds, other)()]
-
-    def draw() -> Tensor:
-        fresh = torch.stack([torch.randn(shape, generator=g) for g in own])
-        # The block's own first draw is made in any case: later steps then draw what they always do.
-        return start.pop() if start else fresh
-
-    return draw
-
-
-def _from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, first: int) -> Noise:
-    """Take the noise of one block from another program; its first draw is that of the block of index `first`."""
-    shape = (len(block.prompts), block.num_frames, spec.latent_channels, *spec.latent_size)
-    earlier = replace(
-        block, index=first, first_frame=block.first_frame - (block.index - first) * block.num_frames
-    )
-    draws = count()
-
-    def draw() -> Tensor:
-        index = next(draws)
-        asked = block if index else earlier
-        found = source(asked, index)
-        if not isinstance(found, Tensor) or tuple(found.shape) != shape or not found.is_floating_point():
-            about = (
-                f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            )
-            limit = f"draw {index} of block {asked.index} must be floats of shape {shape}"
-            raise refuse("noise", about, limit, "return rows, frames, channels, rows and columns of latents")
-        # Where the seeds' own noise is made too.
-        return found.detach().cpu()
-
-    return draw

@@ -240,11 +240,10 @@ class _Run:
         # Last, as it may fetch weights: a run that is refused has not waited for them.
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, reporter.notice)
-        prompts = self.plan.blocks[0].prompts
-        join_cast(self.policy, self.cast, prompts, partial(read_alone, self.backbone))
+        join_cast(self.policy, self.cast, self.plan.blocks[0].prompts, partial(read_alone, self.backbone))
         self.decoder: Decoder = self.backbone.decoder()
-        digest = casts.digest_of_cast(self.cast)
-        self.files = RunFolder(folder, self.config.to_dict(), self.opening_latents, digest)
+        plain, digest = self.config.to_dict(), casts.digest_of_cast(self.cast)
+        self.files = RunFolder(folder, plain, self.opening_latents, digest)
 
     def _read_opening(self, config: RunConfig, fresh: bool) -> Tensor:
         """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""
@@ -275,6 +274,7 @@ class _Run:
             decoder=self.decoder,
             resume=replace(resume, opening_latents=self.opening_latents),
             aside=at_once if self.config.eager else choose_aside(self.config.device),
+            sampling=self.config.sampling,
         )
 
     def _generate(self, start: int) -> None:

@@ -156,6 +156,12 @@ def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.stack(axes, dim=-1).reshape(1, -1, 3)
 
 
+def sort_key(source: Tensor) -> Tensor:
+    """Return one whole number B N per token of source B N 3: it orders by age and then row-major."""
+    frame, row, column = source.unbind(-1)
+    return (frame << 40) + (row << 20) + column
+
+
 def seeded(seed: int, index: int) -> torch.Generator:
     """Return a generator for (seed, index) on the CPU, so that every device gets the same numbers.
 

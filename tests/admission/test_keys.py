@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recap.admission.keys import KeyNoveltyConfig, spread_layers, usual_distance
+from recap.admission.keys import KeyNoveltyConfig
+from recap.attention.likeness import spread_layers, usual_distance
 from recap.memory.bank import NoveltyBank
 from recap.types import Block
 

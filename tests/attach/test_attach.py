@@ -23,18 +23,18 @@ from upstream_ll1 import InteractiveCausalInferencePipeline
 
 import recap
 from recap import attach
+from recap.backbones.noise import block_noise
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.contracts import MemoryConfig, MemoryPolicy
 from recap.memory.base import WindowMemory
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
-from recap.memory.recap import RecapConfig
+from recap.memory.recap import RecapConfig, RecapMemory
 from recap.memory.relax_forcing import RelaxForcingConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import SinkConfig
 from recap.memory.window import Window
-from recap.rollout import block_noise
 
 EMPTY = {  # the whole method, with lambda 1 and no bank
     kind: RecapConfig(sink_frames=KINDS[kind][4], reinforcement=1.0, capacity_frames=0) for kind in KINDS
@@ -385,6 +385,40 @@ def test_rows_of_a_batch_need_a_decoder():
         both(make("infinite-forcing"))
     _, latents = both(make("infinite-forcing"), decoder=lambda: UpsampleDecoder(spec))
     assert latents.shape[0] == 2
+
+
+BLIND = ("keys", "random", "recent", "diversity-keys")
+"""Rules to which it does not matter what the pictures show."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_that_needs_no_pictures_has_none_decoded(kind, monkeypatch):
+    """Only the pipeline's own last step decodes; the video is what decoding on the way would have led to."""
+    generated = []
+    for forced in (False, True):
+        pipeline = make(kind)
+        with monkeypatch.context() as patched:
+            if forced:
+                patched.setattr(RecapMemory, "needs_pixels", True)
+            rule = {"name": "keys", "margin": 0.2}
+            with attach(pipeline, "recap", admission=rule, reuse_pictures=False) as attached:
+                generated.append(generate(pipeline))
+        frames = generated[-1][1].shape[1]
+        assert pipeline.vae.model.frames_decoded == (2 if forced else 1) * frames
+        assert sum(line.num_pictures for line in attached.trace) == generated[-1][0].shape[1]
+        assert max(score for line in attached.trace for *_, score in line.admitted[0]) > 0
+    assert torch.equal(generated[0][0], generated[1][0]) and torch.equal(generated[0][1], generated[1][1])
+
+
+@pytest.mark.parametrize("rule", BLIND)
+def test_rows_of_a_batch_need_no_decoder_without_pictures(rule):
+    """The autoencoder of a checkout streams one row, but nothing is streamed."""
+    pipeline = make("infinite-forcing")
+    with attach(pipeline, "recap", admission=rule) as attached:
+        torch.manual_seed(0)
+        _, latents = pipeline.inference(noise_of(3, rows=2), ["a red boat", "a house"], return_latents=True)
+    assert latents.shape[0] == 2 and torch.isfinite(latents).all()
+    assert len(attached.trace[-1].admitted) == 2
 
 
 def test_the_rotary_table_is_no_limit():

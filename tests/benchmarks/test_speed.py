@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import xml.dom.minidom
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.speed import main
 from recap.fast.speed import SpeedSettings, make_parts, measure, run
 from recap.fast.stopwatch import Stopwatch
+from recap.memory.recap import RecapMemory
 
 SMALL = SpeedSettings("untrained", "recap", "full", "cpu", "float32", 8)
 
@@ -28,6 +30,11 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--backbone", "untrained", "--blocks", "3", "--eager"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["path"] == "readable" and found["blocks"] == 3
+
+
+def test_a_bank_by_keys_is_measured_too() -> None:
+    policy = make_parts(SMALL).policy(replace(SMALL, admission="keys"))
+    assert isinstance(policy, RecapMemory) and not policy.needs_pixels
 
 
 def test_measuring_leaves_no_trace() -> None:
@@ -54,10 +61,9 @@ def test_a_method_that_fails_is_put_back() -> None:
         ({"backbone": "nosuch"}, "known: "),
         ({"dtype": "float8"}, "known: "),
         ({"memory": "nosuch"}, "known: "),
+        ({"admission": "nosuch"}, "known: "),
     ],
 )
 def test_wrong_names_are_refused(change: dict[str, str], message: str) -> None:
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match=message):
         run(replace(SMALL, **change), compare=False, plot=None, profile=False)

@@ -128,6 +128,37 @@ def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memo
             assert BlockTrace.of(one) == BlockTrace.of(other)
 
 
+class Blank:
+    """A decoder of nothing: NaN in the shape of the pictures."""
+
+    def __init__(self, spec):
+        self._spec, self._frames = spec, 0
+
+    def decode(self, latents):
+        begun, self._frames = self._frames, self._frames + latents.shape[1]
+        count = self._spec.num_pictures(self._frames) - self._spec.num_pictures(begun)
+        return torch.full((latents.shape[0], count, 3, *self._spec.picture_size), torch.nan)
+
+
+@pytest.mark.parametrize("rule", ADMISSIONS)
+def test_a_rule_that_needs_no_pixels_does_not_look_at_them(rule, dino, backbone):
+    """With a decoder of nothing the same is generated and remembered; a rule that looks at pixels must say so."""
+    policies = [build("recap", rule, backbone.spec, dino) for _ in range(2)]
+    shots = [Shot("a red boat", 3.0), Shot("a blue house", 3.0)]
+    if policies[0].needs_pixels:
+        assert rule not in ("keys", "diversity-keys", "random", "recent")
+        return
+    runs = [
+        list(generate(backbone, policy, shots, decoder=decoder))
+        for policy, decoder in zip(policies, (backbone.decoder(), Blank(backbone.spec)), strict=True)
+    ]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one.latents, other.latents)
+        assert BlockTrace.of(one) == BlockTrace.of(other)
+    states = [policy.state() for policy in policies]
+    assert all(torch.equal(states[1][name], value) for name, value in states[0].items())
+
+
 @pytest.mark.parametrize("rule", ADMISSIONS)
 def test_rows_do_not_know_of_each_other(rule, dino, backbone):
     """The same pictures and keys, alone and in a batch of two: the same tokens are kept."""

@@ -13,6 +13,7 @@ import torch
 
 from recap.admission.base import ScoredAdmission
 from recap.backbones.helios.spec import ROWS as HELIOS
+from recap.backbones.noise import block_noise
 from recap.backbones.wan.spec import RELEASED
 from recap.contracts import MemoryPolicy
 from recap.io.trace import BlockTrace
@@ -20,7 +21,7 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.registry import BACKBONES, MEMORIES, load_backbone
-from recap.rollout import Resume, block_noise, rollout
+from recap.rollout import Resume, rollout
 from recap.types import Card, Role
 
 # Settings with which three blocks already compress, fold and replay; a memory without a row runs as it is.

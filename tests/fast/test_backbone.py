@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
+from recap.admission.flow_keys import FlowKeysConfig
+from recap.admission.keys import KeyNoveltyConfig
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
@@ -29,8 +31,10 @@ MEMORIES = {
     "by step": RecapConfig(reinforcement="5@steps:0-1"),
     "by head and gate": RecapConfig(reinforcement="5@heads:top-0.5@gate"),
     "by share, no zero scores": RecapConfig(reinforcement="share:0.3", zero_scores_fill=False),
+    "recap, bank reinforced": RecapConfig(bank_reinforcement=2.0),
 }
 SCHEDULED = [name for name in MEMORIES if name.startswith("by ")]
+RULES = {"flow": FlowNoveltyConfig(), "keys": KeyNoveltyConfig(), "flow+keys": FlowKeysConfig()}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +42,13 @@ def plain() -> WanBackbone:
     return build_untrained()
 
 
-def generate(backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1) -> list[GeneratedBlock]:
+def generate(
+    backbone: WanBackbone | FastWanBackbone, name: str, rows: int = 1, rule: str = "flow"
+) -> list[GeneratedBlock]:
     spec = backbone.spec
 
     def admission():  # type: ignore[no-untyped-def]
-        return FlowNoveltyConfig().build(spec, ClassicalFlow())
+        return RULES[rule].build(spec, ClassicalFlow())
 
     policy: MemoryPolicy = MEMORIES[name].build(spec, admission)
     shots = [[Shot("a red boat", 1.5), Shot("a blue house", 3.0)]] * rows
@@ -58,6 +64,18 @@ def test_fast_and_readable_generate_the_same(plain: WanBackbone, name: str, rows
         assert quick.memory.tokens == slow.memory.tokens
         for role, share in quick.shares.items():
             torch.testing.assert_close(share, slow.shares[role], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["keys", "flow+keys"])
+def test_a_rule_by_keys_keeps_the_same_tokens_on_the_fast_path(plain: WanBackbone, rule: str) -> None:
+    readable, fast = (
+        generate(each, "recap, bank reinforced", rows=2, rule=rule)
+        for each in (plain, FastWanBackbone(plain))
+    )
+    for slow, quick in zip(readable, fast, strict=True):
+        assert slow.memory.admitted is not None and quick.memory.admitted is not None
+        assert torch.equal(slow.memory.admitted.source, quick.memory.admitted.source)
+        torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
 
 
 def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -> None:

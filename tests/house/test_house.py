@@ -91,8 +91,12 @@ OPTIONS = {
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},
     "bench": {
-        "--backbone", "--memory", "--decoder", "--blocks", "--compare", "--profile", "--plot", "--device",
-        "--dtype", "--eager", "--help",
+        "--backbone", "--memory", "--admission", "--decoder", "--blocks", "--compare", "--profile", "--plot",
+        "--device", "--dtype", "--eager", "--help",
+    },
+    "probe": {
+        "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",
+        "--eager", "--help",
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",

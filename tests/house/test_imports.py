@@ -20,12 +20,12 @@ MAY_IMPORT = {
     "io": GROUND,
     "attention": GROUND,
     "flow": GROUND | {"io"},
-    "admission": GROUND | {"flow.warp"},
-    "memory": GROUND
-    | {"attention.rope", "io.cast"},  # a memory may choose by rotated keys, as attention reads them
+    "admission": GROUND | {"flow.warp", "attention.likeness"},
+    # A memory may choose by rotated keys, as attention reads them, and by how alike keys are.
+    "memory": GROUND | {"attention.rope", "attention.likeness", "io.cast"},
     "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
-    "rollout": GROUND | {"attention.context", "plan"},
+    "rollout": GROUND | {"attention.context", "backbones.noise", "plan"},
     "registry": CORE | {"eval.judges"},
     "config": CORE | {"registry"},
     "run": COMPOSED,

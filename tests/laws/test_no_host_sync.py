@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from recap.admission.base import retain_top
 from recap.admission.flow import FlowNoveltyConfig
+from recap.admission.flow_keys import FlowKeysConfig
+from recap.admission.keys import KeyNoveltyConfig
 from recap.contracts import Flow
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.raft import FastRaftFlow
@@ -119,6 +121,20 @@ def test_a_block_is_generated_and_remembered_without_reading_a_value(elsewhere, 
     # The boundary: the trace is written down later, by whoever wants it, and that is where one waits.
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         BlockTrace.of(made[-1])
+
+
+@pytest.mark.parametrize("rule", [KeyNoveltyConfig(), FlowKeysConfig()], ids=["keys", "flow+keys"])
+def test_rules_by_keys_read_none_either(elsewhere, backbone, rule):
+    def policy_on(spec, flow):
+        options = RecapConfig(bank_reinforcement=2.0, merge_margin=1.0, share_by_block=True)
+        return options.build(spec, lambda: rule.build(spec, flow))
+
+    flow = raft("readable") if rule.needs_flow else None
+    assert len(list(blocks(elsewhere, policy_on(elsewhere.spec, flow), 4))) == 4
+    rolling = blocks(backbone, policy_on(backbone.spec, SmallShifts() if rule.needs_flow else None), 3)
+    next(rolling)
+    with NoReads():
+        assert len(list(rolling)) == 2
 
 
 SCHEDULED = [

@@ -8,10 +8,11 @@ import pytest
 import torch
 from rival_driving import absolute, drive, frames_of, generate_block, random_block
 
+from recap.backbones.noise import block_noise
 from recap.io.trace import BlockTrace
 from recap.memory.rolling_sink import RollingSinkConfig, replayed_frame, replayed_runs
 from recap.plan import Shot, make_plan
-from recap.rollout import block_noise, rollout
+from recap.rollout import rollout
 from recap.types import Role
 
 # first frame of the block: what stands in its window before the last three frames, which are real

@@ -9,19 +9,13 @@ from torch import Tensor
 
 from recap.contracts import Admission
 from recap.errors import refuse
-from recap.types import Block, Candidates, frame_positions
+from recap.types import Block, Candidates, frame_positions, sort_key
 
 
 def sources(block: Block, grid: tuple[int, int], like: Tensor) -> Tensor:
     """Return source B N 3 of every token of the block, frame by frame, row-major; `like` has the batch and device."""
     frames = torch.arange(block.first_frame, block.end_frame, device=like.device)
     return frame_positions(frames, grid).long().expand(like.shape[0], -1, -1)
-
-
-def sort_key(source: Tensor) -> Tensor:
-    """Return one whole number B N per token of source B N 3: it orders by age and then row-major."""
-    frame, row, column = source.unbind(-1)
-    return (frame << 40) + (row << 20) + column
 
 
 def retain_top(pool: Candidates, capacity: int) -> Tensor:

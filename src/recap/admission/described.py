@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recap.admission.base import ScoredAdmission, sort_key, sources
+from recap.admission.base import ScoredAdmission, sources
 from recap.contracts import Entry, State, copies, together
 from recap.errors import refuse
-from recap.types import Block, Candidates
+from recap.types import Block, Candidates, sort_key
 
 
 class Described(ScoredAdmission):

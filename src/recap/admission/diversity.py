@@ -173,6 +173,7 @@ class KeyDiversity(Diversity):
     """
 
     reads_keys = True
+    needs_pixels = False
 
     def __init__(self, config: DiversityKeysConfig, spec: BackboneSpec):
         super().__init__(config, spec.grid)

@@ -72,7 +72,7 @@ class FlowNoveltyConfig(AdmissionConfig):
                 limit = f"must be one of {', '.join(known)}"
                 raise refuse(name, getattr(self, name), limit, f"{known[0]} is the default")
 
-    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> FlowNovelty:
+    def build(self, spec: BackboneSpec, flow: FlowEstimator) -> ScoredAdmission:
         return FlowNovelty.on(spec, self, flow)
 
 

@@ -35,6 +35,8 @@ class RandomHistoryConfig(AdmissionConfig):
 class RandomHistory(ScoredAdmission):
     """Gives every token a uniform score."""
 
+    needs_pixels = False
+
     def __init__(self, seed: int, grid: tuple[int, int]):
         super().__init__(grid)
         self._seed = seed
@@ -66,6 +68,7 @@ class RecentHistory(ScoredAdmission):
     """Scores tokens by their frame; a memory that does not offer leaving tokens keeps the last ones generated."""
 
     takes_leaving = True
+    needs_pixels = False
 
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         return self.score_leaving(sources(block, self._grid, pixels)).score

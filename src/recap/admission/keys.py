@@ -17,15 +17,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recap.admission.base import check_settings
 from recap.admission.described import Described, refuse_keyless
+from recap.attention.likeness import describe_keys, nearest_distance, spread_layers, usual_distance
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.types import BackboneSpec, Block, Candidates
-
-USUAL = 0.75
-"""The share of the opening's tokens whose distance to the nearest other one counts as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,8 @@ class KeyNovelty(Described):
     """Scores a token by its distance to the nearest one that is known."""
 
     reads_keys = True
+    needs_pixels = False
+    name: ClassVar[str] = "keys"
 
     def __init__(self, config: KeyNoveltyConfig, spec: BackboneSpec):
         super().__init__(spec.grid)
@@ -65,13 +64,11 @@ class KeyNovelty(Described):
         self._limit: Tensor | None = None
 
     def read_keys(self, keys: Tensor) -> None:
-        parts = [functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in self._layers]
-        # Joined and unit again, so that a product is the mean of the layers' cosines.
-        self._keys = torch.cat(parts, dim=-1) / len(parts) ** 0.5
+        self._keys = describe_keys(keys, self._layers)
 
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
-            raise refuse_keyless("keys")
+            raise refuse_keyless(self.name)
         tokens, self._keys = self._keys, None
         self.take_fresh(block, pixels, tokens)
         frames = tokens.unflatten(1, (block.num_frames, -1)).unbind(1)
@@ -79,12 +76,18 @@ class KeyNovelty(Described):
             self._first = frames[0]
             self._limit = self._margin * usual_distance(frames[0])
         known = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        worth = self._worth(block, pixels)
         scores = []
-        for frame in frames:
+        for index, frame in enumerate(frames):
             distance = nearest_distance(frame, torch.cat(known, dim=1))
-            scores.append(torch.where(distance > self._limit, distance, 0.0))
+            value = distance if worth is None else worth[:, index]
+            scores.append(torch.where(distance > self._limit, value, 0.0))
             known.append(frame * (scores[-1] > 0)[..., None])
         return torch.cat(scores, dim=1)
+
+    def _worth(self, block: Block, pixels: Tensor) -> Tensor | None:
+        """Return what new tokens score, B F n, or None for their distance; a subclass may know better."""
+        return None
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
@@ -108,23 +111,3 @@ class KeyNovelty(Described):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._first, self._limit, self._keys = state.get("first"), state.get("limit"), None
-
-
-def spread_layers(number: int, layers: int) -> list[int]:
-    """Return so many layers, evenly spread, or all if there are fewer: of 30 and 3 the layers 5, 15 and 25."""
-    number = min(number, layers)
-    return [int((index + 0.5) * layers / number) for index in range(number)]
-
-
-def usual_distance(tokens: Tensor) -> Tensor:
-    """Return the distance B 1 within which three quarters of unit vectors B N E have another one."""
-    cosines = tokens @ tokens.transpose(1, 2)
-    # A token is not its own neighbour.
-    cosines.diagonal(dim1=1, dim2=2).fill_(-1.0)
-    nearest = (1 - cosines.amax(dim=-1)).clamp(min=0)
-    return nearest.quantile(USUAL, dim=1)[:, None]
-
-
-def nearest_distance(tokens: Tensor, known: Tensor) -> Tensor:
-    """Return 1 - the largest cosine, B N, of unit vectors B N E with others B M E; of zeros it is 0."""
-    return (1 - (tokens @ known.transpose(1, 2)).amax(dim=-1)).clamp(min=0)

@@ -195,13 +195,23 @@ class AttachedSession:
         """End a call that went well."""
         if self._pass is Pass.CLEAN:
             assert self._run is not None
-            self.attached.record(self._run.commit(latents, self._pictures.decode(latents)))
+            self.attached.record(self._run.commit(latents, self._pixels_of(latents, self._run.block)))
             self._finished += self._run.block.num_frames
             self._run = None
         elif self._pass is Pass.RECACHE:
             assert self.attached.memory is not None
             keys, values = (torch.stack(parts) for parts in zip(*self._recomputed, strict=True))
             self.attached.memory.refresh(self._first, keys, values)
+
+    def _pixels_of(self, latents: Tensor, block: Block) -> Tensor:
+        """Decode a finished block if the memory looks at pictures; else return the shape alone, in no storage."""
+        memory, spec = self.attached.memory, self.attached.spec
+        assert memory is not None and spec is not None
+        if memory.needs_pixels:
+            return self._pictures.decode(latents)
+        count = spec.num_pictures(block.end_frame) - spec.num_pictures(block.first_frame)
+        nothing = torch.full((), math.nan, device=latents.device)
+        return nothing.expand(latents.shape[0], count, 3, *spec.picture_size)
 
     def _leave(self) -> None:
         """Leave any call, also a failed one."""
@@ -235,9 +245,11 @@ class AttachedSession:
     def _start_video(self, latents: Tensor) -> None:
         """Begin a video with a fresh memory."""
         spec = self._measure(latents)
-        self.attached.remember(spec, self._build(spec, str(latents.device)))
+        memory = self._build(spec, str(latents.device))
+        self.attached.remember(spec, memory)
         self.attached.videos += 1
-        self._pictures.restart()
+        if memory.needs_pixels:
+            self._pictures.restart()
         self._finished, self._run = 0, None
 
     def _measure(self, latents: Tensor) -> BackboneSpec:

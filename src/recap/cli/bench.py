@@ -18,6 +18,7 @@ def bench_command(
         str | None, typer.Option(help="Which model generates [default: self-forcing, on a CPU embedded].")
     ] = None,
     memory: Annotated[str, typer.Option(help="Which memory is on; `sink` is measured next to it.")] = "recap",
+    admission: Annotated[str, typer.Option(help="What fills its bank, e.g. keys.")] = "flow",
     decoder: DecoderName = None,
     blocks: Annotated[
         int | None, typer.Option(help="Blocks generated; 400 show growth [default: 30, on a CPU 12].")
@@ -53,6 +54,7 @@ def bench_command(
         ),
         blocks=blocks if blocks is not None else (30 if cuda else 12),
         eager=eager,
+        admission=admission,
     )
     result = run(settings, compare=compare, plot=plot, profile=profile)
     typer.echo(table(result))

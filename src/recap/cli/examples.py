@@ -33,6 +33,7 @@ _LINES = {
     "weights": ("recap weights raft-small", "recap weights longlive --dry-run"),
     "convert": ("recap convert self_forcing_dmd.pt converted",),
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
+    "probe": ("recap probe embedded", "recap probe self-forcing --out self-forcing.json"),
     "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
     "report": ("recap report results",),
     "study make": (

@@ -24,6 +24,7 @@ from recap.cli import (
     generate,
     inspect,
     list_names,
+    probe,
     reproduce,
     show,
     studio,
@@ -82,6 +83,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights": fetch_weights.weights_command,
     "convert": convert.convert_command,
     "bench": bench.bench_command,
+    "probe": probe.probe_command,
     "reproduce": reproduce.reproduce_command,
     "report": reproduce.report_command,
 }

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.admission.flow import FlowNoveltyConfig
 from recap.attention.context import BlockContext
+from recap.backbones.noise import block_noise
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
@@ -38,7 +38,7 @@ from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
-from recap.rollout import at_once, block_noise, rollout
+from recap.rollout import at_once, rollout
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.
@@ -63,6 +63,7 @@ class SpeedSettings:
     dtype: str
     blocks: int
     eager: bool = False
+    admission: str = "flow"
 
     def __post_init__(self) -> None:
         if not 2 <= self.blocks <= MOST_BLOCKS:
@@ -81,11 +82,14 @@ class Parts:
     flow: FlowEstimator
     about: dict[str, str]
 
-    def policy(self, memory: str) -> MemoryPolicy:
+    def policy(self, settings: SpeedSettings) -> MemoryPolicy:
         """Build a fresh memory."""
         spec = self.backbone.spec
-        config = choose("memory", memory).settings
-        built: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, self.flow))
+        config, rule = (
+            choose("memory", settings.memory).settings,
+            choose("admission", settings.admission).settings,
+        )
+        built: MemoryPolicy = config.build(spec, lambda: rule.build(spec, self.flow))
         return built
 
 
@@ -150,7 +154,7 @@ def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any
     """Run one rollout; return milliseconds per stage and block, and the memory used."""
     backbone, spec, cuda = parts.backbone, parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
-    policy, decoder = parts.policy(settings.memory), backbone.decoder()
+    policy, decoder = parts.policy(settings), backbone.decoder()
     length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
     plan = make_plan([[Shot(PROMPT, length)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
@@ -207,7 +211,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
     """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
-    spec, policy = parts.backbone.spec, parts.policy(settings.memory)
+    spec, policy = parts.backbone.spec, parts.policy(settings)
     plan = make_plan([[Shot(PROMPT, 5 * 0.75)]], spec)
     worst = 0.0
     with torch.no_grad():
@@ -290,7 +294,10 @@ def top_kernels(work: Callable[[], object]) -> list[str]:
 
 def _title(result: dict[str, Any]) -> str:
     """Name what was measured, and where."""
-    return f"{result['backbone']}, {result['memory']}, {result['device_name']}, {result['dtype']}"
+    memory = (
+        result["memory"] if result["admission"] == "flow" else f"{result['memory']} by {result['admission']}"
+    )
+    return f"{result['backbone']}, {memory}, {result['device_name']}, {result['dtype']}"
 
 
 def table(result: dict[str, Any]) -> str:

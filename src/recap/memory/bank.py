@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from recap.contracts import LAST_FRAME, Entry, State, copies, together
+from recap.contracts import LAST_FRAME, Entry, State, copies, copy_of, together
 from recap.errors import refuse
+from recap.memory.merging import Duplicates
 from recap.memory.store import Store
 from recap.types import NO_TOKEN, Candidates
 
@@ -27,7 +28,13 @@ class NoveltyBank:
     """Keeps `capacity` tokens in every layer; `zero_scores_fill`: tokens that showed nothing new fill empty slots."""
 
     def __init__(
-        self, capacity: int, num_layers: int, *, on_host: bool = False, zero_scores_fill: bool = True
+        self,
+        capacity: int,
+        num_layers: int,
+        *,
+        on_host: bool = False,
+        zero_scores_fill: bool = True,
+        duplicates: Duplicates | None = None,
     ):
         if capacity < 0:
             raise refuse("capacity", capacity, "must be 0 or more tokens", "0 switches the bank off")
@@ -38,6 +45,9 @@ class NoveltyBank:
         self._store = Store(num_layers, capacity, on_host=on_host)
         self._source: Tensor | None = None  # B K 3
         self._score: Tensor | None = None  # B K
+        # With `duplicates`, near-duplicates share a slot: B K, how many tokens each slot stands for.
+        self.duplicates = duplicates
+        self._copies: Tensor | None = None
         # What was in the slots that were emptied since the last admission; the next trace says so.
         self._released: Candidates | None = None
         # Whether a slot in use may be empty; host knowledge, so that no block waits for the device to tell.
@@ -61,14 +71,15 @@ class NoveltyBank:
 
     @property
     def token_bias(self) -> Tensor | None:
-        """Return NO_TOKEN for empty slots, B count, or None if there is none.
+        """Return NO_TOKEN for empty slots and ln(n) for one that stands for n, B count, or None if all are 0.
 
         Rows fill at their own pace but share one shape, so an empty slot is stored and hidden from attention.
         """
-        if self._zero_scores_fill and not self._holes:
+        if self._zero_scores_fill and not self._holes and self.duplicates is None:
             return None
         score = self.entries.score
-        return torch.where(score >= 0 if self._zero_scores_fill else score > 0, 0.0, NO_TOKEN)
+        weight = 0.0 if self._copies is None else self._copies[:, : self.count].log()
+        return torch.where(score >= 0 if self._zero_scores_fill else score > 0, weight, NO_TOKEN)
 
     def take(self, slots: Sequence[int]) -> tuple[Tensor, Tensor, Candidates]:
         """Return the keys and values, L B N H D, and the entries of these slots, as copies."""
@@ -89,13 +100,16 @@ class NoveltyBank:
     def take_over(self, other: NoveltyBank) -> None:
         """Take what another bank holds, the highest scores first; the next trace says what did not fit."""
         self._released = other._released
+        if self.duplicates is not None and other.duplicates is not None:
+            self.duplicates.load_state(other.duplicates.state())
         held = (other.entries.score >= 0).all(dim=0).nonzero()[:, 0].tolist() if other.count else []
         if not held:
             return
         keys, values, entries = other.take(held)
+        copies = None if other._copies is None else other._copies[:, held]
         order = entries.score.argsort(dim=1, descending=True, stable=True)
         if self.capacity:
-            self.admit(entries, keys, values, lambda pool, capacity: order[:, :capacity])
+            self._take_in(entries, keys, values, lambda pool, capacity: order[:, :capacity], copies)
         order = order[:, self.capacity :]
         gone = Candidates(
             entries.source.gather(1, order[..., None].expand(-1, -1, 3)), entries.score.gather(1, order)
@@ -123,11 +137,40 @@ class NoveltyBank:
         Both results have one entry per slot, B K; score -1 marks a slot where nothing happened. What was emptied
         by `release` follows. All shapes are known beforehand, so nothing here waits for the device.
         """
-        if self._source is None or self._score is None:
+        copies = None
+        if self.duplicates is not None:
+            self._allocate(offered, keys)
+            offered, copies = self._merge(self.duplicates, offered, keys)
+        return self._take_in(offered, keys, values, retain, copies)
+
+    def _merge(self, duplicates: Duplicates, offered: Candidates, keys: Tensor) -> tuple[Candidates, Tensor]:
+        """Count near-duplicates where they are kept; returns what is left to offer, and how many each stands for.
+
+        What is counted elsewhere is offered as an empty slot is. A slot has the highest score of what it stands for.
+        """
+        assert self._score is not None and self._copies is not None
+        used = slice(0, self.count)
+        merged = duplicates.merge(self.keys, self._score[:, used], keys, offered)
+        self._copies, self._score = self._copies.clone(), self._score.clone()
+        self._copies[:, used] += merged.gained
+        self._score[:, used] = self._score[:, used].maximum(merged.best)
+        return Candidates(offered.source, offered.score.masked_fill(merged.gone, EMPTY)), merged.copies
+
+    def _allocate(self, offered: Candidates, keys: Tensor) -> None:
+        """Make room at the first offer, when all sizes are known."""
+        if self._source is None:
             batch = offered.score.shape[0]
             self._store.allocate(keys)
             self._source = offered.source.new_zeros((batch, self.capacity, 3))
             self._score = offered.score.new_zeros((batch, self.capacity))
+            self._copies = None if self.duplicates is None else torch.ones_like(self._score)
+
+    def _take_in(
+        self, offered: Candidates, keys: Tensor, values: Tensor, retain: Retain, copies: Tensor | None
+    ) -> tuple[Candidates, Candidates]:
+        """Let the rule choose; `copies` B M has how many each newcomer stands for, where duplicates are merged."""
+        self._allocate(offered, keys)
+        assert self._source is not None and self._score is not None
         pool = Candidates(
             torch.cat([self._source[:, : self.count], offered.source], dim=1),
             torch.cat([self._score[:, : self.count], offered.score], dim=1),
@@ -152,6 +195,8 @@ class NoveltyBank:
         self._overwrite(free, newcomer, keys, values)
         self._source = torch.where(free[..., None], entering.source, self._source)
         self._score = torch.where(free, entering.score, self._score)
+        if self._copies is not None and copies is not None:
+            self._copies = torch.where(free, copies.gather(1, newcomer), self._copies)
         self.count = slots
         if self._released is not None:
             leaving, self._released = _joined([leaving, self._released]), None
@@ -166,20 +211,28 @@ class NoveltyBank:
             torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
 
     def state(self) -> State:
+        limit = {} if self.duplicates is None else self.duplicates.state()
         if self._score is None:
-            return {}
+            return limit
         released = self._released
         entries = copies(
             {
                 "bank.source": self._source,
                 "bank.score": self._score,
+                "bank.copies": self._copies,
                 "bank.released.source": None if released is None else released.source,
                 "bank.released.score": None if released is None else released.score,
             }
         )
         # A bank that once had holes is read with a mask ever after, which rounds differently from without one.
         holes = {"bank.holes": torch.tensor(1)} if self._holes else {}
-        return {**self._store.state("bank"), **entries, "bank.count": torch.tensor(self.count), **holes}
+        return {
+            **self._store.state("bank"),
+            **entries,
+            "bank.count": torch.tensor(self.count),
+            **holes,
+            **limit,
+        }
 
     def expected(self, state: State, grid: tuple[int, int]) -> dict[str, Entry]:
         """Return what a state must have of this bank, whose tokens come from a grid of so many rows and columns."""
@@ -189,21 +242,33 @@ class NoveltyBank:
             "bank.score": Entry(("B", self.capacity), "scores"),
             "bank.count": Entry((), torch.int64, 0, self.capacity),
         }
+        if self.duplicates is not None:
+            own["bank.copies"] = Entry(("B", self.capacity), "scores", 1)
         released = {
             "bank.released.source": Entry(("B", "released", 3), torch.int64, 0, last),
             "bank.released.score": Entry(("B", "released"), "scores"),
         }
         holes = {"bank.holes": Entry((), torch.int64, 1, 1)}
         whole = {**self._store.expected("bank"), **own, **together(state, released), **together(state, holes)}
-        return together(state, whole) if self.capacity else {}
+        if not self.capacity:
+            return {}
+        admitted = together(state, whole)
+        merging = {} if self.duplicates is None else self.duplicates.expected(state, bool(admitted))
+        return {**admitted, **merging}
 
     def load_state(self, state: State) -> None:
         self._store.load_state("bank", state)
-        self._source, self._score, self.count, self._holes = None, None, 0, False
-        if "bank.score" in state:
-            self._source, self._score = state["bank.source"].clone(), state["bank.score"].clone()
+        self._source, self._score, self._copies = (
+            copy_of(state.get(f"bank.{part}")) for part in ("source", "score", "copies")
+        )
+        self.count, self._holes = 0, False
+        if self.duplicates is not None:
+            self.duplicates.load_state(state)
+        if self._score is not None:
             self.count = int(state["bank.count"])
-            self._holes = "bank.holes" in state or bool((self._score[:, : self.count] < 0).any())
+            # Where duplicates are merged, all slots have a bias anyway.
+            empty = self.duplicates is None and bool((self._score[:, : self.count] < 0).any())
+            self._holes = "bank.holes" in state or empty
         self._released = None
         if "bank.released.score" in state:
             self._released = Candidates(state["bank.released.source"], state["bank.released.score"])

@@ -38,6 +38,10 @@ class WindowMemory(MemoryPolicy):
         self.window.slide(block)
 
     @property
+    def sink_frames(self) -> int:
+        return self.window.sink_frames
+
+    @property
     def wants_tokens(self) -> bool:
         return self.window.wants_tokens
 

@@ -64,13 +64,13 @@ class PinnedTokens:
             raise refuse("name", name, f"nothing is pinned under it; names: {known}", "name one of these")
         del self.groups[name]
 
-    def show(self, window: Window, names: Collection[str] | None) -> None:
-        """Let the block see the tokens of these names, or all of them."""
+    def show(self, window: Window, names: Collection[str] | None, log_bias: float = 0.0) -> None:
+        """Let the block see the tokens of these names, or all of them, with this bias."""
         for name, group in self.groups.items():
             if names is None or name in names:
                 source = group.entries.source.to(torch.float64)
                 positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
-                window.add(Role.CAST, group.keys, group.values, positions, in_front=True)
+                window.add(Role.CAST, group.keys, group.values, positions, log_bias=log_bias, in_front=True)
 
     def state(self) -> State:
         if not self.groups:

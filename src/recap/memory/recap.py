@@ -6,6 +6,7 @@ of how things looked when they first appeared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,21 +16,33 @@ from torch import Tensor
 
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
 from recap.errors import refuse
-from recap.memory.bank import NoveltyBank
+from recap.memory.bank import NoveltyBank, Retain
 from recap.memory.base import WindowMemory
+from recap.memory.merging import Duplicates
 from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.reinforcement import read_reinforcement
+from recap.memory.sharing import shared_scores
 from recap.memory.window import Window, make_window
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
 
+MOST_MARGIN = 100.0
+"""No two tokens are so far apart."""
+
 
 class RecapMemory(WindowMemory):
     """Keeps a reinforced sink, a bank that an admission rule fills, and the last frames."""
 
-    def __init__(self, window: Window, bank: NoveltyBank, admission: Admission):
+    def __init__(
+        self,
+        window: Window,
+        bank: NoveltyBank,
+        admission: Admission,
+        bank_reinforcement: float = 1.0,
+        share_by_block: bool = False,
+    ):
         super().__init__(window)
         if admission.takes_leaving and window.spec.carries_history:
             limit = "it takes what leaves the window, and this backbone's own history is its window"
@@ -37,6 +50,9 @@ class RecapMemory(WindowMemory):
         self.bank = bank
         self.pinned = PinnedTokens(window.spec)
         self._admission = admission
+        # Bank and pinned tokens have the same, so that pinning a token does not change its weight.
+        self._bank_bias = math.log(bank_reinforcement)
+        self._share_by_block = share_by_block
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
 
@@ -45,9 +61,16 @@ class RecapMemory(WindowMemory):
         if self.bank.count:
             source = self.bank.entries.source.to(torch.float64)
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
-            bank, bias = self.bank, self.bank.token_bias
-            self.window.add(Role.BANK, bank.keys, bank.values, positions, token_bias=bias, in_front=True)
-        self.pinned.show(self.window, block.subjects)
+            self.window.add(
+                Role.BANK,
+                self.bank.keys,
+                self.bank.values,
+                positions,
+                log_bias=self._bank_bias,
+                token_bias=self.bank.token_bias,
+                in_front=True,
+            )
+        self.pinned.show(self.window, block.subjects, self._bank_bias)
         return phases
 
     def pin(self, slots: Sequence[int], name: str) -> None:
@@ -74,14 +97,24 @@ class RecapMemory(WindowMemory):
     def wants_tokens(self) -> bool:
         return self.bank.capacity > 0 or self.window.wants_tokens
 
+    @property
+    def needs_pixels(self) -> bool:
+        return self.bank.capacity > 0 and self._admission.needs_pixels
+
     def look(self, block: Block, pixels: Tensor) -> None:
+        if self.bank.capacity == 0:
+            return
         # A rule that scores by keys must wait for the clean pass, which makes them.
-        if self.bank.capacity and not self._admission.reads_keys:
+        if self._admission.reads_keys:
+            self._admission.look(block, pixels)
+        else:
             self._proposed = self._admission.propose(block, pixels)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         if self.bank.capacity == 0:
             return trace
+        if self.bank.duplicates is not None:
+            self.bank.duplicates.calibrate(self.window.current.keys[:, :, : self.window.spec.frame_tokens])
         if self._admission.reads_keys:
             tokens = block.num_frames * self.window.spec.frame_tokens
             self._admission.read_keys(self.window.current.keys[:, :, :tokens])
@@ -91,9 +124,16 @@ class RecapMemory(WindowMemory):
         trace = replace(trace, fired=fired)
         offered, keys, values = self._offer(block, proposed)
         if offered.count:
-            admitted, evicted = self.bank.admit(offered, keys, values, self._admission.retain)
+            admitted, evicted = self.bank.admit(offered, keys, values, self._retain_after(block))
             trace = replace(trace, admitted=admitted, evicted=evicted, offered=offered)
         return replace(trace, edge_share=self._edge_share())
+
+    def _retain_after(self, block: Block) -> Retain:
+        """Return how the bank chooses after this block."""
+        if not self._share_by_block:
+            return self._admission.retain
+        sizes = block.first_frame, self.window.spec.frames_per_block
+        return lambda pool, capacity: self._admission.retain(shared_scores(pool, *sizes), capacity)
 
     def _edge_share(self) -> Tensor | None:
         """Return the share of border columns among the bank's new tokens; a swaying camera fills a bank with them."""
@@ -152,6 +192,13 @@ class RecapConfig(MemoryConfig):
     zero_scores_fill: bool = True
     # The bank is stored in the CPU's memory and copied layer by layer, at every step.
     bank_on_host: bool = False
+    # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
+    bank_reinforcement: float = 1.0
+    # A token whose key is so near to one in the bank is counted there, as ln(n), and takes no slot: a multiple of the
+    # distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
+    merge_margin: float = 0.0
+    # Every block in turn keeps its best token, so that what comes late cannot evict all that came early.
+    share_by_block: bool = False
 
     card: ClassVar[Card] = Card(
         keeps="the first frame, reinforced; a frame's worth of tokens that showed something new; the last frames",
@@ -168,12 +215,22 @@ class RecapConfig(MemoryConfig):
         object.__setattr__(self, "reinforcement", read_reinforcement(self.reinforcement).plain)
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RecapMemory:
+        if not (self.bank_reinforcement > 0 and math.isfinite(self.bank_reinforcement)):
+            limit = "must be above 0 and finite"
+            raise refuse("bank_reinforcement", self.bank_reinforcement, limit, "1 leaves the bank as it is")
+        if not 0 <= self.merge_margin <= MOST_MARGIN:
+            limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
+            raise refuse("merge_margin", self.merge_margin, limit, "0 merges nothing")
         if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
             limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
             raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         bank = NoveltyBank(
-            capacity, spec.layers, on_host=self.bank_on_host, zero_scores_fill=self.zero_scores_fill
+            capacity,
+            spec.layers,
+            on_host=self.bank_on_host,
+            zero_scores_fill=self.zero_scores_fill,
+            duplicates=Duplicates(spec.layers, self.merge_margin) if self.merge_margin else None,
         )
-        return RecapMemory(window, bank, admission())
+        return RecapMemory(window, bank, admission(), self.bank_reinforcement, self.share_by_block)

@@ -302,6 +302,7 @@ class Session:
             seeds=self.config.seeds,
             decoder=self._decoder,
             aside=at_once if self.config.eager else choose_aside(device),
+            sampling=self.config.sampling,
             first_latent=None if self._first is None else self._first.to(device),
             past=[(self._block(index), self._latents[index].to(device)) for index in near],
             kernels=self._kernels,

@@ -205,6 +205,7 @@ def generate_batch(
         plan,
         seeds=[each.seeds[0] for each in configs],
         aside=choose_aside(config.device),
+        sampling=config.sampling,
     )
     seconds, began = [], time.perf_counter()
     with _Rows(files, shape) as rows:

@@ -40,6 +40,8 @@ class Row:
     path: str = ""
     # Settings of the admission other than its defaults.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # Settings of the sampler other than its defaults: antiphase, sink_noise.
+    sampling: Mapping[str, float] = field(default_factory=dict)
     # Score -> what the paper prints for it, where it stands in no line of `paper_table`.
     printed: Mapping[str, float | None] = field(default_factory=dict)
 

@@ -63,6 +63,7 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
             "memory": dict(row.memory),
             "admission": {"name": row.admission, **row.settings},
             "flow": ask.flow,
+            **row.sampling,
             "seeds": [seed],
             "dtype": ask.dtype,
             "trace_offered": any(each.reads_offered for each in find_measures(recipe.measures)),
