@@ -6,10 +6,10 @@ The same memory, prompts, seed and length serve several tables.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import MISSING, fields, replace
+from typing import Any, NamedTuple
 
-from recap.config import RunConfig
+from recap.config import PARTS, RunConfig
 from recap.eval.metrics import find_measures
 from recap.tables.recipes import Ask, Recipe, Row
 from recap.tables.runner import Job, ResultStore
@@ -72,13 +72,44 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
 
 
 def _job(name: str, run_config: RunConfig, script: Script, ask: Ask, wants: Iterable[str]) -> Job:
-    config = run_config.to_dict() | {"device": ask.device}
+    config = _unusual(run_config) | {"device": ask.device, "dtype": ask.dtype}
     # These change no picture: how much is traced, by which path, and how often a state is kept.
-    options = {"trace_offered": config.pop("trace_offered")}
-    del config["eager"], config["checkpoint_every"]
+    options = {"trace_offered": config.pop("trace_offered", False)}
+    for unseen in ("eager", "checkpoint_every"):
+        config.pop(unseen, None)
     data = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
     data |= {"embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow}
     return Job(name, data, frozenset(wants), options, size=sum(shot.seconds for shot in script.shots))
+
+
+def _unusual(config: RunConfig) -> dict[str, Any]:
+    """Return the plain data of a config without what is left as usual, so that a new setting renames no older run.
+
+    Whoever changes what is usual must raise the version: results of two versions do not meet in a table.
+    """
+    values = config.to_dict()
+    for part in PARTS:
+        own = getattr(config, part)
+        values[part] = {"name": own.name, **_changed(own.settings, values[part])}
+    return {
+        "seeds": values["seeds"],
+        "flow": values["flow"],
+        **_changed(config, values),
+        **{p: values[p] for p in PARTS},
+    }
+
+
+def _changed(settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the values that differ from the defaults of a dataclass."""
+    usual = {each.name: each.default for each in fields(settings) if each.default is not MISSING}
+    lists = {
+        each.name: each.default_factory() for each in fields(settings) if each.default_factory is not MISSING
+    }
+    return {
+        each.name: values[each.name]
+        for each in fields(settings)
+        if getattr(settings, each.name) != {**usual, **lists}.get(each.name, MISSING)
+    }
 
 
 class TableRuns:
