@@ -144,6 +144,26 @@ OTHER_RULES = tuple(
     Row(f"recap, {rule}", RECAP.memory, rule)
     for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
+SCHEDULES = (
+    *("5@layers:last-half", "5@layers:first-half", "5@heads:top-0.5", "5@heads:bottom-0.5"),
+    *("5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
+)
+# Options that the paper does not have, one at a time.
+BEYOND = (
+    SINK_5,
+    RECAP,
+    BANK,
+    Row("keys", RECAP.memory, "keys"),
+    Row("keys, lambda 1", BANK.memory, "keys"),
+    Row("flow+keys", RECAP.memory, "flow+keys"),
+    Row("bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}),
+    Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
+    Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
+    Row("shared by block", {**RECAP.memory, "share_by_block": True}),
+    *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
+    Row("antiphase 0.5", RECAP.memory, sampling={"antiphase": 0.5}),
+    Row("sink noise 0.2", RECAP.memory, sampling={"sink_noise": 0.2}),
+)
 OLD_RULES = {"claims": "carried", "borders": "literal"}
 # Readings of what the paper leaves open, each against ours.
 READINGS = (SINK_5, Row("recap, old rules", RECAP.memory, settings=OLD_RULES), RECAP)
@@ -287,7 +307,7 @@ RECIPES = (
         paper_key={"horizon": "5min"},
     ),
     REAPPEARANCE,
-    # This and the next three are not in the paper. It is the one task that asks for a memory of more than the
+    # This and the next five are not in the paper. It is the one task that asks for a memory of more than the
     # opening, put to all of them.
     replace(
         REAPPEARANCE,
@@ -310,6 +330,19 @@ RECIPES = (
         "Readings of the novelty rule: one scene of a minute",
         (SINK, Row("bank, lambda 1, old rules", BANK.memory, settings=OLD_RULES), BANK, *READINGS),
         (*IDENTITY, "subject_motion"),
+    ),
+    replace(
+        REAPPEARANCE,
+        name="beyond",
+        title="Options beyond the paper: controlled reappearance",
+        rows=BEYOND,
+    ),
+    Recipe(
+        "beyond-60s",
+        "Options beyond the paper: one scene of a minute",
+        (SINK, *BEYOND),
+        (*IDENTITY, "subject_motion"),
+        plane=("subject_path", "identity_crop"),
     ),
     # Who comes late and leaves again is in no opening, and no cut tells a memory to keep it.
     Recipe(
