@@ -110,7 +110,7 @@ class Track:
     def build(self, branch: int, blocks: int) -> None:
         """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
         record = self._store.record.branches[branch]
-        changes = [change for change in record.changes if change["track"] == self.name]
+        changes = self._changes(record)
         session, start = self._restored(record, branch, blocks, changes)
         known = self._store.read_latents(self.name, branch, range(start, blocks))
         for block in range(start, blocks + 1):
@@ -120,6 +120,9 @@ class Track:
             if block < blocks:
                 session.step(known[block])
         self.session = session
+
+    def _changes(self, record: BranchRecord) -> list[dict[str, Any]]:
+        return [change for change in record.changes if change["track"] == self.name]
 
     def _restored(
         self, record: BranchRecord, branch: int, blocks: int, changes: list[dict[str, Any]]
@@ -141,7 +144,7 @@ class Track:
                 start,
                 dict(record.cues),
                 {c["at"]: c["reinforcement"] for c in before if c.get("reinforcement") is not None},
-                edits_of(before, session),
+                edits_of(before, session, self._store.record.cast),
                 state,
                 first,
                 latents,
@@ -158,11 +161,18 @@ class Track:
         return session, 0
 
     def go_back(self, block: int, record: BranchRecord) -> None:
-        """Go back on a branch and take another timeline from there; in memory where the way is short."""
+        """Do what `build` does, in memory where the way is short."""
         if block < self.session.oldest_block:
             self.build(record.id, block)
             return
         self.session.rewind(block)
+        for change in self._changes(record):
+            if change["at"] == block:
+                apply_change(self.session, self._store.folder, change)
+
+    def branch_off(self, block: int, record: BranchRecord) -> None:
+        """Go back to where a branch begins, and take its timeline."""
+        self.go_back(block, record)
         now = self.session.snapshot()
         earlier = {at: factor for at, factor in now.reinforcements.items() if at < block}
         self.session.restore(replace(now, cues=dict(record.cues), reinforcements=earlier))
@@ -255,15 +265,23 @@ def apply_change(session: Session, folder: Path, change: Mapping[str, Any]) -> N
             session.set(**{name: change[name] for name in settings if name in change})
 
 
-def edits_of(changes: list[dict[str, Any]], session: Session) -> dict[int, tuple[Edit, ...]]:
-    """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank."""
+def edits_of(
+    changes: list[dict[str, Any]], session: Session, cast: Sequence[str]
+) -> dict[int, tuple[Edit, ...]]:
+    """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank.
+
+    `cast` names who was there from the first block on.
+    """
     found: dict[int, tuple[Edit, ...]] = {}
+    names = set(cast)
     for change in changes:
         words: dict[str, str | None] = dict(change.get("words", {}))
-        if change["kind"] == "pin":
+        # What is pinned under the name of somebody who is there joins them, and their words stay.
+        if change["kind"] == "pin" and change["name"] not in names:
             words = {change["name"]: f"a {change['name']}"}
         if change["kind"] == "drop_cast":
             words = {change["name"]: None}
+        names = {name for name in (*names, *words) if words.get(name, "") is not None}
         if "capacity_frames" in change:
             found[change["at"]] = (*found.get(change["at"], ()), session.resizing(change["capacity_frames"]))
         if words:
