@@ -199,6 +199,9 @@ class Track:
             BlockTrace.of(made) if earlier is None else replace(BlockTrace.of(made), shares=earlier.shares)
         )
         shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
+        if None in shares.values() and earlier is None and self._watching.clean_only:
+            # Fast kernels tell roles with a bias alone; two ways of measuring in one bar would not add up.
+            shares = {**dict.fromkeys(shares), **self._watching.shares()}
         return {
             "v": 1,
             "type": "block",
@@ -223,10 +226,11 @@ class Track:
         return [self._slot(slot, now_s, shares.get(slot.source)) for slot in self.session.bank]
 
     def _overlay(self) -> dict[str, Any] | None:
-        """Return where in the picture each role was read; None where the model reads by kernels of its own."""
+        """Return where in the picture each role was read; None where the model does not show it."""
         rows, columns = self._backbone.spec.grid
         maps = self._watching.maps((rows, columns))
-        return {"rows": rows, "columns": columns, "roles": maps} if maps else None
+        measured = "clean pass" if self._watching.clean_only else "steps"
+        return {"rows": rows, "columns": columns, "roles": maps, "measured": measured} if maps else None
 
     def _slot(self, slot: Slot, now_s: float, share: float | None) -> dict[str, Any]:
         """Return a slot of the bank: where its token was seen, and in which picture of which block."""
