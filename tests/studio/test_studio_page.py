@@ -267,44 +267,6 @@ def test_what_is_kept_comes_as_files_and_opens_again(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_ready_story_runs(browser, studio_url):
-    with opened(browser, f"{studio_url}#demo") as page:
-        page.wait_for_function("() => document.querySelectorAll('.cue').length === 4")
-        page.wait_for_selector("#caption >> text=empty beach")
-        wait_second(page, 1.5)
-        page.wait_for_selector("#caption >> text=A fox comes")
-
-
-@pytest.mark.slow
-def test_a_newcomer_sees_the_bank_work_soon(browser, tmp_path):
-    """The ready story on the real model: from opening the page to patches of the fox, and to its return.
-
-    The promise is 20 s where nothing else runs; a busy machine, which the page's own rate shows, has longer.
-    """
-    back = """() => document.getElementById("caption").textContent.startsWith("The fox is back")
-      && document.querySelector("#overlay [aria-pressed=true]")?.textContent === "Bank" """
-    with served(tmp_path, "embedded") as (url, _):
-        began = time.monotonic()
-        with opened(browser, f"{url}#demo") as page:
-            page.wait_for_function(f"() => ({LOOK})().second > 0")
-            plays = time.monotonic() - began
-            page.wait_for_function("() => document.querySelectorAll('.tile').length > 1")
-            page.wait_for_selector("#caption >> text=A fox comes")
-            comes = time.monotonic() - began
-            page.wait_for_function(back)
-            took = time.monotonic() - began
-            wait_second(page, 8.5)
-            status = page.locator("#status").inner_text()
-            print(
-                f"plays after {plays:.1f} s, the fox comes after {comes:.1f} s, is back after {took:.1f} s; {status}"
-            )
-            rate = float(re.search(r"generates ([\d.]+)/s", status)[1])
-            if folder := os.environ.get("SCREENSHOTS"):
-                page.screenshot(path=Path(folder) / "studio-story.png", full_page=True)
-            assert took <= 20 * max(1, 8 / rate)
-
-
-@pytest.mark.slow
 def test_one_can_seek_to_blocks_of_which_a_reloaded_tab_was_not_told(page, monkeypatch):
     monkeypatch.setattr("recap.studio.live.TOLD_BLOCKS", 2)
     begin(page)
