@@ -17,7 +17,7 @@ from recap.errors import RecapError
 from recap.io.report import SILENT
 from recap.run import generate
 from recap.studio import messages as say
-from recap.studio.progress import Progress
+from recap.studio.progress import BranchProgress
 from recap.studio.track import Track
 from tests.studio.conftest import PROMPT, order, play_to, wait_for
 from tests.studio.test_keep import config_of, zipped
@@ -135,7 +135,7 @@ def test_a_run_that_is_being_read_is_not_changed(client, studio, backbone, tmp_p
 
 
 def test_progress_counts_a_block_when_all_its_tracks_are_on_disk():
-    progress = Progress(("main", "beside"))
+    progress = BranchProgress(("main", "beside"))
     progress.begin(0, 2)
     assert progress.first_unseen(0) == 2
     first, second = ({"index": 2, "track": track} for track in ("main", "beside"))
@@ -150,7 +150,7 @@ def test_progress_counts_a_block_when_all_its_tracks_are_on_disk():
 
 
 def test_progress_drops_what_is_on_its_way_from_a_block_on():
-    progress = Progress(("main",))
+    progress = BranchProgress(("main",))
     progress.begin(0, 0)
     sent = [{"index": index, "track": "main"} for index in range(3)]
     for info in sent:

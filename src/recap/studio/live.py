@@ -21,7 +21,7 @@ from recap.io.video import Picture
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
-from recap.studio.progress import Progress
+from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
@@ -69,7 +69,7 @@ class LiveSession:
         self.hub = Hub(settings.limits.subscribers)
         # Held while files and events of blocks change, by both threads.
         self.lock = RLock()
-        self.progress = Progress(self.tracks)
+        self.progress = BranchProgress(self.tracks)
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
         self._firsts: dict[str, Picture] = {}
         self._broken = False

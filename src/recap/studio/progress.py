@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 
-class Progress:
+class BranchProgress:
     """Counts the blocks of every branch; whoever asks holds the session's lock."""
 
     def __init__(self, tracks: Collection[str]) -> None:
