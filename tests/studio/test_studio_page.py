@@ -163,8 +163,9 @@ def test_seek_back_branch_and_return(page):
     page.wait_for_function(f"() => ({LOOK})().paused")
     there = page.evaluate(LOOK)["second"]
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function(f"(before) => ({LOOK})().second < before - 0.9", arg=there)
-    assert page.evaluate(LOOK)["ready"] >= 2
+    page.wait_for_function(
+        f"(before) => ({LOOK})().second < before - 0.9 && ({LOOK})().ready >= 2", arg=there
+    )
     page.click("#branch-here")
     page.wait_for_selector(".branch[data-branch='1'][aria-pressed=true]")
     direct(page, "a green boat")
