@@ -186,7 +186,7 @@ def test_a_failure_is_said_and_play_continues(client, studio, monkeypatch):
 def test_a_playhead_anywhere_is_only_what_could_be_seen(client, studio, second):
     name = begin(client)
     live = studio.sessions[name]
-    wait_for(lambda: live.next_block == 2, "the lead")
+    wait_for(lambda: live.store.count("main", 0) == 2, "the lead")
     order(client, name, "playhead", second=second)
     assert 0 <= live.first_unseen - 1 <= 1
 

@@ -198,6 +198,8 @@ def test_a_thousand_malformed_messages_and_uploads_break_nothing(client, studio,
     assert not [record for record in caplog.records if record.name == "recap.studio"], caplog.text
     assert studio.sessions[name] is live
     client.post(f"/v1/sessions/{name}/commands", json={"type": "play"})
+    # Only what is on disk can have been seen.
+    studio.engine.call(live.settle).result()
     count = live.next_block
     client.post(f"/v1/sessions/{name}/commands", json={"type": "playhead", "second": 1e5})
     wait_for(lambda: live.next_block > count, "a block")

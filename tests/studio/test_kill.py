@@ -148,7 +148,7 @@ def test_a_session_that_was_closed_continues_from_its_state(studio, backbone, mo
     monkeypatch.setattr("recap.studio.live.STATE_EVERY", 2)
     live = studio.create(say.NewSession(prompt=PROMPT))
     for seen in range(4):
-        wait_for(lambda seen=seen: live.next_block > seen, "a block")
+        wait_for(lambda seen=seen: live.store.count("main", 0) > seen, "a block")
         studio.command(live, say.PlayheadMessage(second=live.clock.start_s(seen))).result()
     wait_for(lambda: live.store.count("main", 0) == 6, "blocks")
     slot = live.store.read_info("main", 0, 3)["bank"][0]["slot"]

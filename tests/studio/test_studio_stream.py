@@ -47,6 +47,7 @@ def test_the_lead_is_bounded(client, studio):
     wait_for(lambda: live.next_block == 2, "the lead")
     studio.engine.call(lambda: None).result()
     assert not live.wants_block() and live.next_block == 2
+    wait_for(lambda: live.store.count("main", 0) == 2, "the disk")
     answer = client.post(f"/v1/sessions/{name}/commands", json={"type": "playhead", "second": 1.0})
     assert answer.status_code == 200, answer.text
     wait_for(lambda: live.next_block == 4, "the lead")

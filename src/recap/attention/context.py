@@ -6,7 +6,7 @@ once per block: they are rotated on the layer's first read, and all later steps 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,12 @@ class ContextKernels:
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
         """Compute attention; a role whose share is not measured is left out of the shares."""
         return attend(query, segments)
+
+    def watch(self, layer: int, read: Callable[[], tuple[Tensor, list[Readable]]]) -> None:
+        """See a read of the clean pass that was not made here; nobody looks unless a subclass does.
+
+        `read` makes the query and the segments, rotated, as `read` above gets them.
+        """
 
 
 OWN_KERNELS = ContextKernels()
@@ -132,6 +138,16 @@ class BlockContext:
         """Receive likewise the share without bias, B H, of the segment that the memory wants measured."""
         assert self._writes, "only the clean pass writes: hand over to the context of `clean_pass()`"
         self._policy.measure(layer, plain)
+
+    def show_read(self, layer: int, tokens: Tokens) -> None:
+        """Let the kernels watch the clean pass of such a reader, if it reads `kept` and the block itself."""
+
+        def read() -> tuple[Tensor, list[Readable]]:
+            own = Segment(Role.CURRENT, tokens.keys, tokens.values, tokens.positions)
+            segments = [*self._read_kept(layer, tokens.queries), self._rotated(own)]
+            return self._turned(tokens.queries, tokens.positions), segments
+
+        self._kernels.watch(layer, read)
 
     def measured(self, shares: dict[Role, Tensor], stage: int | None = None) -> None:
         """Receive from such a reader shares of attention mass, B per role; one call counts as one read."""

@@ -78,6 +78,8 @@ def bound_socket(settings: StudioSettings) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host, settings.port))
+        # From here on a browser that is faster than the server waits instead of being refused.
+        made.listen()
     except OSError as error:
         made.close()
         limit = f"{settings.host} cannot be listened on there ({error.strerror or error})"

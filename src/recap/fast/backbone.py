@@ -97,9 +97,11 @@ class FastWanBackbone(WanBackbone):
         for layer, own in enumerate(runner.settle(latents)):
             # Copies, because a memory may keep the tokens and the next block overwrites these.
             queries, keys, values = (part.clone() for part in (own.queries, own.keys, own.values))
-            context.hand_over(layer, Tokens(queries, keys, values, positions))
+            tokens = Tokens(queries, keys, values, positions)
+            context.hand_over(layer, tokens)
             if own.plain is not None:
                 context.hand_share(layer, own.plain.clone())
+            context.show_read(layer, tokens)
 
     def _supports(self, context: Context) -> TypeGuard[BlockContext]:
         """Tell whether the window is known before the first step and has the same layout in all layers."""

@@ -32,8 +32,9 @@ def make_branch(live: LiveSession, second: float) -> int:
         live.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule)
         live.record.current = number
         live.store.save_record()
-    _see_all_before(live, number)
-    _move(live, lambda track: track.go_back(block, live.branch))
+        live.progress.begin(number, block)
+        _see_all_before(live, number)
+    _move(live, lambda track: track.branch_off(block, live.branch))
     return number
 
 
@@ -41,7 +42,7 @@ def _see_all_before(live: LiveSession, branch: int) -> None:
     """Mark what a branch inherits as seen in every branch that it comes from: it must not be dropped there."""
     bound = live.record.branches[branch].fork_block
     for at, first in live.record.lineage(branch):
-        live.seen[at] = max(bound - 1, live.seen.get(at, -1))
+        live.progress.see(at, bound - 1)
         bound = min(bound, first)
 
 

@@ -21,13 +21,13 @@ from recap.io.video import Picture
 from recap.studio.engine import Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
+from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import MEDIA, BranchRecord, SessionStore
 from recap.studio.track import (
     STATE_EVERY,
     Track,
-    apply_change,
     likeness,
     movement,
     names_of,
@@ -69,10 +69,7 @@ class LiveSession:
         self.hub = Hub(settings.limits.subscribers)
         # Held while files and events of blocks change, by both threads.
         self.lock = RLock()
-        # Per branch: grows when blocks are dropped, so that what is still being encoded of them is not kept.
-        self._epochs: dict[int, int] = {}
-        # Per branch: the last block that somebody saw.
-        self.seen: dict[int, int] = {}
+        self.progress = BranchProgress(self.tracks)
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
         self._firsts: dict[str, Picture] = {}
         self._broken = False
@@ -97,13 +94,13 @@ class LiveSession:
         for name, track in self.tracks.items():
             self.store.drop_blocks(name, branch, blocks)
             track.build(branch, blocks)
-        self.seen.setdefault(branch, blocks - 1)
+        with self.lock:
+            self.progress.begin(branch, blocks)
         self._broken = False
 
     def wants_block(self) -> bool:
-        seen = self.seen.get(self.record.current, -1)
-        waiting = self.next_block - 1 - seen < self.settings.lead_blocks
-        return self.playing and not self._broken and waiting
+        waiting = self.next_block - self.first_unseen < self.settings.lead_blocks
+        return self.playing and not self._broken and (waiting or bool(self.known))
 
     def make_block(self) -> None:
         """Generate one block of every track, and hand it to the encoder."""
@@ -121,22 +118,24 @@ class LiveSession:
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}
             seconds, pictures = seconds + spent, len(shown)
-            self._engine.encoder.submit(
-                self._finish, track.name, branch, self._epochs.get(branch, 0), info, made.latents, shown
-            )
+            with self.lock:
+                self.progress.send(branch, info)
+            self._engine.encoder.submit(self._finish, branch, info, made.latents, shown)
             if track.session.next_block % STATE_EVERY == 0:
                 track.keep_state(branch)
         if self.known.pop(index, None) is None:
             self._speed.append((int(pictures), seconds))
+        elif not self.known:
+            # Whoever brought a run has seen it; prompts take effect after its end.
+            self.settle()
+            self.see(self.clock.start_s(index))
         self.tell_status()
 
-    def _finish(
-        self, track: str, branch: int, epoch: int, info: dict[str, Any], latents: Tensor, pictures: Pictures
-    ) -> None:
+    def _finish(self, branch: int, info: dict[str, Any], latents: Tensor, pictures: Pictures) -> None:
         """Encode, write and show a block; on the encoder's thread."""
+        track, index = info["track"], info["index"]
         try:
             began = time.perf_counter()
-            index = info["index"]
             first = self.clock.first_picture(index)
             coded = encode_block(pictures, self._spec.pictures_per_second, first, index)
             strip = picture_strip(pictures)
@@ -144,16 +143,19 @@ class LiveSession:
             info["likeness"] = likeness(pictures[-1], self._first_picture(track, branch, index, pictures))
             info["ms"]["encode"] = round(1e3 * (time.perf_counter() - began), 1)
             with self.lock:
-                if epoch != self._epochs.get(branch, 0):
+                if not self.progress.is_wanted(branch, info):
                     return
                 if index == self.record.branches[branch].fork_block:
                     self.store.write_init(track, branch, coded.init)
                 self.store.write_block(track, branch, info, latents, coded.media, strip)
+                self.progress.arrive(branch, info)
                 self.hub.tell({name: value for name, value in info.items() if name != "trace"})
                 header = self._header(track, branch, info)
                 self.hub.send_media(header, coded.media, lambda: coded.init)
         except Exception as error:
             words = in_words(error)
+            with self.lock:
+                self.progress.drop(branch, index)
             self._engine.call(lambda: self.fail(words))
 
     def _first_picture(self, track: str, branch: int, index: int, pictures: Pictures) -> Picture:
@@ -172,9 +174,6 @@ class LiveSession:
     def fail(self, error: RecapError) -> None:
         """Stop generating and say why; `play` continues from what is on disk."""
         self.playing, self._broken, self.message = False, True, str(error)
-        with self.lock:
-            branch = self.record.current
-            self._epochs[branch] = self._epochs.get(branch, 0) + 1
         self.tell_status()
 
     @property
@@ -254,14 +253,13 @@ class LiveSession:
     # Directing
 
     def see(self, second: float) -> None:
-        """Note which second is on the screen; what was not generated yet cannot have been seen."""
-        branch = self.record.current
-        block = min(self.clock.block_at(min(second, 1e6)), self.next_block - 1)
-        self.seen[branch] = max(block, self.seen.get(branch, -1))
+        """Note which second is on the screen."""
+        with self.lock:
+            self.progress.see(self.record.current, self.clock.block_at(min(second, 1e6)))
 
     @property
     def first_unseen(self) -> int:
-        return self.seen.get(self.record.current, -1) + 1
+        return self.progress.first_unseen(self.record.current)
 
     def direct(self, act: Callable[[int], list[dict[str, Any]]], at_block: int = 0) -> int:
         """Change the session at the first block that has not been seen, or at a later one; returns the block.
@@ -273,16 +271,13 @@ class LiveSession:
         target = max(self.first_unseen, at_block)
         here = min(target, self.next_block)
         branch = self.branch
-        pending = [change for change in branch.changes if change["at"] == here]
+        pending = any(change["at"] == here for change in branch.changes)
         kept = {name: track.session.snapshot() for name, track in self.tracks.items()}
         goes_back = here < self.next_block
         try:
-            for name, track in self.tracks.items():
+            for track in self.tracks.values():
                 if goes_back or pending:
-                    track.session.rewind(here)
-                for change in pending:
-                    if change["track"] == name:
-                        apply_change(track.session, self.store.folder, change)
+                    track.go_back(here, branch)
             changes = act(target)
             for track in self.tracks.values():
                 for at in {target, *track.session.cues}:
@@ -328,14 +323,18 @@ class LiveSession:
         return block
 
     def check_sound(self) -> None:
+        """Refuse to change a session that failed, or one that is not whole yet."""
         if self._broken:
             raise refuse("session", "failed", self.message, "press play first")
+        if self.known:
+            limit = f"block {self.next_block} of {max(self.known) + 1} of the uploaded run is being read"
+            raise refuse("session", "being read", limit, "wait a moment")
 
     def _drop(self, first: int) -> None:
         """Delete the current branch's blocks from `first` on, on disk and for all who watch."""
         with self.lock:
             branch = self.record.current
-            self._epochs[branch] = self._epochs.get(branch, 0) + 1
+            self.progress.drop(branch, first)
             for track in self.tracks:
                 self.store.drop_blocks(track, branch, first)
                 self.hub.tell({"type": "dropped", "track": track, "branch": branch, "from_block": first})

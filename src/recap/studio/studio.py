@@ -240,7 +240,6 @@ class Studio:
         live.begin()
         if run is not None:
             live.known, live.traces = dict(run.latents), run.traces
-            live.seen[store.record.current] = len(run.latents) - 1
         store.save_record()
         self.engine.add(live)
         return live

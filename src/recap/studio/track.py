@@ -110,7 +110,7 @@ class Track:
     def build(self, branch: int, blocks: int) -> None:
         """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
         record = self._store.record.branches[branch]
-        changes = [change for change in record.changes if change["track"] == self.name]
+        changes = self._changes(record)
         session, start = self._restored(record, branch, blocks, changes)
         known = self._store.read_latents(self.name, branch, range(start, blocks))
         for block in range(start, blocks + 1):
@@ -120,6 +120,9 @@ class Track:
             if block < blocks:
                 session.step(known[block])
         self.session = session
+
+    def _changes(self, record: BranchRecord) -> list[dict[str, Any]]:
+        return [change for change in record.changes if change["track"] == self.name]
 
     def _restored(
         self, record: BranchRecord, branch: int, blocks: int, changes: list[dict[str, Any]]
@@ -141,7 +144,7 @@ class Track:
                 start,
                 dict(record.cues),
                 {c["at"]: c["reinforcement"] for c in before if c.get("reinforcement") is not None},
-                edits_of(before, session),
+                edits_of(before, session, self._store.record.cast),
                 state,
                 first,
                 latents,
@@ -158,11 +161,18 @@ class Track:
         return session, 0
 
     def go_back(self, block: int, record: BranchRecord) -> None:
-        """Go back on a branch and take another timeline from there; in memory where the way is short."""
+        """Do what `build` does, in memory where the way is short."""
         if block < self.session.oldest_block:
             self.build(record.id, block)
             return
         self.session.rewind(block)
+        for change in self._changes(record):
+            if change["at"] == block:
+                apply_change(self.session, self._store.folder, change)
+
+    def branch_off(self, block: int, record: BranchRecord) -> None:
+        """Go back to where a branch begins, and take its timeline."""
+        self.go_back(block, record)
         now = self.session.snapshot()
         earlier = {at: factor for at, factor in now.reinforcements.items() if at < block}
         self.session.restore(replace(now, cues=dict(record.cues), reinforcements=earlier))
@@ -189,6 +199,9 @@ class Track:
             BlockTrace.of(made) if earlier is None else replace(BlockTrace.of(made), shares=earlier.shares)
         )
         shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
+        if None in shares.values() and earlier is None and self._watching.clean_only:
+            # Fast kernels tell roles with a bias alone; two ways of measuring in one bar would not add up.
+            shares = {**dict.fromkeys(shares), **self._watching.shares()}
         return {
             "v": 1,
             "type": "block",
@@ -213,10 +226,11 @@ class Track:
         return [self._slot(slot, now_s, shares.get(slot.source)) for slot in self.session.bank]
 
     def _overlay(self) -> dict[str, Any] | None:
-        """Return where in the picture each role was read; None where the model reads by kernels of its own."""
+        """Return where in the picture each role was read; None where the model does not show it."""
         rows, columns = self._backbone.spec.grid
         maps = self._watching.maps((rows, columns))
-        return {"rows": rows, "columns": columns, "roles": maps} if maps else None
+        measured = "clean pass" if self._watching.clean_only else "steps"
+        return {"rows": rows, "columns": columns, "roles": maps, "measured": measured} if maps else None
 
     def _slot(self, slot: Slot, now_s: float, share: float | None) -> dict[str, Any]:
         """Return a slot of the bank: where its token was seen, and in which picture of which block."""
@@ -255,15 +269,23 @@ def apply_change(session: Session, folder: Path, change: Mapping[str, Any]) -> N
             session.set(**{name: change[name] for name in settings if name in change})
 
 
-def edits_of(changes: list[dict[str, Any]], session: Session) -> dict[int, tuple[Edit, ...]]:
-    """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank."""
+def edits_of(
+    changes: list[dict[str, Any]], session: Session, cast: Sequence[str]
+) -> dict[int, tuple[Edit, ...]]:
+    """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank.
+
+    `cast` names who was there from the first block on.
+    """
     found: dict[int, tuple[Edit, ...]] = {}
+    names = set(cast)
     for change in changes:
         words: dict[str, str | None] = dict(change.get("words", {}))
-        if change["kind"] == "pin":
+        # What is pinned under the name of somebody who is there joins them, and their words stay.
+        if change["kind"] == "pin" and change["name"] not in names:
             words = {change["name"]: f"a {change['name']}"}
         if change["kind"] == "drop_cast":
             words = {change["name"]: None}
+        names = {name for name in (*names, *words) if words.get(name, "") is not None}
         if "capacity_frames" in change:
             found[change["at"]] = (*found.get(change["at"], ()), session.resizing(change["capacity_frames"]))
         if words:

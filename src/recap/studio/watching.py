@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,15 @@ from recap.types import Role
 EVERY = 7
 """Of how many reads one is watched: a sample over layers and steps that costs a few milliseconds a block."""
 
+QUERIES = 1024
+"""How many queries are looked at together: all of a large model's would take gigabytes."""
+
 
 class WatchingKernels(ContextKernels):
     """Computes attention as ever, and keeps a sample of the weights of the batch's first row.
 
-    A model that reads the memory by kernels of its own, as the fast ones do, is not watched.
+    Of a model that reads the memory by kernels of its own, as the fast ones do, the clean pass is watched, if the
+    model shows it: its tokens are there to be read again, which those of the steps are not.
     """
 
     def __init__(self) -> None:
@@ -27,6 +31,7 @@ class WatchingKernels(ContextKernels):
     def begin(self) -> None:
         """Forget what was watched: another block begins."""
         self._reads = 0
+        self.clean_only = False
         # Role -> N, the weight that each query gives it; and of the bank's keys, each one's weight.
         self._maps: dict[Role, _Mean] = {}
         self._slots = _Mean()
@@ -37,15 +42,35 @@ class WatchingKernels(ContextKernels):
             self._watch(query, [segment for segment in segments if segment.keys.shape[1]])
         return super().read(query, segments)
 
+    def watch(self, layer: int, read: Callable[[], tuple[Tensor, list[Readable]]]) -> None:
+        self.clean_only = True
+        if layer % EVERY == EVERY // 2:
+            query, segments = read()
+            self._watch(query, [segment for segment in segments if segment.keys.shape[1]])
+
     def _watch(self, query: Tensor, segments: Sequence[Readable]) -> None:
-        weights = torch.cat([_logits(query, segment) for segment in segments], dim=-1).softmax(dim=-1)
         sizes = [segment.keys.shape[1] for segment in segments]
-        for segment, part in zip(segments, weights.mean(dim=0).split(sizes, dim=-1), strict=True):
-            if segment.role is None:
-                continue
-            self._maps.setdefault(segment.role, _Mean()).add(part.sum(dim=-1))
-            if segment.role is Role.BANK:
-                self._slots.add(part.mean(dim=0))
+        # Several segments may have one role: every subject of a cast is one.
+        places: dict[Role, list[Tensor]] = {}
+        slots = []
+        for queries in query[0].split(QUERIES):
+            here: dict[Role, Tensor] = {}
+            for segment, weights in zip(segments, _weights(queries, segments).split(sizes, -1), strict=True):
+                if segment.role is not None:
+                    read = weights.sum(dim=-1)
+                    here[segment.role] = here[segment.role] + read if segment.role in here else read
+                if segment.role is Role.BANK:
+                    slots.append(weights.sum(dim=0))
+            for role, part in here.items():
+                places.setdefault(role, []).append(part)
+        for role, parts in places.items():
+            self._maps.setdefault(role, _Mean()).add(torch.cat(parts))
+        if slots:
+            self._slots.add(torch.stack(slots).sum(dim=0) / query.shape[1])
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of attention that each role got."""
+        return {str(role): round(float(kept.value().mean()), 6) for role, kept in self._maps.items()}
 
     def maps(self, grid: tuple[int, int]) -> dict[str, list[float]]:
         """Return by role how much each place of the picture reads it, 0..1, row-major; mean over frames."""
@@ -79,9 +104,18 @@ class _Mean:
         return self._total / max(1, self._count)
 
 
-def _logits(query: Tensor, segment: Readable) -> Tensor:
-    """Return the logits H N K of the first row."""
-    q, k = query[0].transpose(0, 1).float(), segment.keys[0].transpose(0, 1).float()
-    logits: Tensor = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + segment.log_bias
-    logits = logits if segment.head_bias is None else logits + segment.head_bias[0, :, None, None]
+def _weights(query: Tensor, segments: Sequence[Readable]) -> Tensor:
+    """Return the weight N K that queries N H D give each key of the first row; the mean over heads."""
+    heads = range(query.shape[1])
+    summed = query.new_zeros((), dtype=torch.float32)
+    for head in heads:
+        logits = [_logits(query[:, head].float(), segment, head) for segment in segments]
+        summed = summed + torch.cat(logits, dim=-1).softmax(dim=-1)
+    return summed / len(heads)
+
+
+def _logits(query: Tensor, segment: Readable, head: int) -> Tensor:
+    """Return the logits N K of queries N D and one head's keys of the first row."""
+    logits: Tensor = query @ segment.keys[0, :, head].float().T * query.shape[-1] ** -0.5 + segment.log_bias
+    logits = logits if segment.head_bias is None else logits + segment.head_bias[0, head]
     return logits if segment.token_bias is None else logits + segment.token_bias[0]

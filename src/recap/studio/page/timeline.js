@@ -1,7 +1,7 @@
 // The timeline of prompts, the branches as lanes under it, and the curves; all share one axis of seconds.
 import { clamp, inOrder, make, roleColour, roleName, svg } from "./dom.js";
 
-const SHORTEST_S = 24;
+const SHORTEST_S = 14;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
 
 export class Timeline {
@@ -118,7 +118,7 @@ export class Curves {
       parts.push(this.chart("Attention by role", this.areas(first.blocks), "", ["0", "100 %"]));
     }
     for (const [field, title, about] of [
-      ["motion", "Motion", "how much the picture moves"], ["likeness", "Likeness", "how like the first picture it still is"],
+      ["motion", "Motion", "how much the picture moves"], ["likeness", "Likeness", "to the first picture"],
     ]) {
       const values = tracks.flatMap((track) => track.blocks.map((block) => block[field])).filter((value) => value !== null && value !== undefined);
       if (!values.length) continue;

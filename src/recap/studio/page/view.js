@@ -386,9 +386,13 @@ export class View {
   drawOverlaySwitch(info) {
     const maps = inOrder(Object.keys(info.overlay?.roles ?? {})).filter((role) => role !== "current");
     const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role).split(" ")[0], "Where in the picture it is attended to"])];
-    const key = list.join() + this.role;
+    const words = !info.overlay && info.overlay !== undefined ? "Where it reads its memory is not measured: this model reads by kernels that do not tell."
+      : info.overlay?.measured === "clean pass" ? "Measured in the clean pass: the fast kernels of the steps do not tell." : "";
+    const key = list.join() + this.role + words;
     if (key === this.overlayKey) return;
     this.overlayKey = key;
+    byId("overlay-words").textContent = words;
+    byId("overlay-words").hidden = !words;
     choices(byId("overlay"), list, this.role, (role) => { this.role = role; this.shown = null; });
   }
 }
