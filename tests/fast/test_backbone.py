@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
+from recap.backbones.wan.spec import UNTRAINED
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.flow.classical import ClassicalFlow
@@ -23,6 +26,12 @@ MEMORIES = {
     "recap": RecapConfig(),
     "recap, lambda 1": RecapConfig(reinforcement=1.0),
     "recap, no zero scores": RecapConfig(zero_scores_fill=False),
+}
+
+
+BY_FRAME = {
+    "2 steps": replace(UNTRAINED, frames_per_block=1, steps=(1000, 500)),
+    "1 step": replace(UNTRAINED, frames_per_block=1, steps=(1000,)),
 }
 
 
@@ -51,6 +60,17 @@ def test_fast_and_readable_generate_the_same(plain: WanBackbone, name: str, rows
         assert quick.memory.tokens == slow.memory.tokens
         for role, share in quick.shares.items():
             torch.testing.assert_close(share, slow.shares[role], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", BY_FRAME)
+@pytest.mark.parametrize("name", ["none", "reinforced", "recap"])
+def test_fast_and_readable_generate_the_same_frame_by_frame(kind: str, name: str) -> None:
+    readable = build_untrained(spec=BY_FRAME[kind])
+    fast = generate(FastWanBackbone(readable), name)
+    assert len(fast) == 15
+    for slow, quick in zip(generate(readable, name), fast, strict=True):
+        torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
+        assert quick.memory.tokens == slow.memory.tokens
 
 
 def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -> None:

@@ -20,7 +20,7 @@ from recap.backbones.wan.family import WanConfig, describe_memory, plan_memory, 
 from recap.backbones.wan.lora import read_choice
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.published import PublicFile, WeightSet
-from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
+from recap.backbones.wan.spec import RELEASED, ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
 from recap.cli.main import main
@@ -239,7 +239,7 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(
         assert stopped.value.code == 2 and not (tmp_path / "runs").exists()
         return capsys.readouterr().err
 
-    for row in ("self-forcing", "infinite-forcing", "longlive"):
+    for row in RELEASED:
         assert f"recap weights {row}" in error_of("--backbone", row)
     for arguments, words in (
         (("--backbone", "embedded", "--decoder", "tiny"), "decoder"),
@@ -254,8 +254,31 @@ def test_the_memory_plan_adds_up() -> None:
     lines = describe_memory(plan_memory(WAN_1_3B, torch.bfloat16), text=True)
     assert lines[0] == "memory: transformer 2.84 GB" and lines[1] == "memory: autoencoder 0.25 GB"
     assert "7 frames" in lines[2] and "4.03 GB" in lines[2] and "text encoder alone 11.4 GB" in lines[3]
-    assert [ROWS[name].window_frames for name in ("self-forcing", "infinite-forcing", "longlive")] == [
-        6,
-        6,
-        6,
-    ]
+    assert {ROWS[name].window_frames for name in RELEASED} == {6}
+
+
+@dataclass(frozen=True, slots=True)
+class ByFrameConfig(MiniConfig):
+    """A frame-wise model in small."""
+
+    row = replace(MINI, name="causal-forcing-2step", frames_per_block=1, steps=(1000, 500))
+
+
+def test_a_model_that_generates_frame_by_frame(files: dict[str, str], tmp_path: Path) -> None:
+    """From the published layout to a video, with the row's steps, with others, and as released."""
+    results = {}
+    for name, changes in (("own", {}), ("one", {"steps": [1000]}), ("released", {"as_released": True})):
+        settings = {"name": f"{__name__}:ByFrameConfig", **files, "decoder": "tiny", **changes}
+        shots = [{"prompt": PROMPT, "seconds": 2.0}]
+        config = RunConfig.from_dict({"shots": shots, "backbone": settings, "flow": "classical"})
+        record = generate(config, tmp_path / name, reporter=SILENT)
+        assert (record.num_blocks, record.num_pictures) == (8, 29)
+        results[name] = load_file(tmp_path / name / "latents.safetensors")["latents"]
+        assert results[name].shape[1] == 8 and results[name].isfinite().all()
+    # The window has not slid yet: only the number of steps tells them apart.
+    assert not torch.equal(results["own"][:, :1], results["one"][:, :1])
+    assert torch.equal(results["own"][:, :1], results["released"][:, :1])
+    assert released_memory("causal-forcing-2step") == {"name": "none"}
+    for steps in ([500], [1000, 2000], ["1000"], [1000, 0.5]):
+        with pytest.raises(ValueError, match=r"WanSpec\.steps is "):
+            ByFrameConfig(**files, steps=tuple(steps))

@@ -51,6 +51,8 @@ class WanConfig:
     prompt_embeds: str = ""
     # The window and phases of the public code instead of the paper's shared setting.
     as_released: bool = False
+    # Points of the schedule at which the sampler runs the model, from 1000 down; () stands for the model's own.
+    steps: tuple[int, ...] = ()
 
     row: ClassVar[WanSpec]
 
@@ -61,13 +63,16 @@ class WanConfig:
             if not isinstance(text, str):
                 raise refuse("backbone.loras", text, "must be text", "write FILE or FILE:strength")
             read_choice(text, "backbone.loras")
+        # Its own checks are made here, before anything is loaded.
+        _ = self.spec
 
     @property
     def spec(self) -> WanSpec:
+        row = replace(self.row, steps=self.steps) if self.steps else self.row
         if not self.as_released:
-            return self.row
-        released = RELEASED[self.row.name]
-        return replace(self.row, window_frames=released.window_frames, phases=released.phases)
+            return row
+        released = RELEASED[row.name]
+        return replace(row, window_frames=released.window_frames, phases=released.phases)
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
@@ -161,6 +166,24 @@ class LongLiveConfig(WanConfig):
     """LongLive is Wan2.1 1.3B tuned on long videos and prompt switches (public, not for commercial use)."""
 
     row = ROWS["longlive"]
+
+
+class CausalForcingConfig(WanConfig):
+    """Causal Forcing is Wan2.1 1.3B distilled to four steps from a causal teacher (public checkpoint)."""
+
+    row = ROWS["causal-forcing"]
+
+
+class CausalForcing2StepConfig(WanConfig):
+    """Causal Forcing++ generates frame by frame in two steps: blocks of one latent frame (public checkpoint)."""
+
+    row = ROWS["causal-forcing-2step"]
+
+
+class CausalForcing1StepConfig(WanConfig):
+    """Causal Forcing++ generates frame by frame in one step: blocks of one latent frame (public checkpoint)."""
+
+    row = ROWS["causal-forcing-1step"]
 
 
 def released_memory(name: str) -> dict[str, object]:
