@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
 from recap.io.files import OFFLINE, weights_folder
+from recap.io.older import tomllib
 from recap.registry import load_backbone
 from recap.types import BackboneSpec
 
