@@ -15,7 +15,14 @@ from recap.admission.keys import KeyNoveltyConfig
 from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.backbone import UntrainedConfig
-from recap.backbones.wan.family import InfiniteForcingConfig, LongLiveConfig, SelfForcingConfig
+from recap.backbones.wan.family import (
+    CausalForcing1StepConfig,
+    CausalForcing2StepConfig,
+    CausalForcingConfig,
+    InfiniteForcingConfig,
+    LongLiveConfig,
+    SelfForcingConfig,
+)
 from recap.contracts import AdmissionConfig, Backbone, BackboneConfig, Judge, MemoryConfig
 from recap.eval.judges.subject import ProbeJudge
 from recap.io.lookup import look_up
@@ -32,6 +39,9 @@ BACKBONES: dict[str, type[BackboneConfig]] = {
     "self-forcing": SelfForcingConfig,
     "infinite-forcing": InfiniteForcingConfig,
     "longlive": LongLiveConfig,
+    "causal-forcing": CausalForcingConfig,
+    "causal-forcing-2step": CausalForcing2StepConfig,
+    "causal-forcing-1step": CausalForcing1StepConfig,
     "helios-distilled": HeliosDistilledConfig,
     "helios-mid": HeliosMidConfig,
     "helios-base": HeliosBaseConfig,

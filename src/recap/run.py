@@ -7,12 +7,11 @@ So a killed run resumes from its last whole block and ends in the same latents, 
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import islice
@@ -32,6 +31,7 @@ from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
+from recap.io.record import check_record, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
@@ -127,8 +127,8 @@ def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()
             write_whole(folder / OPENING, save({"latents": run.opening_latents.cpu().contiguous()}))
         if run.cast:
             casts.write_cast(folder / CAST, run.cast)
-        about = {"config": run.config.to_dict(), "versions": versions(), "spec": asdict(run.backbone.spec)}
-        write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
+        settings = run.config.to_dict()
+        write_record(folder, settings, versions(), run.backbone.spec, config.backbone.settings)
         return run.finish()
 
 
@@ -149,9 +149,7 @@ def resume(
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
         run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
-        # An older version recorded no number of steps.
-        if replace(read_spec(about), num_steps=run.backbone.spec.num_steps) != run.backbone.spec:
-            raise refuse("spec", about.get("spec"), "is not that of the run's backbone", "put run.json back")
+        check_record(about, run.backbone.spec, run.config.backbone.settings)
         return run.finish(from_block)
 
 

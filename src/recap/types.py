@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from recap.io.older import StrEnum
 
 
 class Role(StrEnum):

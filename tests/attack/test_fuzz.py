@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from recap import generate
 from recap.backbones.wan.backbone import build_untrained
 from recap.backbones.wan.checkpoint import fit_tensors, open_checkpoint, read_tensors
-from recap.backbones.wan.lora import open_lora
+from recap.backbones.wan.lora import LoraChoice, open_lora
 from recap.config import RunConfig, read_json
 from recap.errors import RecapError
 from recap.io.cast import read_cast, write_cast
@@ -222,12 +222,12 @@ def _opening(file: Path) -> None:
 
 def _checkpoint(file: Path) -> None:
     found = fit_tensors(open_checkpoint(file, None), UNTRAINED.model.spec)
-    for _ in read_tensors(found, torch.float32, None):
+    for _ in read_tensors(found, torch.float32, ()):
         pass
 
 
 def _read_lora(file: Path) -> None:
-    lora = open_lora(file, SHAPES, 4.0)
+    lora = open_lora(LoraChoice(file, alpha=4.0), SHAPES)
     for name in list(lora.factors)[:2]:
         lora.merge(name, torch.zeros(SHAPES[name]))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from recap.backbones.wan.backbone import build_untrained
+from recap.backbones.wan.published import SETS
 from recap.cli import main as cli
 
 
@@ -60,7 +61,7 @@ def test_refusals_are_one_line(recap, checkpoint, tmp_path, arguments, words):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "text.pt"]
 
 
-@pytest.mark.parametrize("name", ["raft-small", "self-forcing", "infinite-forcing", "longlive"])
+@pytest.mark.parametrize("name", ["raft-small", *SETS])
 def test_a_dry_run_prints_licence_and_place(recap, tmp_path, monkeypatch, name):
     monkeypatch.setattr("recap.backbones.wan.published.check_room", lambda *_: None)
     code, out, printed = recap("weights", name, "--dry-run")

@@ -19,6 +19,7 @@ from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS, MEMORIES, load_backbone
 from recap.rollout import Resume, rollout
 from recap.types import Block, Candidates, Role
+from tests.contracts.test_policies import lasting
 
 PROMPT = "a boat on the sea"
 
@@ -99,7 +100,7 @@ def test_sixty_blocks_on_the_embedded_backbone_with_a_cut_do_not_grow(memory, ru
 
 @pytest.mark.parametrize(("memory", "rule"), PAIRS)
 def test_sixty_blocks_with_a_cut_stop_and_go_on_bit_for_bit_without_growing(memory, rule, dino, backbone):
-    shots = [Shot("a red boat", 24.0), Shot("a blue house", 21.0)]
+    shots = [Shot("a red boat", lasting(backbone.spec, 32)), Shot("a blue house", lasting(backbone.spec, 28))]
 
     def fresh():
         return build(memory, rule, backbone.spec, dino), backbone.decoder()
@@ -173,10 +174,10 @@ def test_rows_do_not_know_of_each_other(rule, dino, backbone):
             NoveltyBank(spec.frame_tokens, spec.layers),
             torch.stack([clips[row] for row in rows]),
         )
-        for index in range(4):
-            block = Block(index, 3 * index, 3, ("",) * len(rows))
+        for index in range(12 // spec.frames_per_block):
+            block = Block(index, spec.frames_per_block * index, spec.frames_per_block, ("",) * len(rows))
             tokens = slice(index * spec.block_tokens, (index + 1) * spec.block_tokens)
-            part = slice(spec.num_pictures(3 * index), spec.num_pictures(3 * index + 3))
+            part = slice(spec.num_pictures(block.first_frame), spec.num_pictures(block.end_frame))
             if admission.reads_keys:
                 admission.read_keys(keys[:, rows][:, :, tokens])
             offered: Candidates = admission.propose(block, pictures[:, part])

@@ -14,6 +14,7 @@ import torch
 from recap.admission.base import ScoredAdmission
 from recap.backbones.helios.spec import ROWS as HELIOS
 from recap.backbones.noise import block_noise
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.spec import RELEASED
 from recap.contracts import MemoryPolicy
 from recap.io.trace import BlockTrace
@@ -47,12 +48,20 @@ class SeededAdmission(ScoredAdmission):
 
 
 PROMPT = "a boat on the sea"  # understood by every backbone
-SECONDS = 2.25  # three blocks fill window and bank
+SECONDS = 2.25  # three blocks, or nine of one frame, fill window and bank
+WITHOUT_WEIGHTS = [name for name in BACKBONES if name not in {*RELEASED, *HELIOS}]
 
 
-@pytest.fixture(scope="module", params=[name for name in BACKBONES if name not in {*RELEASED, *HELIOS}])
+@pytest.fixture(scope="module", params=[*WITHOUT_WEIGHTS, "blocks-of-1"])
 def every_backbone(request):
+    if request.param == "blocks-of-1":
+        return UntrainedConfig(frames_per_block=1).build(device="cpu", dtype=torch.float32)
     return load_backbone(request.param)
+
+
+def lasting(spec, blocks):
+    """Seconds of so many blocks."""
+    return blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
 
 
 def generate(backbone, config, *, seconds=None, seeds=(0,), shots=None):
@@ -99,7 +108,7 @@ def test_stopping_and_continuing_changes_nothing(every_backbone, name):
 
     policy, decoder = fresh()
     straight = list(rollout(backbone, policy, plan, seeds=[3], decoder=decoder))
-    for stop in range(1, len(plan.blocks)):
+    for stop in sorted({1, 2, len(plan.blocks) // 2, len(plan.blocks) - 1}):
         first, first_decoder = fresh()
         begun = rollout(backbone, first, plan, seeds=[3], decoder=first_decoder)
         head = [next(begun) for _ in range(stop)]
@@ -125,10 +134,11 @@ def test_reinforcement_1_and_capacity_0_give_sink_bit_for_bit(every_backbone):
 
 def test_an_empty_bank_and_reinforcement_1_equal_the_plain_window_plus_sink(backbone):
     """A sink of a whole block owns block 0, so block 1 meets a bank that has capacity and holds nothing."""
-    spec = dataclasses.replace(backbone.spec, window_frames=9)
-    plan = make_plan([[Shot("a red boat", 1.5)]], spec)
+    whole = backbone.spec.frames_per_block
+    spec = dataclasses.replace(backbone.spec, window_frames=3 * whole)
+    plan = make_plan([[Shot("a red boat", lasting(spec, 2))]], spec)
     outcomes = []
-    for config in (SinkConfig(sink_frames=3), RecapConfig(sink_frames=3, reinforcement=1.0)):
+    for config in (SinkConfig(sink_frames=whole), RecapConfig(sink_frames=whole, reinforcement=1.0)):
         policy = config.build(spec, lambda: SeededAdmission(spec))
         outcomes.append(list(rollout(backbone, policy, plan, seeds=[0])))
     assert len(outcomes[0]) == 2
@@ -187,7 +197,7 @@ def test_bank_is_read_at_phase_0_with_its_own_place(backbone):
     plan = make_plan([[Shot("a red boat", 3.0)]], spec)
     for made in rollout(backbone, policy, plan, seeds=[0]):
         last = made.block
-    policy.begin(dataclasses.replace(last, index=last.index + 1, first_frame=last.first_frame + 3))
+    policy.begin(dataclasses.replace(last, index=last.index + 1, first_frame=last.end_frame))
     bank = next(s for s in policy.arrange(1, []) if s.role is Role.BANK)
     assert (bank.positions[..., 0] == 0).all()
     assert torch.equal(bank.positions[..., 1:], policy.bank.entries.source[..., 1:].double())
@@ -200,18 +210,19 @@ def test_shots_clear_the_prior_and_keep_sink_and_bank(backbone):
     blocks, _ = generate(backbone, RecapConfig(), shots=shots)
     assert [b.block.clears_prior for b in blocks].count(True) == 1
     at = next(i for i, b in enumerate(blocks) if b.block.clears_prior)
-    frame = backbone.spec.frame_tokens
-    assert blocks[at - 1].memory.tokens[Role.PRIOR] == 2 * frame
-    assert blocks[at].memory.tokens == {Role.SINK: frame, Role.BANK: frame, Role.CURRENT: 3 * frame}
-    assert blocks[at + 1].memory.tokens[Role.PRIOR] == 2 * frame
+    frame, own = backbone.spec.frame_tokens, backbone.spec.frames_per_block
+    prior = backbone.spec.window_frames - own - 1
+    assert blocks[at - 1].memory.tokens[Role.PRIOR] == prior * frame
+    assert blocks[at].memory.tokens == {Role.SINK: frame, Role.BANK: frame, Role.CURRENT: own * frame}
+    assert blocks[at + 1].memory.tokens[Role.PRIOR] == min(own, prior) * frame
 
 
 def test_noise_of_a_block_depends_on_seed_and_block_only(backbone):
-    short, _ = generate(backbone, SinkConfig(), seconds=7.5)
-    long, _ = generate(backbone, SinkConfig(), seconds=30)
+    spec = backbone.spec
+    short, _ = generate(backbone, SinkConfig(), seconds=lasting(spec, 10))
+    long, _ = generate(backbone, SinkConfig(), seconds=lasting(spec, 40))
     assert (len(short), len(long)) == (10, 40)
     assert same(short, long[:10])
-    spec = backbone.spec
 
     def noise_of(seeds, index):
         return block_noise(spec, seeds, long[index].block)
@@ -274,9 +285,10 @@ def test_a_memory_made_again_from_latents_is_the_memory_that_was_there(every_bac
         return rollout(every_backbone, policy, plan, seeds=[0], decoder=decoder, **more), policy, decoder
 
     blocks, *parts = begun()
-    made = list(itertools.islice(blocks, 5))
+    count = 15 // every_backbone.spec.frames_per_block
+    made = list(itertools.islice(blocks, count))
     replayed, *again = begun(resume=Resume(latents_of=lambda block: made[block.index].latents))
-    assert len(list(itertools.islice(replayed, 5))) == 5
+    assert len(list(itertools.islice(replayed, count))) == count
     for one, other in zip(parts, again, strict=True):
         found, wanted = other.state(), one.state()
         assert found.keys() == wanted.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_keys import FlowKeysConfig
 from recap.admission.keys import KeyNoveltyConfig
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
+from recap.backbones.wan.spec import UNTRAINED
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.biases import BiasTable
@@ -35,6 +38,12 @@ MEMORIES = {
 }
 SCHEDULED = [name for name in MEMORIES if name.startswith("by ")]
 RULES = {"flow": FlowNoveltyConfig(), "keys": KeyNoveltyConfig(), "flow+keys": FlowKeysConfig()}
+
+
+BY_FRAME = {
+    "2 steps": replace(UNTRAINED, frames_per_block=1, steps=(1000, 500)),
+    "1 step": replace(UNTRAINED, frames_per_block=1, steps=(1000,)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,17 @@ def test_a_rule_by_keys_keeps_the_same_tokens_on_the_fast_path(plain: WanBackbon
         assert slow.memory.admitted is not None and quick.memory.admitted is not None
         assert torch.equal(slow.memory.admitted.source, quick.memory.admitted.source)
         torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", BY_FRAME)
+@pytest.mark.parametrize("name", ["none", "reinforced", "recap"])
+def test_fast_and_readable_generate_the_same_frame_by_frame(kind: str, name: str) -> None:
+    readable = build_untrained(spec=BY_FRAME[kind])
+    fast = generate(FastWanBackbone(readable), name)
+    assert len(fast) == 15
+    for slow, quick in zip(generate(readable, name), fast, strict=True):
+        torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
+        assert quick.memory.tokens == slow.memory.tokens
 
 
 def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -> None:

@@ -72,12 +72,12 @@ OPTIONS = {
     "generate": {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
         "--out", "--from", "--resume", "--from-block", "--trust-code", "--help", "--continue", "--image",
-        "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--cast",
+        "--as-released", "--decoder", "--lora", "--prompt-embeds", "--dtype", "--eager", "--cast",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
-        "--continue", "--image", "--as-released", "--decoder", "--prompt-embeds", "--dtype", "--eager", "--rows",
-        "--from", "--trust-code", "--help", "--cast",
+        "--continue", "--image", "--as-released", "--decoder", "--lora", "--prompt-embeds", "--dtype", "--eager",
+        "--rows", "--from", "--trust-code", "--help", "--cast",
     },
     "cast": {"--help"},
     "cast save": {"--name", "--at", "--box", "--pick", "--words", "--row", "--out", "--trust-code", "--help"},
@@ -111,7 +111,7 @@ OPTIONS = {
     },
     "study serve": {"--votes", "--port", "--host", "--token", "--open", "--no-open", "--help"},
     "study report": {"--key", "--out", "--help"},
-    "convert": {"--lora", "--lora-alpha", "--ema", "--no-ema", "--dtype", "--help"},
+    "convert": {"--lora", "--ema", "--no-ema", "--dtype", "--help"},
 }  # fmt: skip
 
 

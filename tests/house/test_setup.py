@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from tests.conftest import SLOW
 
@@ -75,6 +75,19 @@ def test_a_target_installs_what_it_needs_and_no_more(tmp_path, make, target, ext
     assert all("-c constraints.txt" in call for call in pip)
 
 
+def test_every_lower_limit_is_the_version_that_is_tested():
+    """`make test-oldest` installs exactly what pyproject.toml says is enough."""
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    limits = {line.split(">=")[0]: line.split(">=")[1].partition(";")[0] for line in PROJECT["dependencies"]}
+    assert oldest.keys() == limits.keys()
+    for name, limit in limits.items():
+        version = [int(part) for part in oldest[name].split(".")]
+        wanted = [int(part) for part in limit.split(".")]
+        assert version[: len(wanted)] == wanted, name
+    assert PROJECT["requires-python"] == ">=3.10"
+
+
 def test_the_demo_needs_no_tools_and_no_large_packages():
     names = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
     assert not names & {
@@ -105,6 +118,8 @@ def test_every_required_package_is_pinned():
         *PROJECT["dependencies"],
         *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
     ]
+    # That environment has a newer Python than those that need the rest.
+    lines = [line for line in lines if "python_version <" not in line]
     asked = {re.match(r"[\w-]+", line)[0] for line in lines} - {"recap-forcing"}
     assert asked <= pinned
 
@@ -115,6 +130,8 @@ def test_continuous_integration_runs_every_test():
     assert re.findall(r"^make (\S+)", script, flags=re.MULTILINE) == ["test", "test-slow", "docs"]
     makefile = (ROOT / "Makefile").read_text()
     assert "-m 'not slow'" in makefile and "-m slow" in makefile
+    # The oldest versions too, or it says that it could not.
+    assert "make test-oldest" in script and "NOT TESTED" in script
 
 
 def test_every_slow_test_is_one():

@@ -37,13 +37,13 @@ class NaiveBank:
         return sorted(self.seen[row], key=lambda entry: entry[:2])[: self.capacity]
 
 
-def stream(draw_scores, num_blocks):
+def stream(draw_scores, num_blocks, length=3):
     for block, scores in zip(range(num_blocks), draw_scores, strict=True):
-        frames = torch.arange(3 * block, 3 * block + 3)
+        frames = torch.arange(length * block, length * (block + 1))
         places = torch.cartesian_prod(frames, torch.arange(ROWS), torch.arange(COLUMNS))
         source = places.expand(BATCH, -1, 3)
         keys, values = torch.randn(2, LAYERS, BATCH, len(places), 2, 4)
-        yield Candidates(source, scores), keys, values
+        yield Candidates(source, scores[:, : len(places)]), keys, values
 
 
 # Few distinct values, so that ties and all-zero blocks are the rule, not the exception.
@@ -54,11 +54,16 @@ streams = st.lists(st.one_of(block_scores, st.just(torch.zeros(BATCH, 18))), min
 
 
 @settings(max_examples=200, deadline=None)
-@given(scores=streams, capacity=st.sampled_from([0, 1, 5, 18, 19, 40, 500]), seed=st.integers(0, 2**31))
-def test_bank_equals_brute_force_over_everything_ever_seen(scores, capacity, seed):
+@given(
+    scores=streams,
+    capacity=st.sampled_from([0, 1, 5, 18, 19, 40, 500]),
+    seed=st.integers(0, 2**31),
+    length=st.sampled_from([1, 3]),
+)
+def test_bank_equals_brute_force_over_everything_ever_seen(scores, capacity, seed, length):
     torch.manual_seed(seed)
     bank, naive = NoveltyBank(capacity, LAYERS), NaiveBank(capacity)
-    for candidates, keys, values in stream(scores, len(scores)):
+    for candidates, keys, values in stream(scores, len(scores), length):
         before = slots(bank)
         admitted, evicted = bank.admit(candidates, keys, values, retain_top)
         naive.offer(candidates, keys, values)
@@ -125,13 +130,18 @@ def test_state_of_another_size_is_refused():
 
 
 @settings(max_examples=60, deadline=None)
-@given(scores=streams, capacity=st.sampled_from([0, 1, 5, 18, 19, 40]), seed=st.integers(0, 2**31))
-def test_a_bank_without_zero_scores_holds_the_best_of_what_was_new(scores, capacity, seed):
+@given(
+    scores=streams,
+    capacity=st.sampled_from([0, 1, 5, 18, 19, 40]),
+    seed=st.integers(0, 2**31),
+    length=st.sampled_from([1, 3]),
+)
+def test_a_bank_without_zero_scores_holds_the_best_of_what_was_new(scores, capacity, seed, length):
     """Its other slots are there and are not seen: what shows is the top-K of positive scores, row by row."""
     torch.manual_seed(seed)
     bank, naive = NoveltyBank(capacity, LAYERS, zero_scores_fill=False), NaiveBank(capacity)
     shown = [set() for _ in range(BATCH)]
-    for candidates, keys, values in stream(scores, len(scores)):
+    for candidates, keys, values in stream(scores, len(scores), length):
         admitted, evicted = bank.admit(candidates, keys, values, retain_top)
         naive.offer(candidates, keys, values)
         for row in range(BATCH):

@@ -25,6 +25,7 @@ from recap.admission.base import retain_top
 from recap.admission.flow import FlowNoveltyConfig
 from recap.admission.flow_keys import FlowKeysConfig
 from recap.admission.keys import KeyNoveltyConfig
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.contracts import Flow
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.raft import FastRaftFlow
@@ -101,9 +102,9 @@ def blocks(backbone, policy, num):
     return islice(rollout(backbone, policy, plan, seeds=[0]), num)
 
 
-@pytest.fixture(scope="module")
-def elsewhere():
-    return load_backbone("untrained", device="meta")
+@pytest.fixture(scope="module", params=[3, 1], ids=["blocks-of-3", "blocks-of-1"])
+def elsewhere(request):
+    return UntrainedConfig(frames_per_block=request.param).build(device="meta", dtype=torch.float32)
 
 
 def raft(kind):
@@ -177,21 +178,22 @@ def test_nor_does_a_schedule_of_lambda_on_the_fast_path(backbone, config):
         assert len(list(rolling)) == 4
 
 
-def offer(device, num_blocks):
+def offer(device, num_blocks, length=3):
     """Propose and admit, block by block, apart from any backbone."""
     novelty = FlowNoveltyConfig().build(load_backbone("untrained").spec, SmallShifts())
     bank, grid = NoveltyBank(40, 2), novelty._grid
     for index in range(num_blocks):
         size = (grid[0] * novelty._token_pixels, grid[1] * novelty._token_pixels)
-        pixels = torch.rand(2, 9 if index == 0 else 12, 3, *size, device=device)
-        keys, values = torch.randn(2, 2, 2, 3 * grid[0] * grid[1], 2, 4, device=device)
+        pixels = torch.rand(2, 4 * length - 3 * (index == 0), 3, *size, device=device)
+        keys, values = torch.randn(2, 2, 2, length * grid[0] * grid[1], 2, 4, device=device)
         yield lambda i=index, p=pixels, k=keys, v=values: bank.admit(
-            novelty.propose(Block(i, 3 * i, 3, ("a", "b")), p), k, v, retain_top
+            novelty.propose(Block(i, length * i, length, ("a", "b")), p), k, v, retain_top
         )
 
 
-def test_propose_and_admit_hand_out_no_value():
-    for step in offer("cpu", 3):
+@pytest.mark.parametrize("length", [3, 1])
+def test_propose_and_admit_hand_out_no_value(length):
+    for step in offer("cpu", 3, length):
         with NoReads():
             step()
 
@@ -220,8 +222,9 @@ def test_the_nets_hold(read):
 
 
 @pytest.mark.cuda
-def test_cuda_itself_sees_nobody_wait():
-    for step in offer("cuda", 4):
+@pytest.mark.parametrize("length", [3, 1])
+def test_cuda_itself_sees_nobody_wait(length):
+    for step in offer("cuda", 4, length):
         torch.cuda.set_sync_debug_mode("error")
         try:
             step()

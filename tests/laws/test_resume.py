@@ -34,9 +34,10 @@ def recap(*arguments: str | Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=one_thread)
 
 
-def start(folder: Path, script: Path) -> subprocess.Popen[bytes]:
+def start(folder: Path, script: Path, length: int) -> subprocess.Popen[bytes]:
     how = ("--backbone", "untrained", "--rows", "2", "--flow", "classical")
-    return recap("generate", "--script", script, *how, "--out", folder)
+    blocks = ("--set", f"backbone.frames_per_block={length}")
+    return recap("generate", "--script", script, *how, *blocks, "--out", folder)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -51,11 +52,17 @@ def script(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.slow)])
+def length(request) -> int:
+    """Frames of a block."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, script) -> tuple[Path, float]:
+def undisturbed(tmp_path_factory, script, length) -> tuple[Path, float]:
     """A whole run, and how long it worked from its first file to its end."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    process = start(folder, script)
+    process = start(folder, script, length)
     wait_for(folder / "run.json")
     began = time.monotonic()
     finish(process)
@@ -82,13 +89,13 @@ def wait_for(path: Path) -> None:
         time.sleep(0.002)
 
 
-def test_killed_at_a_random_moment_and_resumed_equals_undisturbed(tmp_path, script, undisturbed):
+def test_killed_at_a_random_moment_and_resumed_equals_undisturbed(tmp_path, script, length, undisturbed):
     whole, seconds = undisturbed
 
     def attempt(number: int) -> int:
         """Returns how many blocks were whole when the run was killed."""
         folder = tmp_path / str(number) / "run"
-        process = start(folder, script)
+        process = start(folder, script, length)
         wait_for(folder / "run.json")
         time.sleep(random.Random(number).uniform(0, 1.1 * seconds))
         process.send_signal(signal.SIGKILL)

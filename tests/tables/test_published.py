@@ -35,7 +35,11 @@ def test_a_setting_that_is_as_usual_changes_no_key_and_any_other_does():
 
     plain = key({})
     assert plain == key({"capacity_frames": 1.0, "zero_scores_fill": True}, {"cycle_threshold_px": 2.0})
-    others = [key({"capacity_frames": 2.0}), key({"reinforcement": 1.0}), key({}, {"cycle_threshold_px": 1.0})]
+    others = [
+        key({"capacity_frames": 2.0}),
+        key({"reinforcement": 1.0}),
+        key({}, {"cycle_threshold_px": 1.0}),
+    ]
     assert len({plain, *others}) == 4
 
 

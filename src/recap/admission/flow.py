@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from sys import float_info
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from recap.admission.surroundings import CUT_SHARE, Surroundings
 from recap.contracts import AdmissionConfig, Entry, Flow, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
+from recap.io.older import Self
 from recap.types import BackboneSpec, Block
 
 CLAIMS = ("traced", "carried")

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from recap.backbones.wan.convert import DTYPES, FILES, convert
+from recap.backbones.wan.lora import read_choice
 from recap.cli.console import byte_bar
+from recap.cli.options import Loras
 from recap.errors import unknown_name
 
 
@@ -20,15 +22,7 @@ def convert_command(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; it must not be there.")],
-    lora: Annotated[
-        Path | None, typer.Option(help="LoRA to merge into the weights; LongLive needs its own.")
-    ] = None,
-    lora_alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Alpha of the LoRA, which scales it by alpha / rank; for files that do not contain it."
-        ),
-    ] = None,
+    lora: Loras = None,
     ema: Annotated[
         bool | None,
         typer.Option("--ema/--no-ema", help="Averaged weights or not [default: averaged if they are there]."),
@@ -40,6 +34,7 @@ def convert_command(
         raise unknown_name("--dtype", dtype, DTYPES)
     kind = DTYPES[dtype]
     with byte_bar("converting") as reporter:
-        convert(source, out, dtype=kind, ema=ema, lora=lora, lora_alpha=lora_alpha, reporter=reporter)
+        loras = [read_choice(text) for text in lora or ()]
+        convert(source, out, dtype=kind, ema=ema, loras=loras, reporter=reporter)
     for name in FILES:
         typer.echo(out / name)

@@ -35,4 +35,11 @@ TrustCode = Annotated[
 Eager = Annotated[
     bool, typer.Option("--eager", help="Use the readable code, also where there is a fast path.")
 ]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE[:STRENGTH]",
+        help="A LoRA for a public Wan model, merged into it; FILE:1:alpha=16 where it does not say its alpha.",
+    ),
+]
 DecoderName = Annotated[str | None, typer.Option(help="full or tiny, of the public models [default: full].")]

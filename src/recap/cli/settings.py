@@ -12,7 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow, TrustCode
+from recap.backbones.wan.lora import read_choice, spell_choice
+from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow, Loras, TrustCode
 from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
 
@@ -50,6 +51,7 @@ class Generation:
         ),
     ] = False
     decoder: DecoderName = None
+    lora: Loras = None
     prompt_embeds: Annotated[
         Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
     ] = None
@@ -134,12 +136,15 @@ class Generation:
             "decoder": self.decoder,
             "prompt_embeds": None if self.prompt_embeds is None else str(self.prompt_embeds),
             "as_released": self.as_released or None,
+            # With whole paths: a run may be resumed from another folder.
+            "loras": [spell_choice(read_choice(text)) for text in self.lora] if self.lora else None,
         }
         used = {name: value for name, value in settings.items() if value is not None}
         if used and self.backbone is None:
             option, value = next(iter(used.items()))
+            spelled = {"loras": "--lora"}.get(option, f"--{option.replace('_', '-')}")
             limit = "it is a setting of the public models"
-            raise refuse(f"--{option.replace('_', '-')}", value, limit, "name one with --backbone")
+            raise refuse(spelled, value, limit, "name one with --backbone")
         return {"name": self.backbone, **used} if used else self.backbone
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ Signature = tuple[tuple[torch.Size, torch.dtype], ...]
 TUNING_RUNS = 3
 
 
-class Recording(NamedTuple, Generic[Result]):
+@dataclass(frozen=True, slots=True)
+class Recording(Generic[Result]):
     """Keeps a graph, the tensors that it reads, and those that it writes."""
 
     graph: torch.cuda.CUDAGraph

@@ -39,15 +39,16 @@ from recap.flow.world import WORLD, WorldFlow, load_world_flow
 from recap.io.files import write_whole
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, rollout
+from recap.types import BackboneSpec
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.
 VAE_WIDTH = 96
-# Blocks until the memory is full, graphs are recorded and clock rates are steady.
-FULL = 5
+# Frames until the memory is full, graphs are recorded and clock rates are steady.
+FULL = 15
 ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
 """The times of Self-Forcing's released code on one H200 at 832 x 480, without memory, which we compare with."""
-ANCHORS_SIZE = (480, 832)
+ANCHORS_SIZE, ANCHORS_FRAMES = (480, 832), 3
 STAGES = ("denoise", "decode", "look", "settle", "commit")
 PROMPT = "a fox on a beach at night"
 
@@ -170,8 +171,8 @@ def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any
     return {
         "first_picture_s": first_picture_s,
         "blocks_ms": periods,
-        "stages": {name: _summary(values) for name, values in stages.items() if values},
-        "block": _summary(periods),
+        "stages": {name: _summary(values, full_blocks(spec)) for name, values in stages.items() if values},
+        "block": _summary(periods, full_blocks(spec)),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
         "memory_gb": [round(x / 1e9, 4) for x in watch.memory],
     }
@@ -199,9 +200,14 @@ def _deliver(blocks: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) 
     return first
 
 
-def _summary(values: list[float]) -> dict[str, float]:
-    """Return the cold value, and the median and 90th percentile of the steady ones."""
-    steady = sorted(values[FULL:] or values)
+def full_blocks(spec: BackboneSpec) -> int:
+    """Return the blocks until everything is steady."""
+    return -(-FULL // spec.frames_per_block)
+
+
+def _summary(values: list[float], full: int) -> dict[str, float]:
+    """Return the cold value, and the median and 90th percentile of the steady ones, after `full` blocks."""
+    steady = sorted(values[full:] or values)
     return {
         "cold": values[0],
         "median": statistics.median(steady),
@@ -212,7 +218,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
     """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
     spec, policy = parts.backbone.spec, parts.policy(settings)
-    plan = make_plan([[Shot(PROMPT, 5 * 0.75)]], spec)
+    plan = make_plan([[Shot(PROMPT, FULL * spec.pictures_per_frame / spec.pictures_per_second)]], spec)
     worst = 0.0
     with torch.no_grad():
         conditioning = parts.readable.condition(plan.blocks[0].prompts)
@@ -236,7 +242,8 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
     began = time.perf_counter()
     parts = make_parts(settings)
     loaded = time.perf_counter()
-    cold = measure(parts, settings, FULL)
+    spec = parts.backbone.spec
+    cold = measure(parts, settings, full_blocks(spec))
     warm = time.perf_counter()
     plain = replace(settings, memory="sink")
     before = measure(parts, plain, min(settings.blocks, 20))
@@ -246,7 +253,6 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
     # Before and after, because a chip that gets warm gets slow, which must not count against the memory.
     after = measure(parts, plain, min(settings.blocks, 20))
     sink_ms = statistics.mean(run["block"]["median"] for run in (before, after))
-    spec = parts.backbone.spec
     pictures = spec.frames_per_block * spec.pictures_per_frame
     for name, summary in steady["stages"].items():
         summary["cold"] = cold["stages"][name]["cold"]
@@ -267,13 +273,13 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
         result["late_to_early"] = statistics.median(times[-30:]) / statistics.median(times[10:40])
         memory = steady["memory_gb"]
         result["memory_late_to_early"] = memory[-1] / memory[10] if memory else None
-    if spec.picture_size == ANCHORS_SIZE:
+    if (spec.picture_size, spec.frames_per_block) == (ANCHORS_SIZE, ANCHORS_FRAMES):
         measured = {"denoise + settle": dit, "decode": stages["decode"], "block": steady["block"]["median"]}
         result["times_faster_than_released"] = {k: ANCHORS_MS[k] / v for k, v in measured.items()}
     if compare:
         result["compare"] = compare_paths(parts, settings)
     if profile:
-        result["kernels"] = top_kernels(lambda: measure(parts, settings, FULL + 1))
+        result["kernels"] = top_kernels(lambda: measure(parts, settings, full_blocks(spec) + 1))
     if plot is not None:
         write_whole(plot, draw_curve(times, steady["memory_gb"], _title(result)).encode())
     return result

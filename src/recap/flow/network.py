@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
+from recap.io.older import Self
 from recap.io.weights import Stored, fill
 
 STRIDE = 8  # pixels between neighbouring features, where these are fewest

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recap.contracts import State
 from recap.errors import refuse
-from recap.io.files import append_line, write_whole
+from recap.io.files import append_line, sha256_of, write_whole
 
 MANIFEST = "manifest.jsonl"
 STATE = "state.safetensors"
@@ -59,8 +59,7 @@ def digest_of(data: bytes) -> str:
 
 def digest_file(path: Path) -> str:
     """Return the digest of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
+    return sha256_of(path, lambda size: None)
 
 
 def digest_tensors(tensors: State, also: str = "") -> str:

@@ -11,7 +11,7 @@ first pass of the current block (still noise) and of the last R - F frames befor
 in two steps: `begin` decides that it is due and lays out the room, `observe` chooses in each layer as its first
 queries arrive. The choice is the same for the whole block.
 
-Only sums of queries are needed, so only a sum is kept. Keys are kept unrotated, so nothing is rotated twice.
+Only sums of queries are needed, so only one per frame is kept. Keys are kept unrotated, so nothing is rotated twice.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class DeepForcing(WindowMemory):
         self._refilling = False
         # L B C 3: of every chosen token the frame at whose time it is read, its index in that frame, times chosen.
         self._about: Tensor | None = None
-        # L B H D: sum of the last clean queries, rotated.
+        # How many frames before the block are asked for their clean queries, at least one: of sums of nothing.
+        self._asking = max(1, config.recent_frames - spec.frames_per_block)
+        # L B frames H D: the sum of each of these frames' clean queries, rotated, oldest first.
         self._asked: Tensor | None = None
         # The rest is about the current block: its first frame, what to add to a frame to get its phase, whether it
         # compresses, the extent before that, the layers that still have to choose, the rotation of its own tokens
@@ -128,7 +130,7 @@ class DeepForcing(WindowMemory):
             return
         assert self._asked is not None and self._about is not None
         rotated = rotate(query.to(self._asked.dtype), self._rotation(query))
-        asked = rotated.sum(dim=1) + self._asked[layer]
+        asked = rotated.sum(dim=1) + self._asked[layer].sum(dim=1)
         keys, about = self._candidates(layer, self._about[layer])
         score = participation(asked, keys, self._positions(about[..., 0], about[..., 1]))
         cap = self._config.reuse_cap if self._config.variant == "release" else 0
@@ -157,12 +159,15 @@ class DeepForcing(WindowMemory):
         spec, (batch, _, heads, channels) = self.window.spec, tokens.queries.shape
         exact = torch.promote_types(tokens.queries.dtype, torch.float32)
         if self._asked is None:
-            shape = (spec.layers, batch, heads, channels)
+            shape = (spec.layers, batch, self._asking, heads, channels)
             self._asked = torch.zeros(shape, dtype=exact, device=tokens.queries.device)
-        last = (self._config.recent_frames - spec.frames_per_block) * spec.frame_tokens
-        if last:
-            newest = Rotation(*(part[:, -last:] for part in self._rotation(tokens.queries)))
-            self._asked[layer] = rotate(tokens.queries[:, -last:].to(exact), newest).sum(dim=1)
+        if self._config.recent_frames == spec.frames_per_block:
+            return
+        frames = min(self._asking, tokens.queries.shape[1] // spec.frame_tokens)
+        last = frames * spec.frame_tokens
+        newest = Rotation(*(part[:, -last:] for part in self._rotation(tokens.queries)))
+        turned = rotate(tokens.queries[:, -last:].to(exact), newest).unflatten(1, (frames, -1))
+        self._asked[layer] = torch.cat([self._asked[layer][:, frames:], turned.sum(dim=2)], dim=1)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
         return replace(trace, notes={"compressed": self._compresses})
@@ -192,7 +197,9 @@ class DeepForcing(WindowMemory):
             self._body.put(slice(end - fresh, end), keys[:, :, -fresh:], values[:, :, -fresh:])
 
     def state(self) -> State:
-        chosen: dict[str, Tensor | None] = {"chosen.asked": self._asked}
+        chosen: dict[str, Tensor | None] = {
+            "chosen.asked": None if self._asked is None else self._asked.flatten(2, 3)
+        }
         if self._about is not None:
             chosen |= zip(CHOSEN, self._about.unbind(-1), strict=True)
         numbers = [self._extent.chosen, self._extent.total, self._sink_frame, int(self._refilling)]
@@ -209,14 +216,15 @@ class DeepForcing(WindowMemory):
             most = (LAST_FRAME, spec.frame_tokens - 1, LAST_FRAME)
             for name, high in zip(CHOSEN, most, strict=True):
                 body[name] = Entry(shape, torch.int64, 0, high)
-            body["chosen.asked"] = Entry((spec.layers, "B", "H", "D"), "queries")
+            body["chosen.asked"] = Entry((spec.layers, "B", self._asking * spec.heads, "D"), "queries")
         extent = (self._capacity, spec.window_frames - self.window.sink_frames) if body else (0, 0)
         return {**window, **body, "body.frames": Entry((4,), torch.int64, 0, (*extent, LAST_FRAME, 1))}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._body.load_state("body", state)
-        self._asked = copy_of(state.get("chosen.asked"))
+        asked = copy_of(state.get("chosen.asked"))
+        self._asked = None if asked is None else asked.unflatten(2, (self._asking, -1))
         self._about = None
         if CHOSEN[0] in state:
             self._about = torch.stack([state[name] for name in CHOSEN], dim=-1)
@@ -224,6 +232,9 @@ class DeepForcing(WindowMemory):
         if chosen > total:
             limit = f"of {total} frames no more than all are chosen"
             raise refuse("state body.frames", chosen, limit, "load what `state` returned")
+        if total and self.window.num_sink < self.window.sink_frames:
+            limit = f"a sink of {self.window.sink_frames} frames is full before anything is kept behind it"
+            raise refuse("state window.frames", self.window.num_sink, limit, "load what `state` returned")
         self._extent, self._refilling = Extent(chosen, total - chosen), bool(refilling)
 
     def _rotation(self, like: Tensor) -> Rotation:
@@ -316,7 +327,8 @@ class DeepForcingConfig(MemoryConfig):
             # The same machine: every block compresses to all that fits, and nothing is chosen.
             recent = self.window_frames - self.sink_frames
             return DeepForcing(spec, replace(self, budget_frames=self.window_frames, recent_frames=recent))
-        check_frames("recent_frames", self.recent_frames, block, 2 * block, "one block to two")
+        room = "one block to what the window holds"
+        check_frames("recent_frames", self.recent_frames, block, self.window_frames, room)
         least = self.sink_frames + self.recent_frames
         parts = f"sink {self.sink_frames} + recent {self.recent_frames} to the window"
         if least > self.window_frames:

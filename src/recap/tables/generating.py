@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
 from recap.io import video
+from recap.io.older import Self
 from recap.io.trace import BlockTrace, has_bank, pictures_of_frames
 from recap.plan import make_plan
 from recap.rollout import rollout

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from recap.backbones.wan.checkpoint import shapes_of
+from recap.backbones.wan.lora import Lora, LoraChoice, open_lora
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.names import to_diffusers
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
@@ -154,6 +155,13 @@ def make_lora(spec: WanSpec = MINI, rank: int = 3, seed: int = 1) -> State:
             lora[f"blocks.{layer}.{module}.lora_A"] = torch.randn(rank, inner, generator=generator)
             lora[f"blocks.{layer}.{module}.lora_B"] = torch.randn(out, rank, generator=generator)
     return lora
+
+
+def opened(
+    path: Path, alpha: float | None = None, *, whole: bool = True, strength: float = 1.0
+) -> list[Lora]:
+    """The LoRA of a path for the small model, as `load_checkpoint` takes it."""
+    return [open_lora(LoraChoice(path, strength, alpha, whole), shapes_of(MINI))]
 
 
 def save_lora(path: Path, lora: State, name: str = "base_model.model.{}.weight") -> Path:

@@ -22,6 +22,7 @@ from checkpoint_fakes import (
     make_lora,
     make_state,
     one_safetensors,
+    opened,
     same,
     save_lora,
     self_forcing,
@@ -38,7 +39,7 @@ SINGLE = (self_forcing, bare, legacy, one_safetensors)
 
 
 def load(path: Path, lora: Path | None = None) -> None:
-    load_checkpoint(empty_model(), path, dtype=torch.float32, lora=lora, lora_alpha=3.0)
+    load_checkpoint(empty_model(), path, dtype=torch.float32, loras=opened(lora, 3.0) if lora else ())
 
 
 def refused(path: Path, named: Path, lora: Path | None = None) -> None:

@@ -18,6 +18,7 @@ from checkpoint_fakes import (
     longlive,
     make_lora,
     make_state,
+    opened,
     same,
     save_lora,
     self_forcing,
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.convert import convert
+from recap.backbones.wan.lora import LoraChoice
 from recap.backbones.wan.spec import UNTRAINED
 from recap.io.report import Reporter
 
@@ -60,8 +62,7 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
     manifest = convert(
         base,
         tmp_path / "out",
-        lora=lora,
-        lora_alpha=3.0,
+        loras=[LoraChoice(lora, alpha=3.0)],
         reporter=Reporter(progress=lambda done, total, rate: calls.append((done, total))),
     )
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == json.loads(json.dumps(manifest))
@@ -72,7 +73,8 @@ def test_the_manifest_tells_where_it_came_from(tmp_path: Path) -> None:
 
     parameters = sum(tensor.numel() for tensor in STATE.values())
     assert manifest["sources"] == [about(base)]
-    assert manifest["lora"] == {"sources": [about(lora)], "ranks": [3], "alpha": 3.0}
+    found = {"names": "native", "layers": 20, "ranks": [3], "alpha": 3.0, "strength": 1.0}
+    assert manifest["loras"] == [{"sources": [about(lora)], **found}]
     assert (manifest["key"], manifest["names"], manifest["dtype"]) == ("generator", "wan", "bfloat16")
     assert (manifest["tensors"], manifest["parameters"], manifest["fits"]) == (len(STATE), parameters, [])
     assert manifest["sizes"]["dim"] == 8 and manifest["sizes"]["layers"] == 2
@@ -87,9 +89,9 @@ def test_rows_of_the_same_sizes_are_named(tmp_path: Path) -> None:
 
 def test_a_lora_is_merged(tmp_path: Path) -> None:
     base, lora = longlive(tmp_path, STATE), save_lora(tmp_path / "lora.pt", make_lora())
-    convert(base, tmp_path / "out", dtype=torch.float32, lora=lora, lora_alpha=6.0)
+    convert(base, tmp_path / "out", dtype=torch.float32, loras=[LoraChoice(lora, 0.5, 6.0)])
     direct, through = empty_model(), empty_model()
-    load_checkpoint(direct, base, dtype=torch.float32, lora=lora, lora_alpha=6.0)
+    load_checkpoint(direct, base, dtype=torch.float32, loras=opened(lora, 6.0, strength=0.5))
     load_checkpoint(through, tmp_path / "out", dtype=torch.float32)
     assert same(through, direct.state_dict()) and not same(through, STATE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +15,20 @@ from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
 from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.convert import convert
 from recap.backbones.wan.family import WanConfig, describe_memory, plan_memory, released_memory
+from recap.backbones.wan.lora import read_choice
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.published import PublicFile, WeightSet
-from recap.backbones.wan.spec import ROWS, UNTRAINED, WAN_1_3B
+from recap.backbones.wan.spec import RELEASED, ROWS, UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import published_name
 from recap.cli.main import main
+from recap.cli.settings import Generation, full_config
 from recap.config import Choice, RunConfig
-from recap.io.report import SILENT
+from recap.io.report import SILENT, Reporter
 from recap.plan import Shot
-from recap.run import build_backbone, generate
+from recap.run import build_backbone, generate, resume
 from recap.types import Role
 
 MINI = replace(
@@ -159,6 +164,49 @@ def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
         build_backbone(config_of(files, lora=str(tmp_path / "lora.pt")), quiet)
 
 
+def test_loras_of_ones_own_are_merged_recorded_and_watched(files: dict[str, str], tmp_path: Path) -> None:
+    """Two runs with the LoRA at a strength and with the same change in the checkpoint are equal to the bit."""
+    path = tmp_path / "style.safetensors"
+    few = {name: tensor for name, tensor in lora_of(make_state(MINI), rank=4).items() if "ffn" in name}
+    save_file({name.replace("base_model.model", "diffusion_model"): t for name, t in few.items()}, path)
+    choice = f"{path}:0.5:alpha=2"
+    convert(Path(files["checkpoint"]), tmp_path / "out", dtype=torch.float32, loras=[read_choice(choice)])
+    notices: list[str] = []
+    latents = []
+    for name, changes in (("run", {"loras": (choice,)}), ("merged", {"checkpoint": str(tmp_path / "out")})):
+        config = config_of(files, **changes).to_dict()
+        config["backbone"]["name"] = f"{__name__}:MiniConfig"
+        generate(RunConfig.from_dict(config), tmp_path / name, reporter=Reporter(notices.append))
+        latents.append(load_file(tmp_path / name / "latents.safetensors")["latents"])
+    assert torch.equal(*latents)
+    assert (
+        "lora: style.safetensors (ComfyUI names) changes 4 layers, rank 4, alpha 2.0, strength 0.5" in notices
+    )
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["config"]["backbone"]["loras"] == [choice]
+    assert about["added"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert json.loads((tmp_path / "merged" / "run.json").read_text())["added"] == {}
+    resume(tmp_path / "run", reporter=SILENT, trust_code=True)
+    save_file({name.replace("base_model.model", "diffusion_model"): 2 * t for name, t in few.items()}, path)
+    with pytest.raises(ValueError, match=r"style\.safetensors.* not the file that the run began with"):
+        resume(tmp_path / "run", reporter=SILENT, trust_code=True)
+
+
+def test_loras_are_an_option_of_the_wan_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = Generation(prompt="a fox", backbone="self-forcing", lora=["a.pt:0.5", "b.pt:alpha=8"])
+    config = full_config(options.values(), [])
+    here = tmp_path.resolve()
+    assert config.backbone.settings.loras == (f"{here}/a.pt:0.5", f"{here}/b.pt:1.0:alpha=8.0")
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    for backbone, words in (("embedded", "backbone setting is 'loras'"), (None, "--lora is ")):
+        with pytest.raises(ValueError, match=words):
+            full_config(Generation(prompt="a fox", backbone=backbone, lora=["a.pt"]).values(), [])
+    for loras in ([3], ["a.pt:0"]):
+        with pytest.raises(ValueError, match=r"backbone\.loras is "):
+            RunConfig.from_dict({"shots": [], "backbone": {"name": "longlive", "loras": loras}})
+
+
 def test_the_installed_lora_is_merged_with_its_authors_alpha(
     files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +239,7 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(
         assert stopped.value.code == 2 and not (tmp_path / "runs").exists()
         return capsys.readouterr().err
 
-    for row in ("self-forcing", "infinite-forcing", "longlive"):
+    for row in RELEASED:
         assert f"recap weights {row}" in error_of("--backbone", row)
     for arguments, words in (
         (("--backbone", "embedded", "--decoder", "tiny"), "decoder"),
@@ -206,8 +254,31 @@ def test_the_memory_plan_adds_up() -> None:
     lines = describe_memory(plan_memory(WAN_1_3B, torch.bfloat16), text=True)
     assert lines[0] == "memory: transformer 2.84 GB" and lines[1] == "memory: autoencoder 0.25 GB"
     assert "7 frames" in lines[2] and "4.03 GB" in lines[2] and "text encoder alone 11.4 GB" in lines[3]
-    assert [ROWS[name].window_frames for name in ("self-forcing", "infinite-forcing", "longlive")] == [
-        6,
-        6,
-        6,
-    ]
+    assert {ROWS[name].window_frames for name in RELEASED} == {6}
+
+
+@dataclass(frozen=True, slots=True)
+class ByFrameConfig(MiniConfig):
+    """A frame-wise model in small."""
+
+    row = replace(MINI, name="causal-forcing-2step", frames_per_block=1, steps=(1000, 500))
+
+
+def test_a_model_that_generates_frame_by_frame(files: dict[str, str], tmp_path: Path) -> None:
+    """From the published layout to a video, with the row's steps, with others, and as released."""
+    results = {}
+    for name, changes in (("own", {}), ("one", {"steps": [1000]}), ("released", {"as_released": True})):
+        settings = {"name": f"{__name__}:ByFrameConfig", **files, "decoder": "tiny", **changes}
+        shots = [{"prompt": PROMPT, "seconds": 2.0}]
+        config = RunConfig.from_dict({"shots": shots, "backbone": settings, "flow": "classical"})
+        record = generate(config, tmp_path / name, reporter=SILENT)
+        assert (record.num_blocks, record.num_pictures) == (8, 29)
+        results[name] = load_file(tmp_path / name / "latents.safetensors")["latents"]
+        assert results[name].shape[1] == 8 and results[name].isfinite().all()
+    # The window has not slid yet: only the number of steps tells them apart.
+    assert not torch.equal(results["own"][:, :1], results["one"][:, :1])
+    assert torch.equal(results["own"][:, :1], results["released"][:, :1])
+    assert released_memory("causal-forcing-2step") == {"name": "none"}
+    for steps in ([500], [1000, 2000], ["1000"], [1000, 0.5]):
+        with pytest.raises(ValueError, match=r"WanSpec\.steps is "):
+            ByFrameConfig(**files, steps=tuple(steps))

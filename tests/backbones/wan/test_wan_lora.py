@@ -14,11 +14,12 @@ from checkpoint_fakes import (
     longlive,
     make_lora,
     make_state,
+    opened,
     save_lora,
 )
 
 from recap.backbones.wan.checkpoint import load_checkpoint, shapes_of
-from recap.backbones.wan.lora import open_lora
+from recap.backbones.wan.lora import LoraChoice, open_lora
 from recap.backbones.wan.spec import WAN_1_3B
 
 STATE, LORA = make_state(), make_lora()
@@ -45,7 +46,7 @@ def merged(scale: float) -> State:
 
 def load(tmp_path: Path, lora: Path, alpha: float | None = 3.0, dtype: torch.dtype = torch.float32) -> State:
     model = empty_model()
-    load_checkpoint(model, longlive(tmp_path, STATE), dtype=dtype, lora=lora, lora_alpha=alpha)
+    load_checkpoint(model, longlive(tmp_path, STATE), dtype=dtype, loras=opened(lora, alpha))
     return model.state_dict()
 
 
@@ -143,7 +144,7 @@ def test_the_counts_of_longlive(tmp_path: Path) -> None:
             out, inner = shapes[f"blocks.{layer}.{module}.weight"]
             factors[f"blocks.{layer}.{module}.lora_A"] = torch.zeros(1).expand(256, inner)
             factors[f"blocks.{layer}.{module}.lora_B"] = torch.zeros(1).expand(out, 256)
-    lora = open_lora(save_lora(tmp_path / "lora.pt", factors), shapes, 256.0)
+    lora = open_lora(LoraChoice(save_lora(tmp_path / "lora.pt", factors), alpha=256.0, whole=True), shapes)
     assert (len(lora.factors), lora.describe()["ranks"]) == (300, [256])
     sizes = [torch.Size(half.shape).numel() for pair in lora.factors.values() for half in pair]
     assert (len(sizes), sum(sizes)) == (600, 349_962_240)

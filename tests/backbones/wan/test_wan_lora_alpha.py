@@ -18,12 +18,14 @@ from checkpoint_fakes import (
     longlive,
     make_lora,
     make_state,
+    opened,
     save_lora,
 )
 from safetensors.torch import save_file
 
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.convert import convert
+from recap.backbones.wan.lora import LoraChoice
 from recap.backbones.wan.published import SETS, PublicFile
 
 STATE, LORA = make_state(), make_lora(rank=4)
@@ -44,7 +46,7 @@ def load(folder: Path, lora: Path, alpha: float | None = None) -> State:
     base = folder / "base"
     base.mkdir(exist_ok=True)
     model = empty_model()
-    load_checkpoint(model, longlive(base, STATE), dtype=torch.float32, lora=lora, lora_alpha=alpha)
+    load_checkpoint(model, longlive(base, STATE), dtype=torch.float32, loras=opened(lora, alpha))
     return model.state_dict()
 
 
@@ -75,10 +77,8 @@ def test_a_peft_folder_is_merged_at_its_own_scale(tmp_path: Path) -> None:
     folder = peft_folder(tmp_path, PEFT)
     assert_scaled(load(tmp_path, folder), lambda _: 2.0)
     assert_scaled(load(tmp_path, folder / "adapter_model.safetensors"), lambda _: 2.0)
-    manifest = convert(
-        tmp_path / "base" / longlive(tmp_path / "base", STATE).name, tmp_path / "out", lora=folder
-    )
-    assert manifest["lora"]["alpha"] == 8.0
+    manifest = convert(longlive(tmp_path / "base", STATE), tmp_path / "out", loras=[LoraChoice(folder)])
+    assert manifest["loras"][0]["alpha"] == 8.0
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_alpha_is_read_from_tensors_layer_by_layer(tmp_path: Path) -> None:
 
     path = safetensors(tmp_path, {**WEIGHTS, **alpha_tensors(alpha)}, {})
     assert_scaled(load(tmp_path, path), lambda name: alpha(name) / 4)
-    manifest = convert(longlive(tmp_path, STATE), tmp_path / "out", lora=path)
-    assert manifest["lora"]["alpha"] == [2.0, 12.0]
+    manifest = convert(longlive(tmp_path, STATE), tmp_path / "out", loras=[LoraChoice(path)])
+    assert manifest["loras"][0]["alpha"] == [2.0, 12.0]
     torch.save({**WEIGHTS, **alpha_tensors(alpha)}, tmp_path / "lora.pt")
     assert_scaled(load(tmp_path, tmp_path / "lora.pt"), lambda name: alpha(name) / 4)
 
@@ -110,7 +110,7 @@ def test_alpha_is_read_from_tensors_layer_by_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_an_alpha_nobody_tells_is_refused(tmp_path: Path, suffix: str) -> None:
     path = save_lora(tmp_path / f"lora{suffix}", LORA)
-    with pytest.raises(ValueError, match=r"its alpha is not known.*--lora-alpha.*the rank, which is 4 here"):
+    with pytest.raises(ValueError, match=r"its alpha is not known.*:alpha=NUMBER.*the rank, which is 4 here"):
         load(tmp_path, path)
     assert_scaled(load(tmp_path, path, alpha=8.0), lambda _: 2.0)
     # A trainer writes None where nobody set it.
@@ -142,6 +142,7 @@ def test_sources_that_disagree_are_refused(tmp_path: Path) -> None:
         ({"use_rslora": True}, "use_rslora is True"),
         ({"use_dora": True}, "use_dora is True"),
         ({"alpha_pattern": {"ffn": 2}}, "alpha_pattern is"),
+        ({"r": 8}, "r is 8: adapter_config.json is about a LoRA of another rank than 4"),
         ({"lora_alpha": "8"}, "lora alpha is '8'"),
         ({"lora_alpha": 0}, "lora alpha is 0"),
         ({"lora_alpha": True}, "lora alpha is True"),
@@ -152,6 +153,15 @@ def test_configs_that_scale_otherwise_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         load(tmp_path, peft_folder(tmp_path, {**PEFT, **change}))
+
+
+def test_a_config_next_to_several_files_is_about_the_one_peft_wrote(tmp_path: Path) -> None:
+    """The alpha of another LoRA in the folder would be silently wrong."""
+    folder = peft_folder(tmp_path, PEFT)
+    save_file(WEIGHTS, folder / "style.safetensors")
+    assert_scaled(load(tmp_path, folder / "adapter_model.safetensors"), lambda _: 2.0)
+    with pytest.raises(ValueError, match="its alpha is not known"):
+        load(tmp_path, folder / "style.safetensors")
 
 
 def test_damaged_sources_are_refused(tmp_path: Path) -> None:

@@ -83,7 +83,14 @@ def fetch(name: str, dry_run: bool = False) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("self-forcing", 17_567_236_932), ("infinite-forcing", 17_566_984_379), ("longlive", 20_367_375_277)],
+    [
+        ("self-forcing", 17_567_236_932),
+        ("infinite-forcing", 17_566_984_379),
+        ("longlive", 20_367_375_277),
+        ("causal-forcing", 17_566_984_379),
+        ("causal-forcing-2step", 17_566_984_379),
+        ("causal-forcing-1step", 17_566_984_379),
+    ],
 )
 def test_the_tables_are_those_of_the_publishers(name: str, size: int) -> None:
     files = SETS[name].files
@@ -105,7 +112,7 @@ def test_what_is_fetched_is_found(hub: Hub, home: Path, name: str) -> None:
     assert found.tokenizer[0].path.is_file() and found.tokenizer[0].path.parent.name == "umt5-xxl"
     assert (found.lora is not None) == (name == "longlive")
     assert found.lora_alpha == (256.0 if name == "longlive" else None)
-    assert found.ema is {"self-forcing": True, "infinite-forcing": None, "longlive": False}[name]
+    assert found.ema is {"self-forcing": True, "longlive": False}.get(name)
 
 
 def test_shared_files_are_fetched_once(hub: Hub) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import RELEASED, ROWS, UNTRAINED, WAN_1_3B
 
 WIDE, SQUARE = [1536], [1536, 1536]
@@ -71,6 +72,18 @@ def test_geometry_of_the_full_size_model() -> None:
     assert [spec.num_pictures(frames) for frames in (3, 21, 240)] == [9, 81, 957]
 
 
+def test_released_steps_and_blocks() -> None:
+    """Shift 5 warps 1000, 750, 500, 250 to 1000, 937.5, 833.3, 625 of model time; half way is 833.3."""
+    levels = {name: [1000 * s for s in warp(row.steps, row.shift)] for name, row in ROWS.items()}
+    assert levels["causal-forcing"] == levels["self-forcing"] == pytest.approx([1000, 937.5, 833.333, 625])
+    assert levels["causal-forcing-2step"] == pytest.approx([1000, 833.333])
+    assert levels["causal-forcing-1step"] == [1000]
+    by_frame = ROWS["causal-forcing-1step"].backbone_spec()
+    assert by_frame.frames_per_block == ROWS["causal-forcing-2step"].frames_per_block == 1
+    # One picture, then four a block.
+    assert [by_frame.num_pictures(frames) for frames in (1, 2, 3)] == [1, 5, 9]
+
+
 def test_rows_are_named_by_their_key_and_hold_only_what_can_run() -> None:
     assert all(row.name == key for key, row in ROWS.items())
     assert set(RELEASED) < set(ROWS)
@@ -91,6 +104,10 @@ def test_rows_are_named_by_their_key_and_hold_only_what_can_run() -> None:
         ("steps", (750, 500)),
         ("steps", (1000, 1000)),
         ("steps", ()),
+        ("steps", (1000, 500.0)),
+        ("steps", (1000, "500")),
+        ("frames_per_block", 0),
+        ("frames_per_block", 7),
     ],
 )
 def test_impossible_sizes_are_refused_by_name(field: str, value: Any) -> None:

@@ -81,9 +81,21 @@ class SlowContext:
 
 
 @pytest.mark.parametrize("phases", ["window", "absolute"])
-@pytest.mark.parametrize(("window", "sink"), [(6, 0), (6, 1), (12, 3), (7, 0), (7, 1)])
-def test_ten_blocks_equal_the_slow_reference(window: int, sink: int, phases: str) -> None:
-    wan = replace(UNTRAINED, layers=2, window_frames=window, phases=phases)
+@pytest.mark.parametrize(
+    ("window", "sink", "length", "steps"),
+    [
+        *((window, sink, 3, UNTRAINED.steps) for window, sink in ((6, 0), (6, 1), (12, 3), (7, 0), (7, 1))),
+        (6, 1, 1, (1000, 500)),
+        (5, 2, 1, (1000,)),
+        (6, 0, 2, (1000, 900, 3)),
+    ],
+)
+def test_ten_blocks_equal_the_slow_reference(
+    window: int, sink: int, length: int, steps: tuple[int, ...], phases: str
+) -> None:
+    wan = replace(
+        UNTRAINED, layers=2, window_frames=window, phases=phases, frames_per_block=length, steps=steps
+    )
     model = random_model(wan)
     words = torch.randn(1, wan.text_len, wan.text_dim, dtype=torch.float64)
     backbone = WanBackbone(model, lambda _: words, lambda: None)  # type: ignore[arg-type, return-value]
@@ -91,10 +103,12 @@ def test_ten_blocks_equal_the_slow_reference(window: int, sink: int, phases: str
     past = SlowPast(backbone.spec, sink)
     policy = WindowMemory(Window(backbone.spec, sink_frames=sink))
     for index in range(BLOCKS):
-        block = Block(index, 3 * index, 3, ("",))
+        block = Block(index, length * index, length, ("",))
         context = BlockContext(policy, policy.begin(block))
-        fast = backbone.denoise(noise_of(index, dtype=torch.float64), conditioning, context)
-        slow = backbone.denoise(noise_of(index, dtype=torch.float64), conditioning, SlowContext(past, index))
+        fast, slow = (
+            backbone.denoise(noise_of(index, dtype=torch.float64, frames=length), conditioning, each)
+            for each in (context, SlowContext(past, index))
+        )
         torch.testing.assert_close(fast, slow, atol=1e-9, rtol=1e-9)
         backbone.settle(fast, conditioning, context.clean_pass())
         backbone.settle(slow, conditioning, SlowContext(past, index, settling=True))

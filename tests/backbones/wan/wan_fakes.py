@@ -66,10 +66,12 @@ def fresh(spec: WanSpec = UNTRAINED, first: int = 0) -> FakeContext:
     return FakeContext(torch.arange(first, first + spec.frames_per_block, dtype=torch.float32))
 
 
-def noise_of(seed: int, rows: int = 1, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
+def noise_of(
+    seed: int, rows: int = 1, dtype: torch.dtype = torch.float32, frames: int = UNTRAINED.frames_per_block
+) -> Callable[[], Tensor]:
     """A stream of unit Gaussian blocks of the untrained row."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (rows, UNTRAINED.frames_per_block, UNTRAINED.in_channels, *UNTRAINED.latent_size)
+    shape = (rows, frames, UNTRAINED.in_channels, *UNTRAINED.latent_size)
     return lambda: torch.randn(shape, generator=generator, dtype=dtype)
 
 

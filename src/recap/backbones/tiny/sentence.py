@@ -9,11 +9,12 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum, auto
+from enum import auto
 
 from recap.backbones.tiny import vocabulary
 from recap.backbones.tiny.vocabulary import NAMED, TABLES, canonical, clipped
 from recap.errors import refuse
+from recap.io.older import StrEnum
 
 
 class Kind(StrEnum):

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recap.errors import refuse
+from recap.io.older import tomllib
 
 ACTORS: tuple[str, ...] = (
     "fox", "cat", "dog", "rabbit", "penguin", "duck", "turtle", "elephant", "sheep", "dinosaur", "snail", "frog",

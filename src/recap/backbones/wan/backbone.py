@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from recap.backbones.text import EncodeText, HashedWords
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
-from recap.backbones.wan.spec import UNTRAINED
+from recap.backbones.wan.spec import UNTRAINED, WanSpec
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Context, Decoder, Noise
@@ -98,16 +98,18 @@ class WanBackbone:
 
 
 def build_untrained(
-    seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    spec: WanSpec = UNTRAINED,
 ) -> WanBackbone:
     """Build a small model whose weights depend only on the seed; words are hashed, and the decoder mixes colours."""
     # Built with storage at once, as tensors without any make torch import half a second of algebra.
     with torch.random.fork_rng(devices=[]):
-        model = CausalWan(UNTRAINED)
+        model = CausalWan(spec)
     draw_weights(model, seed)
-    text = HashedWords(UNTRAINED.text_len, UNTRAINED.text_dim)
-    spec = UNTRAINED.backbone_spec()
-    return WanBackbone(model.to(device=device, dtype=dtype), text, lambda: UpsampleDecoder(spec))
+    text, sizes = HashedWords(spec.text_len, spec.text_dim), spec.backbone_spec()
+    return WanBackbone(model.to(device=device, dtype=dtype), text, lambda: UpsampleDecoder(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,13 @@ class UntrainedConfig:
     """Builds the real layers at a small size, with random weights: for tests."""
 
     seed: int = 0
+    # 1 generates frame by frame.
+    frames_per_block: int = UNTRAINED.frames_per_block
 
     def build(self, *, device: str, dtype: torch.dtype, **_: object) -> WanBackbone:
-        return build_untrained(self.seed, device, dtype)
+        return build_untrained(
+            self.seed, device, dtype, replace(UNTRAINED, frames_per_block=self.frames_per_block)
+        )
 
 
 @torch.no_grad()

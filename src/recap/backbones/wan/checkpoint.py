@@ -7,7 +7,7 @@ Names are cleaned of wrappers, and every tensor must be there, fit and be a floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.lora import Lora, open_lora
+from recap.backbones.wan.lora import Lora
 from recap.backbones.wan.model import CausalWan, empty_model
 from recap.backbones.wan.names import ONLY_DIFFUSERS, clean, to_diffusers
 from recap.backbones.wan.spec import WanSpec
@@ -58,17 +58,15 @@ def load_checkpoint(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     ema: bool | None = None,
-    lora: Path | None = None,
-    lora_alpha: float | None = None,
+    loras: Sequence[Lora] = (),
 ) -> None:
     """Fill a model, best made by `empty_model`, tensor by tensor, so that memory stays near one copy.
 
     `ema` chooses between the two sets of weights of a trainer's file: None takes the averaged ones if they are
-    there. `lora` is merged in fp32; `lora_alpha` is for files that do not contain their alpha.
+    there. LoRAs are merged in fp32, one after the other, and the sum is rounded once.
     """
     tensors = fit_tensors(open_checkpoint(path, ema), model.spec)
-    changes = None if lora is None else open_lora(lora, shapes_of(model.spec), lora_alpha)
-    filled = {name: tensor.to(device) for name, tensor in read_tensors(tensors, dtype, changes)}
+    filled = {name: tensor.to(device) for name, tensor in read_tensors(tensors, dtype, loras)}
     model.load_state_dict(filled, assign=True)
 
 
@@ -143,11 +141,13 @@ def shapes_of(spec: WanSpec) -> dict[str, torch.Size]:
 
 
 def read_tensors(
-    tensors: Mapping[str, Stored], dtype: torch.dtype, lora: Lora | None
+    tensors: Mapping[str, Stored], dtype: torch.dtype, loras: Sequence[Lora]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in the order of their names, one at a time, each in memory of its own."""
     for name, stored in sorted(tensors.items()):
-        tensor = stored.read() if lora is None else lora.merge(name, stored.read())
+        tensor = stored.read()
+        for lora in loras:
+            tensor = lora.merge(name, tensor)
         # Copied even where nothing changes: a mapped tensor would keep its file open.
         yield name, tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from recap.backbones.wan.checkpoint import (
     read_tensors,
     shapes_of,
 )
-from recap.backbones.wan.lora import open_lora
+from recap.backbones.wan.lora import LoraChoice, open_lora
 from recap.backbones.wan.spec import ROWS, WAN_1_3B
 from recap.errors import refuse
 from recap.io.files import sha256_of, staged_folder
@@ -36,8 +36,7 @@ def convert(
     *,
     dtype: torch.dtype = torch.bfloat16,
     ema: bool | None = None,
-    lora: Path | None = None,
-    lora_alpha: float | None = None,
+    loras: Sequence[LoraChoice] = (),
     reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Write `out`/model.safetensors and `out`/manifest.json, whole or not at all; returns the manifest.
@@ -50,8 +49,10 @@ def convert(
     spec = inferred_spec(checkpoint)
     tensors = fit_tensors(checkpoint, spec)
     shapes = shapes_of(spec)
-    changes = None if lora is None else open_lora(lora, shapes, lora_alpha)
-    inputs = [*checkpoint.files, *(changes.files if changes else ())]
+    changes = [open_lora(choice, shapes) for choice in loras]
+    for change in changes:
+        reporter.notice(str(change))
+    inputs = [*checkpoint.files, *(file for change in changes for file in change.files)]
     parameters = sum(shape.numel() for shape in shapes.values())
     total = sum(file.stat().st_size for file in inputs) + parameters * dtype.itemsize
     advance = reporter.counter(total)
@@ -66,7 +67,9 @@ def convert(
             "sources": [about(file) for file in checkpoint.files],
             "key": checkpoint.key,
             "names": "diffusers" if checkpoint.diffusers else "wan",
-            "lora": changes and {"sources": [about(file) for file in changes.files], **changes.describe()},
+            "loras": [
+                {"sources": [about(file) for file in change.files], **change.describe()} for change in changes
+            ],
             "dtype": str(dtype).removeprefix("torch."),
             "tensors": len(shapes),
             "parameters": parameters,

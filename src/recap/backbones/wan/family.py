@@ -16,7 +16,8 @@ import torch
 
 from recap.backbones.text import open_text
 from recap.backbones.wan.backbone import WanBackbone
-from recap.backbones.wan.checkpoint import load_checkpoint
+from recap.backbones.wan.checkpoint import load_checkpoint, shapes_of
+from recap.backbones.wan.lora import LoraChoice, open_lora, read_choice
 from recap.backbones.wan.model import empty_model
 from recap.backbones.wan.published import SETS, TEXT_ENCODER, find_tiny_decoder, find_weights
 from recap.backbones.wan.spec import RELEASED, ROWS, WanSpec
@@ -24,6 +25,7 @@ from recap.backbones.wan.taehv import load_taehv
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
 from recap.io.report import Notice
+from recap.io.weights import files_of
 
 DECODERS = ("full", "tiny")
 AUTOENCODER_PARAMETERS = 126_892_531
@@ -34,9 +36,11 @@ class WanConfig:
     """Names the files and settings of a public model; "" stands for the file that `recap weights` installed."""
 
     checkpoint: str = ""
+    # The LoRA that belongs to the model (LongLive's), and its alpha, or 0 where its files state it.
     lora: str = ""
-    # The alpha of a LoRA whose files do not state it; 0 means that they do.
     lora_alpha: float = 0.0
+    # LoRAs on top of it, FILE or FILE:strength each, merged in this order.
+    loras: tuple[str, ...] = ()
     text_encoder: str = ""
     tokenizer: str = ""
     autoencoder: str = ""
@@ -47,33 +51,45 @@ class WanConfig:
     prompt_embeds: str = ""
     # The window and phases of the public code instead of the paper's shared setting.
     as_released: bool = False
+    # Points of the schedule at which the sampler runs the model, from 1000 down; () stands for the model's own.
+    steps: tuple[int, ...] = ()
 
     row: ClassVar[WanSpec]
 
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise unknown_name("backbone.decoder", self.decoder, DECODERS)
+        for text in self.loras:
+            if not isinstance(text, str):
+                raise refuse("backbone.loras", text, "must be text", "write FILE or FILE:strength")
+            read_choice(text, "backbone.loras")
+        # Its own checks are made here, before anything is loaded.
+        _ = self.spec
 
     @property
     def spec(self) -> WanSpec:
+        row = replace(self.row, steps=self.steps) if self.steps else self.row
         if not self.as_released:
-            return self.row
-        released = RELEASED[self.row.name]
-        return replace(self.row, window_frames=released.window_frames, phases=released.phases)
+            return row
+        released = RELEASED[row.name]
+        return replace(row, window_frames=released.window_frames, phases=released.phases)
 
     def build(
         self, *, device: str, dtype: torch.dtype, prompts: Sequence[str], notice: Notice
     ) -> WanBackbone:
         spec, size = self.spec, (self.spec.text_len, self.spec.text_dim)
         self.check_files()
+        checkpoint, ema, own = self._weights()
+        loras = [open_lora(choice, shapes_of(spec)) for choice in (*own, *self._added())]
+        for lora in loras:
+            notice(str(lora))
         for line in describe_memory(plan_memory(spec, dtype), text=not self.prompt_embeds):
             notice(line)
         encode = open_text(
             self.prompt_embeds, self._find_encoder, size, device=device, prompts=prompts, notice=notice
         )
         model = empty_model(spec)
-        checkpoint, ema, lora, alpha = self._weights()
-        load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, lora=lora, lora_alpha=alpha)
+        load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, loras=loras)
         # Only what is used is read: with the tiny decoder the full one is needed only to encode pictures.
         full = cache(lambda: load_wan_vae(self._find_autoencoder(), device, dtype))
         decodes = full() if self.decoder == "full" else load_taehv(self._find_tiny_decoder(), device, dtype)
@@ -88,22 +104,29 @@ class WanConfig:
         if not (self.checkpoint and text and decoder):
             find_weights(self.row.name)
 
-    def _weights(self) -> tuple[Path, bool | None, Path | None, float | None]:
-        """Return checkpoint, whether to use its EMA weights, adapter, and its alpha where the file states none."""
+    def added_files(self) -> list[Path]:
+        """List the files of the LoRAs on top of the model: they decide what a run generates, and may change."""
+        return [file for choice in self._added() for file in files_of(choice.path, "backbone.loras")]
+
+    def _added(self) -> list[LoraChoice]:
+        return [read_choice(text, "backbone.loras") for text in self.loras]
+
+    def _weights(self) -> tuple[Path, bool | None, list[LoraChoice]]:
+        """Return the checkpoint, whether to use its EMA weights, and the LoRA that belongs to the model."""
         lora = Path(self.lora).expanduser() if self.lora else None
         alpha = self.lora_alpha or None
         if self.checkpoint:
             chosen = Path(self.checkpoint).expanduser()
             # A converted folder contains one set of weights; of a published file we use those its authors use.
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
-            return chosen, SETS[self.row.name].ema if published else None, lora, alpha
+            return chosen, SETS[self.row.name].ema if published else None, _own_lora(lora, alpha)
         files = find_weights(self.row.name)
         if lora is None:
             if alpha not in (None, files.lora_alpha):
                 limit = f"its authors merge the LoRA of {self.row.name} with {files.lora_alpha}"
                 raise refuse("backbone.lora_alpha", alpha, limit, "leave it out")
             lora, alpha = files.lora.path if files.lora else None, files.lora_alpha
-        return files.checkpoint.path, files.ema, lora, alpha
+        return files.checkpoint.path, files.ema, _own_lora(lora, alpha)
 
     def _find_encoder(self) -> tuple[Path, Path]:
         if self.text_encoder and self.tokenizer:
@@ -123,6 +146,10 @@ class WanConfig:
         return Path(path)
 
 
+def _own_lora(path: Path | None, alpha: float | None) -> list[LoraChoice]:
+    return [] if path is None else [LoraChoice(path, alpha=alpha, whole=True)]
+
+
 class SelfForcingConfig(WanConfig):
     """Self-Forcing is Wan2.1 1.3B distilled to four steps (public checkpoint, not for commercial use)."""
 
@@ -139,6 +166,24 @@ class LongLiveConfig(WanConfig):
     """LongLive is Wan2.1 1.3B tuned on long videos and prompt switches (public, not for commercial use)."""
 
     row = ROWS["longlive"]
+
+
+class CausalForcingConfig(WanConfig):
+    """Causal Forcing is Wan2.1 1.3B distilled to four steps from a causal teacher (public checkpoint)."""
+
+    row = ROWS["causal-forcing"]
+
+
+class CausalForcing2StepConfig(WanConfig):
+    """Causal Forcing++ generates frame by frame in two steps: blocks of one latent frame (public checkpoint)."""
+
+    row = ROWS["causal-forcing-2step"]
+
+
+class CausalForcing1StepConfig(WanConfig):
+    """Causal Forcing++ generates frame by frame in one step: blocks of one latent frame (public checkpoint)."""
+
+    row = ROWS["causal-forcing-1step"]
 
 
 def released_memory(name: str) -> dict[str, object]:

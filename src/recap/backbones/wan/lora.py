@@ -1,16 +1,12 @@
-"""This module merges low-rank changes into the weights of a Wan transformer: W' = W + (alpha / rank) B A, in fp32.
+"""This module merges low-rank changes into a Wan transformer: W' = W + strength (alpha / rank) B A, in fp32.
 
-Alpha does not follow from the rank, and a guess would silently apply half or twice the change, so it is read from
-wherever the trainer wrote it: the caller, `.alpha` tensors, the metadata of a safetensors file, peft's
-`adapter_config.json` in the same folder, and for a published file its hash. All that are there must agree.
+A file may have the names of the original model, of diffusers, of ComfyUI or of kohya's and musubi's tools.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.names import clean
-from recap.backbones.wan.published import published_lora_alpha
+from recap.backbones.wan.lora_alpha import Alphas, find_alphas, number_in
+from recap.backbones.wan.names import ALPHA, DOWN, UP, lora_layers, split_lora
 from recap.errors import refuse
-from recap.io.weights import Stored, files_of, listing, open_tensors, read_json_object, read_metadata
+from recap.io.weights import Stored, files_of, listing, open_tensors
 
 FIELD = "lora"
 TARGETS = tuple(
@@ -32,72 +28,136 @@ TARGETS = tuple(
         "ffn.2",
     )
 )
-"""Every linear layer of a block must be changed; a file that changes fewer is another kind of LoRA."""
-DOWN, UP, ALPHA = "lora_A.weight", "lora_B.weight", "alpha"
+"""Every linear layer of a block; the LoRA that belongs to a model changes them all."""
 
-CALLER = "lora_alpha"
-CONFIG = "adapter_config.json"
-# Alphas saved in bfloat16 are this far off.
-ROUNDING = 2.0**-8
 
-_NUMBERS = ("lora_alpha", "ss_network_alpha")
-"""The values of these keys of metadata are alpha itself; kohya's tools write the second."""
-# diffusers puts peft's config there, as JSON.
-_PEFT = "lora_adapter_metadata"
-_OTHERWISE = ("use_rslora", "use_dora", "alpha_pattern")
-"""Under these settings of peft alpha / rank is not the scale of every layer."""
+@dataclass(frozen=True, slots=True)
+class LoraChoice:
+    """Names a LoRA and says how strongly it is applied; `alpha` is for files that do not contain their own."""
 
-Alphas = Mapping[str, float]
-"""Maps each weight to the alpha of its change."""
+    path: Path
+    strength: float = 1.0
+    alpha: float | None = None
+    # Whether it must change every linear layer of the blocks, as the one that belongs to a model does.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Holds the two factors of each changed weight, not read yet."""
 
+    choice: LoraChoice
     files: tuple[Path, ...]
+    # How its tensors are named.
+    layout: str
     # Weight -> A (rank x in), B (out x rank).
     factors: Mapping[str, tuple[Stored, Stored]]
     alphas: Alphas
 
     def describe(self) -> dict[str, Any]:
-        """Return ranks and alpha for a manifest; alpha is a list where layers differ."""
+        """Return what was found for a manifest; alpha is a list where layers differ."""
         alphas = sorted(set(self.alphas.values()))
-        ranks = sorted({down.shape[0] for down, _ in self.factors.values()})
-        return {"ranks": ranks, "alpha": alphas[0] if len(alphas) == 1 else alphas}
+        return {
+            "names": self.layout,
+            "layers": len(self.factors),
+            "ranks": sorted({down.shape[0] for down, _ in self.factors.values()}),
+            "alpha": alphas[0] if len(alphas) == 1 else alphas,
+            "strength": self.choice.strength,
+        }
+
+    def __str__(self) -> str:
+        about = self.describe()
+        ranks = ", ".join(map(str, about["ranks"]))
+        return (
+            f"lora: {self.choice.path.name} ({self.layout} names) changes {about['layers']} layers, "
+            f"rank {ranks}, alpha {about['alpha']}, strength {self.choice.strength:g}"
+        )
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """Return the weight of that name with its change, in fp32; other tensors are returned as they are."""
         if name not in self.factors:
             return weight
         down, up = (factor.read().to(torch.float32) for factor in self.factors[name])
-        return torch.addmm(weight.to(torch.float32), up, down, alpha=self.alphas[name] / down.shape[0])
+        scale = self.choice.strength * self.alphas[name] / down.shape[0]
+        return torch.addmm(weight.to(torch.float32), up, down, alpha=scale)
 
 
-def open_lora(path: Path, wanted: Mapping[str, torch.Size], alpha: float | None) -> Lora:
-    """Open a LoRA that changes every linear layer of the blocks of a model with these tensors.
+def read_choice(text: str, field: str = "--lora") -> LoraChoice:
+    """Read FILE, FILE:strength, FILE:alpha=NUMBER or FILE:strength:alpha=NUMBER."""
+    path, strength, alpha = text, 1.0, None
+    head, colon, tail = path.rpartition(":")
+    if colon and tail.startswith("alpha="):
+        path, alpha = head, number_in(tail.removeprefix("alpha="))
+        if alpha is None or not 0 < alpha < math.inf:
+            raise refuse(field, text, "alpha must be a number above 0", "write FILE:alpha=16")
+    head, colon, tail = path.rpartition(":")
+    number = number_in(tail)
+    if colon and number is not None:
+        path, strength = head, number
+    if not path or not math.isfinite(strength) or strength == 0:
+        limit = "must be FILE or FILE:strength, the strength a finite number other than 0"
+        raise refuse(field, text, limit, "for example style.safetensors:0.8")
+    return LoraChoice(Path(path).expanduser(), strength, alpha)
 
-    `alpha` is for files that do not contain their own; one that contradicts the file is refused.
+
+def spell_choice(choice: LoraChoice) -> str:
+    """Return the text that `read_choice` reads, with the whole path, which means the same in any folder."""
+    alpha = "" if choice.alpha is None else f":alpha={choice.alpha}"
+    return f"{choice.path.absolute()}:{choice.strength}{alpha}"
+
+
+def open_lora(choice: LoraChoice, wanted: Mapping[str, torch.Size]) -> Lora:
+    """Open a LoRA for a model with these tensors; refuses one that does not fit, layer by layer.
+
+    An alpha of the choice that contradicts the file is refused too.
     """
-    files = files_of(path, FIELD)
-    parts = open_tensors(path, FIELD, choose=_generator, clean=_part)
-    weights = [name for name in wanted if name.endswith(TARGETS)]
+    path, files = choice.path, files_of(choice.path, FIELD)
+    weights = [name for name in wanted if name.endswith(TARGETS if choice.whole else ".weight")]
+    weights = [name for name in weights if len(wanted[name]) == 2]
+    layers = lora_layers(weights)
+
+    def ours(name: str) -> str:
+        layer, kind = split_lora(name)
+        return _of(layers[layer][0], kind) if kind and layer in layers else name
+
+    parts = open_tensors(path, FIELD, choose=_generator, clean=ours)
+    layouts = {layers[layer][1] for p in parts.values() if (layer := split_lora(p.name)[0]) in layers}
+    if not layouts:
+        example = next(name for name in weights if name.endswith(TARGETS))
+        raise _foreign(path, parts, lora_layers([example]))
+    changed = weights
+    if not choice.whole:
+        changed = [name for name in weights if any(_of(name, kind) in parts for kind in (DOWN, UP, ALPHA))]
     # Alphas for every layer or for none: what a single one means for the other layers is not known.
     kinds = (DOWN, UP, ALPHA) if any(name.endswith(f".{ALPHA}") for name in parts) else (DOWN, UP)
-    expected = {_of(weight, kind) for weight in weights for kind in kinds}
-    unknown = [part.name for name, part in parts.items() if name not in expected]
-    missing = sorted(expected - parts.keys())
-    misfits = [fault for weight in weights for fault in _misfits(wanted[weight], weight, parts)]
-    faults = {"missing": missing, "unknown": unknown, "misshapen or not floats": misfits}
+    expected = {_of(weight, kind) for weight in changed for kind in kinds}
+    faults = {
+        "missing": sorted(expected - parts.keys()),
+        "unknown": [part.name for name, part in parts.items() if name not in expected],
+        "misshapen or not floats": [f for weight in changed for f in _misfits(wanted[weight], weight, parts)],
+    }
     if any(faults.values()):
         described = "; ".join(listing(kind, names) for kind, names in faults.items() if names)
-        limit = f"does not change the {len(weights)} linear layers of this model: {described}"
-        raise refuse(FIELD, str(path), limit, "name the LoRA that belongs to this checkpoint")
-    factors = {weight: (parts[_of(weight, DOWN)], parts[_of(weight, UP)]) for weight in weights}
+        what = f"change the {len(weights)}" if choice.whole else f"fit the {len(weights)}"
+        limit = (
+            f"does not {what} linear layers of this model ({', '.join(sorted(layouts))} names): {described}"
+        )
+        raise refuse(FIELD, str(path), limit, "name a LoRA that was made for this model")
+    factors = {weight: (parts[_of(weight, DOWN)], parts[_of(weight, UP)]) for weight in changed}
     stored_alphas = {
-        weight: float(parts[_of(weight, ALPHA)].read().item()) for weight in weights if ALPHA in kinds
+        weight: float(parts[_of(weight, ALPHA)].read().item()) for weight in changed if ALPHA in kinds
     }
-    return Lora(tuple(files), factors, _find_alphas(path, files, factors, stored_alphas, alpha))
+    ranks = {weight: down.shape[0] for weight, (down, _) in factors.items()}
+    alphas = find_alphas(path, files, ranks, stored_alphas, choice.alpha)
+    return Lora(choice, tuple(files), " and ".join(sorted(layouts)), factors, alphas)
+
+
+def _foreign(path: Path, parts: Mapping[str, Stored], example: Mapping[str, tuple[str, str]]) -> ValueError:
+    """Make the error of a file that has no tensor of a name we know: it names what was expected."""
+    found = listing("tensors", [part.name for part in parts.values()])
+    known = ", ".join(f"{layer}.{DOWN} ({layout})" for layer, (_, layout) in example.items())
+    limit = f"it has no change to a linear layer of this model, but {found}"
+    return refuse(FIELD, str(path), limit, f"names are expected such as {known}")
 
 
 def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
@@ -106,13 +166,6 @@ def _generator(found: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     if not isinstance(chosen, Mapping):
         raise refuse(FIELD, str(file), "its generator_lora is no state dict", "name a file of LoRA weights")
     return chosen
-
-
-def _part(name: str) -> str:
-    """Return our name of a tensor: for the halves of a change it leaves out which adapter they belong to."""
-    bare = clean(clean(name).removeprefix("base_model.model."))
-    # peft writes `lora_A.weight` to files and `lora_A.<adapter>.weight` in a state dict of the live model.
-    return re.sub(r"\.(lora_[AB])\.[^.]+\.weight$", r".\1.weight", bare)
 
 
 def _of(weight: str, kind: str) -> str:
@@ -131,92 +184,3 @@ def _misfits(weight: torch.Size, name: str, parts: Mapping[str, Stored]) -> Iter
     rank = down.shape[0] if down.shape else 0
     if not (rank > 0 and down.shape[1:] == weight[1:] and up.shape == (weight[0], rank)):
         yield f"{down.name} and {up.name} {list(down.shape)} and {list(up.shape)} for {list(weight)}"
-
-
-def _find_alphas(
-    path: Path,
-    files: Sequence[Path],
-    factors: Mapping[str, tuple[Stored, Stored]],
-    tensors: Alphas,
-    asked: float | None,
-) -> Alphas:
-    """Return the alpha of every weight; refuses if no source has it, or if two sources differ."""
-    sources: list[tuple[str, Alphas]] = []
-    if asked is not None:
-        sources.append((CALLER, dict.fromkeys(factors, _checked(asked, CALLER))))
-    if tensors:
-        sources.append(
-            ("its .alpha tensors", {name: _checked(value, name) for name, value in tensors.items()})
-        )
-    sources += [(source, dict.fromkeys(factors, alpha)) for source, alpha in _written(files)]
-    if not sources:
-        published = [alpha for file in files if (alpha := published_lora_alpha(file)) is not None]
-        sources = [("its publisher", dict.fromkeys(factors, alpha)) for alpha in published]
-    if not sources:
-        ranks = sorted({down.shape[0] for down, _ in factors.values()})
-        limit = f"its alpha is not known: neither the file nor an {CONFIG} next to it contains it"
-        remedy = (
-            "name it by --lora-alpha (recap convert), backbone.lora_alpha (a run) or lora_alpha= (Python); "
-            f"it is often the rank, which is {', '.join(map(str, ranks))} here"
-        )
-        raise refuse(FIELD, str(path), limit, remedy)
-    source, alphas = sources[0]
-    for other, others in sources[1:]:
-        for name in factors:
-            if not math.isclose(alphas[name], others[name], rel_tol=ROUNDING):
-                limit = f"{source} says {alphas[name]:g}, {other} says {others[name]:g} (for {name})"
-                remedy = f"leave {CALLER} out" if source == CALLER else "correct one of them"
-                raise refuse(FIELD, str(path), limit, remedy)
-    return alphas
-
-
-def _written(files: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Yield what the files' metadata and the files next to them contain: (where, alpha)."""
-    for file in files:
-        metadata = read_metadata(file, FIELD) if file.suffix == ".safetensors" else {}
-        for key in _NUMBERS:
-            number = _number(metadata.get(key, ""))
-            if number is not None:
-                yield f"{key} of {file.name}", _checked(number, key)
-        if _PEFT in metadata:
-            yield from _of_peft(_parsed(metadata[_PEFT], file), f"{_PEFT} of {file.name}")
-    for folder in dict.fromkeys(file.parent for file in files):
-        if (folder / CONFIG).is_file():
-            yield from _of_peft(read_json_object(folder / CONFIG, FIELD), CONFIG)
-
-
-def _of_peft(config: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
-    """Yield the alpha of a config of peft; refuses settings under which it is not the scale of every layer."""
-    # diffusers puts the name of the part before each setting.
-    settings = {name.removeprefix("transformer."): value for name, value in config.items()}
-    otherwise = [name for name in _OTHERWISE if settings.get(name)]
-    if otherwise:
-        limit = f"{source} sets it, so that its layers are not all scaled by alpha / rank"
-        raise refuse(otherwise[0], settings[otherwise[0]], limit, "merge this LoRA with peft itself")
-    alpha = settings.get("lora_alpha")
-    if alpha is not None:
-        yield source, _checked(alpha, source)
-
-
-def _checked(alpha: object, source: str) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise refuse("lora alpha", alpha, f"{source} must be a number above 0", "correct it")
-    return float(alpha)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        # Trainers write None where nobody set it.
-        return None
-
-
-def _parsed(text: str, file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise refuse(FIELD, str(file), f"its {_PEFT} is no JSON object", "fetch the file again")
-    return found

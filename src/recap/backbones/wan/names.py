@@ -1,10 +1,15 @@
 """This module translates the names of the Wan transformer's tensors: to ours, the original ones, and to diffusers'.
 
+It also knows how four kinds of tools name the tensors of a LoRA.
+
 Nothing is reshaped or transposed on the way. diffusers numbers the norms of a block in order of use, so that the
 original `norm3` is its `norm2`; the other two norms have no parameters.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
 
 from recap.io.weights import rename
 
@@ -43,3 +48,40 @@ def clean(name: str) -> str:
 def to_diffusers(name: str) -> str:
     """Return what diffusers calls a tensor of ours."""
     return rename(name, TO_DIFFUSERS)
+
+
+DOWN, UP, ALPHA = "lora_A.weight", "lora_B.weight", "alpha"
+"""The tensors of one changed layer, in peft's words: it goes down to the rank, then up again."""
+
+LORA_LAYOUTS: dict[str, Callable[[str], str]] = {
+    "native": lambda layer: layer,
+    "diffusers": lambda layer: f"transformer.{to_diffusers(f'{layer}.').removesuffix('.')}",
+    "ComfyUI": lambda layer: f"diffusion_model.{layer}",
+    "kohya": lambda layer: f"lora_unet_{layer.replace('.', '_')}",
+}
+"""What each kind of tool calls a layer of ours in the file of a LoRA; musubi's names are kohya's."""
+
+# peft puts the adapter's name into the state dict of a live model, older diffusers a dot for the underscore.
+_KIND = re.compile(r"\.(?:lora[._](A|B|down|up)(?:\.[^.]+)?\.weight|alpha)$")
+
+
+def lora_layers(weights: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Map every name that a layer can have in a LoRA to its weight and the layout that names it so."""
+    layers = {}
+    for weight in weights:
+        for layout, spell in LORA_LAYOUTS.items():
+            name = spell(weight.removesuffix(".weight"))
+            # A file of peft's has diffusers' layers without the name of the pipeline's part.
+            for spelled in (name, name.removeprefix("transformer.")):
+                layers[spelled] = weight, layout
+    return layers
+
+
+def split_lora(name: str) -> tuple[str, str]:
+    """Split the name of a LoRA's tensor into its layer, without wrappers, and DOWN, UP or ALPHA; "" for any other."""
+    bare = clean(clean(name).removeprefix("base_model.model."))
+    found = _KIND.search(bare)
+    if found is None:
+        return bare, ""
+    kind = {"A": DOWN, "down": DOWN, "B": UP, "up": UP, None: ALPHA}[found.group(1)]
+    return bare[: found.start()], kind

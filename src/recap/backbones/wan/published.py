@@ -94,6 +94,15 @@ NON_COMMERCIAL = "CC-BY-NC-SA-4.0 by its model card: no commercial use"
 SELF_FORCING = "gdhe17/Self-Forcing"
 INFINITE_FORCING = "SOTAMak1r/Infinite-Forcing"
 LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
+CAUSAL_FORCING = "zhuhz22/Causal-Forcing"
+UNKNOWN_LICENCE = f"{CAUSAL_FORCING}: the licence of the weights was not looked up; see the model card"
+
+
+def _causal_forcing(file: str) -> WeightSet:
+    # The size is that of one set of weights in fp32, as in Self-Forcing's file.
+    checkpoint = PublicFile(CAUSAL_FORCING, file, 5_676_000_000, exact=False)
+    return WeightSet(checkpoint, ema=None, licence=UNKNOWN_LICENCE)
+
 
 SETS = {
     "self-forcing": WeightSet(
@@ -128,6 +137,10 @@ SETS = {
         ),
         lora_alpha=256.0,
     ),
+    # Unlike the names of the other two, this one is not confirmed: the hub could not be reached from here.
+    "causal-forcing": _causal_forcing("chunkwise/causal_forcing.pt"),
+    "causal-forcing-2step": _causal_forcing("causal-forcing++/framewise-2step.pt"),
+    "causal-forcing-1step": _causal_forcing("causal-forcing++/framewise-1step.pt"),
 }
 
 

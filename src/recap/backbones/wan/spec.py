@@ -61,6 +61,13 @@ class WanSpec:
         if self.in_channels != self.out_channels:
             limit = f"the predicted flow is subtracted from latents of {self.in_channels} channels"
             raise refuse("WanSpec.out_channels", self.out_channels, limit, "use in_channels")
+        if not 1 <= self.frames_per_block <= self.window_frames:
+            limit = f"a block has a frame at least, and the window of {self.window_frames} must hold it"
+            raise refuse("WanSpec.frames_per_block", self.frames_per_block, limit, "use for instance 3 of 6")
+        if not all(isinstance(step, int) and not isinstance(step, bool) for step in self.steps):
+            raise refuse(
+                "WanSpec.steps", self.steps, "steps are whole numbers", "use for instance (1000, 500)"
+            )
         falling = all(a > b for a, b in zip(self.steps, self.steps[1:], strict=False))
         if not falling or self.steps[:1] != (NUM_TRAIN_STEPS,) or self.steps[-1] < 1:
             limit = f"steps start at {NUM_TRAIN_STEPS}, where a block is pure noise, and fall to 1 at least"
@@ -138,7 +145,21 @@ RELEASED = {
     "self-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
     "infinite-forcing": Released(window_frames=6, sink_frames=1, phases="window"),
     "longlive": Released(window_frames=12, sink_frames=3, phases="absolute"),
+    # These were trained in Self-Forcing's code and replace its weights there: its window and phases.
+    "causal-forcing": Released(window_frames=21, sink_frames=0, phases="absolute"),
+    "causal-forcing-2step": Released(window_frames=21, sink_frames=0, phases="absolute"),
+    "causal-forcing-1step": Released(window_frames=21, sink_frames=0, phases="absolute"),
 }
 
-ROWS = {spec.name: spec for spec in (EMBEDDED, UNTRAINED, *(WanSpec(name=name) for name in RELEASED))}
+PUBLIC = (
+    WanSpec(name="self-forcing"),
+    WanSpec(name="infinite-forcing"),
+    WanSpec(name="longlive"),
+    WanSpec(name="causal-forcing"),
+    # Blocks of one frame. Two steps are known to be two; that they divide the schedule evenly is assumed.
+    WanSpec(name="causal-forcing-2step", frames_per_block=1, steps=(1000, 500)),
+    WanSpec(name="causal-forcing-1step", frames_per_block=1, steps=(1000,)),
+)
+
+ROWS = {spec.name: spec for spec in (EMBEDDED, UNTRAINED, *PUBLIC)}
 """These models of the family can be chosen by name."""

@@ -1,0 +1,33 @@
+"""This is the one place that makes up for what Python 3.10 and torch 2.5, the oldest we run on, do not have.
+
+Others import these names from here; `make test-oldest` runs the tests of the core and of `attach` on both.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum
+    from typing import Self
+
+    import tomllib
+else:
+    from enum import Enum
+    from typing import Any
+
+    import tomli as tomllib
+    from typing_extensions import Self
+
+    class StrEnum(str, Enum):
+        """Is a text as well as a member, as in newer Pythons; `auto()` gives the name in small letters."""
+
+        @staticmethod
+        def _generate_next_value_(name: str, start: int, count: int, last_values: list[Any]) -> str:
+            return name.lower()
+
+        __str__ = str.__str__
+        __format__ = str.__format__
+
+
+__all__ = ["Self", "StrEnum", "tomllib"]
