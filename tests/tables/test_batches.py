@@ -159,25 +159,19 @@ def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_p
     assert scored(jobs[0], known, tmp_path) == scored(jobs[0], plain, tmp_path)
 
 
-def test_what_the_probe_said_while_generating_is_what_it_says_later(tmp_path):
-    jobs = jobs_of("reappearance", "recap", prompts=2, seconds=6)
-    known = generated(jobs, tmp_path, probe=load_probe())
-    for job, run in zip(jobs, known, strict=True):
-        one = scored(job, run, tmp_path)
-        run.pictures.with_suffix(JUDGED).unlink()
-        two = scored(job, run, tmp_path)
-        assert one.keys() == two.keys()
-        for measure in set(one) - {"look"}:
-            for name, score in two[measure].items():
-                said = one[measure][name]["value"]
-                assert said == pytest.approx(score["value"], abs=1e-3, nan_ok=True), (measure, name)
-
-
-def test_it_is_not_asked_again_about_what_it_said(tmp_path, monkeypatch):
+def test_what_the_probe_said_while_generating_is_what_it_says_later(tmp_path, monkeypatch):
     jobs = jobs_of("reappearance", "recap", prompts=1, seconds=3)
     (run,) = generated(jobs, tmp_path, probe=load_probe())
-    monkeypatch.setattr(Probe, "judge", lambda *_: pytest.fail("asked again"))
-    assert scored(jobs[0], run, tmp_path)["haunting"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Probe, "judge", lambda *_: pytest.fail("it was asked again"))
+        one = scored(jobs[0], run, tmp_path)
+    run.pictures.with_suffix(JUDGED).unlink()
+    two = scored(jobs[0], run, tmp_path)
+    assert one.keys() == two.keys() and one["haunting"]
+    for measure in set(one) - {"look"}:
+        for name, score in two[measure].items():
+            said = one[measure][name]["value"]
+            assert said == pytest.approx(score["value"], abs=1e-3, nan_ok=True), (measure, name)
 
 
 def test_pictures_in_memory_score_as_the_same_pictures_in_a_file(ours, tmp_path):
