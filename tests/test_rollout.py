@@ -335,6 +335,12 @@ def test_only_text_can_be_sent_and_the_rollout_continues(backbone, prompt):
     assert torch.equal(latents(made), latents(generate(backbone, SinkConfig(), [Shot("a red boat", 2.25)])))
 
 
+def test_an_empty_text_is_a_prompt_and_not_silence(backbone):
+    plan = make_plan([[Shot("a red boat", 1.5)]], backbone.spec)
+    live = rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0])
+    assert [next(live).block.prompts, live.send("").block.prompts] == [("a red boat",), ("",)]
+
+
 @pytest.mark.parametrize("seed", ["a", 1.5, None, True, 2.0])
 def test_seeds_are_whole_numbers(backbone, seed):
     plan = make_plan([[Shot("a red boat", 1.0)]], backbone.spec)

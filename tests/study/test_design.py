@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from recap.eval.study.design import IDENTICAL, PAIR, Key, Study, choose_pairs
+from recap.eval.study.design import IDENTICAL, PAIR, Key, Study, canonical_json, choose_pairs
 from tests.study.conftest import paper_key
 
 
@@ -107,3 +108,14 @@ def test_a_study_that_no_command_wrote_is_refused(key, change):
     for wrong in (None, {}, {"study": good, "digest": "x"}):
         with pytest.raises(ValueError, match="--key"):
             Key.from_dict(wrong, "key")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ours": None}, {"ours": "sink"}, {"made": {"methods": 5}}, {"made": {"methods": [[]]}}, {"made": []}],
+)
+def test_a_key_that_says_the_impossible_is_refused_though_its_digest_is_right(key, change):
+    own = {name: value for name, value in key.as_dict().items() if name != "digest"} | change
+    own["digest"] = hashlib.sha256(canonical_json(own).encode()).hexdigest()
+    with pytest.raises(ValueError, match="is not the key of a study"):
+        Key.from_dict(own, "key")

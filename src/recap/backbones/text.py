@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recap.errors import refuse
 from recap.io.extras import import_extra
-from recap.io.files import staged_file, weights_folder
+from recap.io.files import from_home, staged_file, weights_folder
 from recap.io.report import Notice
 from recap.io.weights import REMEDY, Stored, files_of, fill, load_pickle, open_file, open_tensors, rename
 
@@ -90,7 +90,7 @@ class Umt5Tokenizer:
 
     def __init__(self, folder: Path, text_len: int, notice: Notice = print) -> None:
         """Open a tokenizer: Wan's folder `google/umt5-xxl`, or the `tokenizer/` of a diffusers folder."""
-        folder = Path(folder).expanduser()
+        folder = from_home(folder)
         # Without this check transformers would take the name for a model to download.
         if not folder.is_dir():
             raise refuse("tokenizer", str(folder), "no such folder", "pass the folder with spiece.model")
@@ -169,7 +169,7 @@ def load_umt5(
 
 def weights_path(path: Path) -> Path:
     """Return the file, or the folder of shards, that a user's path to the encoder stands for."""
-    path = Path(path).expanduser()
+    path = from_home(path)
     return path / "text_encoder" if (path / "text_encoder").is_dir() else path
 
 
@@ -319,7 +319,7 @@ def load_prompt_embeds(path: Path, text_len: int, text_dim: int) -> Tensor:
     In a dict or a safetensors file they are called `prompt_embeds`; missing slots are filled with zeros, as in the
     encoder's own padding.
     """
-    path = Path(path).expanduser()
+    path = from_home(path)
     field = "prompt embeddings"
     if not path.is_file():
         raise refuse(field, str(path), "no such file", "check the path")

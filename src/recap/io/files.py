@@ -26,10 +26,18 @@ _PREFIX = ".recap-"
 _PIECE = 1 << 22
 
 
+def from_home(path: str | Path) -> Path:
+    """Return a path with the home folder for its ~; that of an unknown user stays, and is not found later."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def weights_folder() -> Path:
     """Return $RECAP_HOME, or `recap` in the user's cache."""
     if home := os.environ.get("RECAP_HOME"):
-        return Path(home).expanduser()
+        return from_home(home)
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # By the XDG rules a relative path is invalid and must be ignored.
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "recap"
@@ -127,7 +135,7 @@ def remove_strays(folder: Path) -> None:
 
 def _resolved(path: Path) -> Path:
     # Links are followed, so that the target of a link is replaced and the link survives.
-    return Path(path).expanduser().resolve()
+    return from_home(path).resolve()
 
 
 def _hidden(path: Path) -> Path:

@@ -146,6 +146,9 @@ def test_sources_that_disagree_are_refused(tmp_path: Path) -> None:
         ({"lora_alpha": "8"}, "lora alpha is '8'"),
         ({"lora_alpha": 0}, "lora alpha is 0"),
         ({"lora_alpha": True}, "lora alpha is True"),
+        ({"lora_alpha": 10**400}, "at most 1,000,000"),
+        ({"lora_alpha": 1e308}, "at most 1,000,000"),
+        ({"r": [4]}, r"r is \[4\]"),
     ],
 )
 def test_configs_that_scale_otherwise_are_refused(

@@ -223,6 +223,7 @@ def test_no_layout_is_merged_at_a_guessed_scale(tmp_path: Path, make: Callable[[
         ("a.pt:0.5:alpha=16", "a.pt", 0.5, 16.0),
         (r"C:\loras\a.pt", r"C:\loras\a.pt", 1.0, None),
         (r"C:\loras\a.pt:2", r"C:\loras\a.pt", 2.0, None),
+        ("~nobody-of-this-name/a.pt", "~nobody-of-this-name/a.pt", 1.0, None),
     ],
 )
 def test_choices_are_read(text: str, path: str, strength: float, alpha: float | None) -> None:
@@ -232,7 +233,18 @@ def test_choices_are_read(text: str, path: str, strength: float, alpha: float | 
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":0.5", "a.pt:0", "a.pt:nan", "a.pt:inf", "a.pt:alpha=0", "a.pt:alpha=x"]
+    "text",
+    [
+        "",
+        ":0.5",
+        "a.pt:0",
+        "a.pt:nan",
+        "a.pt:inf",
+        "a.pt:-1e300",
+        "a.pt:alpha=1e300",
+        "a.pt:alpha=0",
+        "a.pt:alpha=x",
+    ],
 )
 def test_odd_choices_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--lora is "):

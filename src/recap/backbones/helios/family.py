@@ -27,6 +27,7 @@ from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, describe_memory
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
 from recap.io.extras import import_extra
+from recap.io.files import from_home
 from recap.io.report import Notice
 
 OFFLOADS = ("auto", "none", "group")
@@ -128,7 +129,7 @@ class HeliosConfig:
         if not self.folder:
             return find_helios_weights(self.row, text=text)
         remedy = "pass a folder in diffusers' layout, with all its parts"
-        return check_folder(Path(self.folder).expanduser(), "backbone.folder", remedy, text=text)
+        return check_folder(from_home(self.folder), "backbone.folder", remedy, text=text)
 
     def _offloads(self, plan: dict[str, int], device: str) -> bool:
         if self.offload == "auto":

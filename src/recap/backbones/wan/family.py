@@ -24,6 +24,7 @@ from recap.backbones.wan.spec import RELEASED, ROWS, WanSpec
 from recap.backbones.wan.taehv import load_taehv
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
+from recap.io.files import from_home
 from recap.io.report import Notice
 from recap.io.weights import files_of
 
@@ -113,10 +114,10 @@ class WanConfig:
 
     def _weights(self) -> tuple[Path, bool | None, list[LoraChoice]]:
         """Return the checkpoint, whether to use its EMA weights, and the LoRA that belongs to the model."""
-        lora = Path(self.lora).expanduser() if self.lora else None
+        lora = from_home(self.lora) if self.lora else None
         alpha = self.lora_alpha or None
         if self.checkpoint:
-            chosen = Path(self.checkpoint).expanduser()
+            chosen = from_home(self.checkpoint)
             # A converted folder contains one set of weights; of a published file we use those its authors use.
             published = chosen.suffix in (".pt", ".pth") and self.row.name in SETS
             return chosen, SETS[self.row.name].ema if published else None, _own_lora(lora, alpha)

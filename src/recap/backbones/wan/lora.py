@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.lora_alpha import Alphas, find_alphas, number_in
+from recap.backbones.wan.lora_alpha import MOST_ALPHA, Alphas, find_alphas, number_in
 from recap.backbones.wan.names import ALPHA, DOWN, UP, lora_layers, split_lora
 from recap.errors import refuse
+from recap.io.files import from_home
 from recap.io.weights import Stored, files_of, listing, open_tensors
 
 FIELD = "lora"
@@ -29,6 +30,10 @@ TARGETS = tuple(
     )
 )
 """Every linear layer of a block; the LoRA that belongs to a model changes them all."""
+
+
+MOST_STRENGTH = 1e6
+"""Far above any use, of either sign; beyond it, weights in fp32 could overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +93,17 @@ def read_choice(text: str, field: str = "--lora") -> LoraChoice:
     head, colon, tail = path.rpartition(":")
     if colon and tail.startswith("alpha="):
         path, alpha = head, number_in(tail.removeprefix("alpha="))
-        if alpha is None or not 0 < alpha < math.inf:
-            raise refuse(field, text, "alpha must be a number above 0", "write FILE:alpha=16")
+        if alpha is None or not 0 < alpha <= MOST_ALPHA:
+            limit = f"alpha must be a number above 0 and at most {MOST_ALPHA:,.0f}"
+            raise refuse(field, text, limit, "write FILE:alpha=16")
     head, colon, tail = path.rpartition(":")
     number = number_in(tail)
     if colon and number is not None:
         path, strength = head, number
-    if not path or not math.isfinite(strength) or strength == 0:
-        limit = "must be FILE or FILE:strength, the strength a finite number other than 0"
+    if not path or not 0 < abs(strength) <= MOST_STRENGTH:
+        limit = f"must be FILE or FILE:strength, the strength not 0 and at most {MOST_STRENGTH:,.0f}"
         raise refuse(field, text, limit, "for example style.safetensors:0.8")
-    return LoraChoice(Path(path).expanduser(), strength, alpha)
+    return LoraChoice(from_home(path), strength, alpha)
 
 
 def spell_choice(choice: LoraChoice) -> str:

@@ -21,6 +21,8 @@ FIELD = "lora"
 CALLER = "lora_alpha"
 CONFIG, CONFIG_OF = "adapter_config.json", "adapter_model"
 """peft writes the first next to a file of the second name."""
+MOST_ALPHA = 1e6
+"""Far above any that was published; beyond it, weights in fp32 could overflow."""
 # Alphas saved in bfloat16 are this far off.
 ROUNDING = 2.0**-8
 
@@ -106,7 +108,7 @@ def _of_peft(config: Mapping[str, Any], source: str, ranks: Collection[int]) -> 
         limit = f"{source} sets it, so that its layers are not all scaled by alpha / rank"
         raise refuse(otherwise[0], settings[otherwise[0]], limit, "merge this LoRA with peft itself")
     rank = settings.get("r")
-    if rank is not None and not settings.get("rank_pattern") and {rank} != set(ranks):
+    if rank is not None and not settings.get("rank_pattern") and any(rank != own for own in ranks):
         limit = f"{source} is about a LoRA of another rank than {', '.join(map(str, sorted(ranks)))}"
         raise refuse("r", rank, limit, "put the config there that belongs to the file")
     alpha = settings.get("lora_alpha")
@@ -115,8 +117,9 @@ def _of_peft(config: Mapping[str, Any], source: str, ranks: Collection[int]) -> 
 
 
 def _checked(alpha: object, source: str) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise refuse("lora alpha", alpha, f"{source} must be a number above 0", "correct it")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= MOST_ALPHA:
+        limit = f"{source} must be a number above 0 and at most {MOST_ALPHA:,.0f}"
+        raise refuse("lora alpha", alpha, limit, "correct it")
     return float(alpha)
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Decoder, Entry, State
+from recap.io.files import from_home
 from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "tiny decoder"
@@ -167,7 +168,7 @@ class TaehvStream:
 
 def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Taehv:
     """Load the decoder from a public `taew2_1` file, `.pth` or `.safetensors`."""
-    path = Path(path).expanduser()
+    path = from_home(path)
     stored = open_tensors(path, FIELD)
     found = {name: tensor for name, tensor in stored.items() if not name.startswith("encoder.")}
     with torch.device("meta"):

@@ -19,6 +19,7 @@ from recap.backbones.wan.decoder import check_clip, check_latents, check_stream,
 from recap.contracts import Decoder, Entry, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
+from recap.io.files import from_home
 from recap.io.weights import Stored, fill, open_tensors, rename
 
 FIELD = "Wan VAE"
@@ -74,7 +75,7 @@ def load_wan_vae(
 
     The folder is either `vae/` itself or the model folder that contains it.
     """
-    path = Path(path).expanduser()
+    path = from_home(path)
     if path.is_dir():
         path = path / "vae" if (path / "vae").is_dir() else path
     found = open_tensors(path, FIELD)

@@ -106,6 +106,18 @@ class PairFacts:
     seed: int
     methods: tuple[str, str]
 
+    def fits(self, ours: str) -> bool:
+        """Tell whether a pair can be what it says: one video is ours and the other is not, or both are the same."""
+        texts = all(isinstance(text, str) for text in (self.kind, self.prompt, *self.methods))
+        if not texts or len(self.methods) != 2 or not isinstance(self.seed, int):
+            return False
+        first, second = self.methods
+        return (
+            first == second
+            if self.kind == IDENTICAL
+            else self.kind == PAIR and (first == ours) != (second == ours)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -161,6 +173,10 @@ class Key:
                 name: PairFacts(**{**f, "methods": tuple(f["methods"])}) for name, f in own["pairs"].items()
             }
             made = cls(study, own["ours"], facts, own["made"])
+            order = made.made.get("methods", [])
+            known = isinstance(made.ours, str) and all(pair.fits(made.ours) for pair in facts.values())
+            if not known or not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+                raise TypeError
         except (KeyError, TypeError, AttributeError, RecapError, RecursionError) as error:
             raise refuse("--key", source, "is not the key of a study", remedy) from error
         if not whole or facts.keys() != study.pairs.keys():

@@ -123,7 +123,10 @@ def make_study(
         raise refuse("--key", str(key), f"lies in {out}, which raters get", "choose a place outside of it")
     if key.exists():
         raise refuse(
-            "--key", str(key), "is there already, and votes may need it", "choose another --key or --out"
+            "--key",
+            str(key),
+            "is there already, and votes may need it",
+            "choose another --key or --out, or delete it if its folder was never finished",
         )
     if out.is_dir() and any(out.iterdir()):
         raise refuse("--out", str(out), "holds something, and votes may be about it", "choose another --out")
