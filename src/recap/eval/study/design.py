@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from recap.errors import RecapError, refuse
+from recap.io.older import Self
 
 VERSION = 1
 MOST_PAIRS = 500

@@ -12,7 +12,7 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -261,7 +261,7 @@ def _key(shown: Mapping[str, _Shown], rivals: Sequence[str], ask: StudyAsk) -> K
     files = {name: pair.files for name, pair in shown.items()}
     study = Study(ask.title, dict(ask.questions or QUESTIONS), files, sheets)
     made = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recap": versions()["recap"],
         "methods": [ours, *groups],
         "repeats": ask.num_repeats,
