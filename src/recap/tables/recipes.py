@@ -186,6 +186,8 @@ ADMISSION_RULES = (
     Row("keys", RECAP.memory, "keys"),
     Row("recap", RECAP.memory, "flow", "flow_novelty"),
 )
+# Those that read flow.
+FLOW_RULES = tuple(row for row in ADMISSION_RULES if row.name in ("flow-texture", "recap"))
 CAPACITIES = tuple(
     Row(f"{frames:g} frames", {**RECAP.memory, "capacity_frames": frames}, value=frames)
     for frames in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -344,6 +346,9 @@ RECIPES = (
         (*IDENTITY, "subject_motion"),
         plane=("subject_path", "identity_crop"),
     ),
+    # The rows whose bank is filled by flow: what another --flow changes is all in them.
+    replace(REAPPEARANCE, name="flows", title="The flow of the bank: reappearance", rows=(BANK, RECAP)),
+    Recipe("flows-60s", "The flow of the bank: one scene of a minute", FLOW_RULES, IDENTITY),
     # Who comes late and leaves again is in no opening, and no cut tells a memory to keep it.
     Recipe(
         "entering",
