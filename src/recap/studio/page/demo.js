@@ -4,13 +4,13 @@ import { request } from "./net.js";
 const SCENE = "a beach by day", FOX = `a fox on ${SCENE}`;
 // Every cut drops the recent frames, and the first picture has no fox: only the bank can bring it back.
 // It is short, so that the fox is back within 20 s of opening the page where the model plays at half its rate.
-// The seed is the first one; with 0 to 5 the fox comes back in its colour.
+// The seed is the first one, not chosen.
 const STORY = { seed: 0, cues: [[1.3125, FOX], [3.5625, SCENE], [5.0625, FOX]], end: 10 };
 const LINES = [
   "An empty beach. The memory keeps the first picture; its bank, to the right, takes in what is new.",
   "A fox comes, and its patches enter the bank: watch the wall fill.",
   "A cut: the recent frames are gone, and the first picture never had a fox. Only the bank still knows it.",
-  "The fox is back, and it is the same one. Lit is where the picture reads the bank.",
+  "The fox is back. Is it the same one? Compare it with the wall. Lit is where the picture reads the bank.",
 ];
 const YOURS = "Your turn: type what happens next, click a cut-out, or go back and branch.";
 
