@@ -32,9 +32,13 @@ SECOND = "() => document.querySelector('video')?.currentTime ?? -1"
 
 def read(png: bytes, width: int) -> np.ndarray:
     """Return a screenshot as RGB, scaled to a width."""
-    frame: Any = next(av.open(BytesIO(png)).decode(video=0))
+    picture: Any = av.open(BytesIO(png))
+    frame = next(picture.decode(video=0))
     height = 2 * round(frame.height * width / frame.width / 2)
-    return frame.reformat(width=width, height=height, format="rgb24", interpolation="AREA").to_ndarray()
+    scaled: np.ndarray = frame.reformat(
+        width=width, height=height, format="rgb24", interpolation="AREA"
+    ).to_ndarray()
+    return scaled
 
 
 def main() -> None:
