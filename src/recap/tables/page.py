@@ -23,7 +23,7 @@ from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
-from recap.tables.table import Cell, ScoredRun, measured_of, plain_name, remarks
+from recap.tables.table import TIMED, Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
 THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
@@ -84,7 +84,7 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     # By title and name of the axis: the cells of every curve.
     charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
     for cell in cells:
-        if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
+        if timed := re.fullmatch(TIMED, cell.measure):
             curves = charts.setdefault((f"{plain_name(timed[1])} over length", "seconds"), {})
             curves.setdefault(cell.row, {})[float(timed[2])] = cell
         if cell.row in values:

@@ -44,6 +44,8 @@ class Row:
     sampling: Mapping[str, float] = field(default_factory=dict)
     # Score -> what the paper prints for it, where it stands in no line of `paper_table`.
     printed: Mapping[str, float | None] = field(default_factory=dict)
+    # Settings of the backbone other than its defaults.
+    backbone: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def available(self) -> bool:
@@ -79,6 +81,8 @@ class Recipe:
     plane: tuple[str, str] | None = None
     # Its runs are timed, so nothing may run next to them.
     alone: bool = False
+    # Measures that came later: new runs have them, and a table shows them if all its runs do.
+    later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if BANK_CONTENT not in self.measures and any(row.may_keep_bank for row in self.rows):
@@ -289,7 +293,13 @@ RECIPES = (
         # Dynamic degree is 0.98 to 1 with every memory on the embedded model, and a camera alone can raise it.
         plane=("subject_path", "identity_crop"),
     ),
-    Recipe("length", "Dynamic degree over length", (NONE, SINK, RECAP), ("length",)),
+    Recipe(
+        "length",
+        "Motion and consistency over length",
+        (NONE, SINK, RECAP),
+        ("length",),
+        later=("length_consistency",),
+    ),
     Recipe(
         "identity",
         "Long-horizon identity",
