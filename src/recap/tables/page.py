@@ -26,7 +26,7 @@ from recap.tables.runs import Planned
 from recap.tables.table import TIMED, Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
-THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
+THERE = r"^`recap reproduce (\S+?)(?: --suite (\S+))?`(?:.* prompts (\d+), seeds (\d+),)?"
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
@@ -213,7 +213,8 @@ def _above(markdown: Path, abouts: dict[str, dict[str, Any]]) -> str:
         limit = "there is something which no `recap report` has written"
         remedy = f"choose another name, or put this line into it: {MARK}"
         raise refuse("--markdown", str(markdown), limit, remedy)
-    for name, *there in re.findall(THERE, below, re.MULTILINE):
+    for table, suite, *there in re.findall(THERE, below, re.MULTILINE):
+        name = f"{table}-{suite}" if suite else table
         here = [abouts.get(name, {}).get(number, 0) for number in ("prompts", "seeds")]
         if name not in abouts or any(a < int(b or 0) for a, b in zip(here, there, strict=True)):
             limit = f"it holds a larger result of {name} than {here[0]} prompts and {here[1]} seeds"

@@ -277,11 +277,16 @@ def plain_name(measure: str) -> str:
 
 
 def as_markdown(
-    recipe: Recipe, cells: Sequence[Cell], about: Mapping[str, Any], left_out: Sequence[str] = ()
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    about: Mapping[str, Any],
+    left_out: Sequence[str] = (),
+    command: str = "",
 ) -> str:
-    """Return a page with a table per measure."""
+    """Return a page with a table per measure; `command` made it, by default `recap reproduce`."""
+    command = command or f"recap reproduce {recipe.name}"
     made = ", ".join(f"{name} {value}" for name, value in about.items())
-    lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {made}.", ""]
+    lines = [f"# {recipe.title}", "", f"`{command}`: {made}.", ""]
     for remark in remarks(recipe.note, left_out):
         lines += [remark, ""]
     for table in measured_of(recipe.ours, cells):
