@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoints
 
 import pytest
 
-from recap.cli import main
+from recap.cli import main, plug_ins
 
 GREETING = """
 import typer
@@ -73,8 +73,9 @@ def test_a_broken_plug_in_breaks_only_its_own_command(plug_in, recap, target):
 
 
 def test_without_its_plug_in_vbench_says_how_to_get_it(recap, monkeypatch):
-    monkeypatch.setattr(main, "entry_points", lambda **wanted: EntryPoints())
-    code, _, error = recap("vbench", "run", "videos", "--suite", "vbench128")
-    assert code == 2 and len(error.splitlines()) == 1 and "pip install ./integrations/vbench" in error
+    monkeypatch.setattr(plug_ins, "entry_points", lambda **wanted: EntryPoints())
+    for words in (("vbench", "run", "videos"), ("reproduce", "main")):
+        code, _, error = recap(*words, "--suite", "vbench128")
+        assert code == 2 and len(error.splitlines()) == 1 and "pip install ./integrations/vbench" in error
     code, shown, _ = recap("--help")
     assert code == 0 and "vbench" not in shown

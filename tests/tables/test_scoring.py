@@ -14,9 +14,10 @@ from recap.eval.judged import JudgedRun
 from recap.eval.judges.crops import same_from
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import find_measure
+from recap.eval.metrics.consistency import consistency
 from recap.eval.metrics.dynamics import LENGTHS_S
 from recap.eval.metrics.reappearance import same_again
-from recap.eval.sampling import InMemoryClip
+from recap.eval.sampling import CLIP_S, InMemoryClip
 from recap.eval.scores import Score
 from recap.io.trace import BlockTrace
 
@@ -54,6 +55,19 @@ def test_a_minute_is_scored_at_every_length():
     assert [each.name for each in scores] == [f"dynamic_degree_{s}s" for s in LENGTHS_S]
     assert [each.n for each in scores] == [2, 5, 10, 15, 22, 30]
     assert [each.value for each in scores] == [np.mean(clips[: each.n]) for each in scores]
+
+
+def test_consistency_of_a_length_is_that_of_the_video_cut_there():
+    run = run_of(pictures_of(80))
+    scores = find_measure("length_consistency").score(run)
+    assert [each.name for each in scores] == [f"subject_consistency_{s}s" for s in LENGTHS_S]
+    pictures = np.stack(list(run.clip.pictures()))
+    for each in scores[:-1]:
+        cut = InMemoryClip(pictures[: each.n * CLIP_S * FPS], FPS)
+        assert each.value == pytest.approx(consistency(cut, "subject", run.embedder).value)
+    whole = consistency(run.clip, "subject", run.embedder)
+    assert (scores[-1].value, scores[-1].backend) == (pytest.approx(whole.value), whole.backend)
+    assert scores[0].value > scores[-1].value
 
 
 class LeftColumn(ProbeWitness):

@@ -10,9 +10,12 @@ import pytest
 from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
 from recap.config import RunConfig
 from recap.eval.metrics import all_measures, find_measure
+from recap.eval.scores import Score
+from recap.tables.baselines import on_backbone
 from recap.tables.recipes import TABLES, Ask, find_recipe
 from recap.tables.reproduce import How, reproduce
-from recap.tables.runs import plan_runs
+from recap.tables.runner import ResultStore
+from recap.tables.runs import TableRuns, plan_runs
 from recap.tables.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
 
 REAL = "self-forcing"
@@ -193,3 +196,55 @@ def test_a_table_and_a_metric_outside_the_package(tmp_path, monkeypatch):
         find_measure("toy_table:brightness")
     with pytest.raises(ValueError, match="did you mean 'identity'"):
         find_measure("identty")
+
+
+def test_baselines_of_models_that_were_trained_with_a_sink_have_it():
+    def rows(table, backbone):
+        return on_backbone(find_recipe(table), backbone).rows
+
+    assert rows("main", "self-forcing") == find_recipe("main").rows
+    assert rows("main", "embedded") == find_recipe("main").rows
+    baseline, ours = rows("main", "infinite-forcing")
+    assert baseline.name == "as released" and baseline.memory == {"name": "sink", "sink_frames": 1}
+    assert baseline.paper == "Self-Forcing" and not baseline.backbone and ours.name == "recap"
+    baseline, sink, ours = rows("main", "longlive")
+    assert baseline.memory == {"name": "sink", "sink_frames": 3} and baseline.backbone == {
+        "as_released": True
+    }
+    assert sink.memory["name"] == "sink" and sink.backbone == {}
+    (config,) = {
+        run.config.backbone.settings.as_released
+        for run in plan_runs(on_backbone(find_recipe("main"), "longlive"), Ask("longlive", 1, 1))
+        if run.row.name == "as released"
+    }
+    assert config
+    # Of a sweep the row that is the same as the baseline keeps its place in the line.
+    front = {row.name: row for row in rows("front", "infinite-forcing")}
+    assert front["as released"].path == "sink" and "sink, lambda 1" not in front
+
+
+def test_a_table_does_without_measures_that_came_after_its_runs(tmp_path):
+    recipe, ask = (
+        find_recipe("length"),
+        Ask(prompts=2, seeds=2, flow="classical", embedder="hsv", device="cpu"),
+    )
+    runs = TableRuns([recipe], ask, {"length": {}})
+    assert all("length_consistency" in job.wants for job in runs.jobs.values())
+
+    def table(folder, *measures):
+        store = ResultStore(folder, {"recap": "1", "torch": "2", "hardware": "x", "commit": "y"})
+        for number, key in enumerate(runs.jobs):
+
+            def scores(name, number=number):
+                return {name: Score(name, 0.5 + 0.1 * (number % 2), "hsv", 2).as_dict()}
+
+            own = {m: scores("subject_consistency_5s") for m in measures}
+            store.add(key, {"length": scores("dynamic_degree_5s"), "content": {}, **own})
+        assert not reproduce(["length"], ask, folder, notice=lambda _: None).left
+        return (folder / "length" / "table.csv").read_text()
+
+    old, new = table(tmp_path / "old"), table(tmp_path / "new", "length_consistency")
+    assert "subject_consistency_5s" not in old and "recap,subject_consistency_5s," in new
+    # Runs 0, 3, 6, 9 are of the first row: prompt and seed (0, 0), (0, 1), (1, 0), (1, 1).
+    (line,) = (line for line in new.splitlines() if line.startswith("none,dynamic_degree_5s_seed_deviation"))
+    assert line.split(",")[3:7] == ["0.0707107", "", "", "2"]

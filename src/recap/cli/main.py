@@ -32,25 +32,9 @@ from recap.cli import (
 )
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
+from recap.cli.plug_ins import PLUG_INS, find_plug_in
 from recap.errors import RecapError, refuse, unknown_name
 from recap.fast.threads import use_fair_threads
-
-PLUG_INS = "recap.commands"
-"""The entry points by which other distributions add a command: a name, and a Typer app."""
-
-
-def find_plug_in(name: str) -> Any:
-    """Return the command that another distribution adds under this name, or None."""
-    for point in entry_points(group=PLUG_INS, name=name):
-        try:
-            return typer.main.get_command(point.load())
-        except Exception as error:
-            limit = f"its plug-in {point.value} cannot be loaded ({error})"
-            raise refuse("command", name, limit, "install that plug-in again, or remove it") from error
-    if name == "vbench":
-        remedy = "run `pip install ./integrations/vbench` in a checkout of recap"
-        raise refuse("command", name, "it is a plug-in that is not installed", remedy)
-    return None
 
 
 class _WithPlugIns(TyperGroup):

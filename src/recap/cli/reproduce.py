@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from recap.cli.console import show_notice
 from recap.cli.options import Dtype, Flow
+from recap.cli.plug_ins import find_plug_in
+from recap.errors import refuse
 from recap.tables.page import write_report
 from recap.tables.recipes import Ask
 from recap.tables.reproduce import SOME_LEFT, How, reproduce
@@ -35,11 +38,17 @@ SubjectFinder = Annotated[
 
 
 def reproduce_command(
+    context: typer.Context,
     tables: Annotated[
         list[str], typer.Argument(help="Tables or figures; a wrong name lists them. They share their runs.")
     ],
     backbone: Annotated[str, typer.Option(help="Which model generates; see `recap list`.")] = Ask.backbone,
-    prompts: Annotated[int, typer.Option(help="How many of the recipe's prompts.")] = Ask.prompts,
+    suite: Annotated[
+        str, typer.Option(help="Suite of VBench, e.g. vbench128: its prompts and judges, as in the paper.")
+    ] = "",
+    prompts: Annotated[
+        int | None, typer.Option(help=f"How many prompts [default: {Ask.prompts}, or all of the suite].")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
     seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
     flow: Flow = None,
@@ -63,7 +72,10 @@ def reproduce_command(
     out: Annotated[Path, typer.Option(help="Folder of the results: runs, and tables.")] = Path("results"),
 ) -> None:
     """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""
-    flow, dtype = flow or Ask.flow, dtype or Ask.dtype
+    if suite:
+        _reproduce_suite(context.params)
+        return
+    flow, dtype, prompts = flow or Ask.flow, dtype or Ask.dtype, Ask.prompts if prompts is None else prompts
     ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, judge_flow, embedder, detector)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
     done = reproduce(tables, ask, out, how, notice=show_notice)
@@ -73,6 +85,27 @@ def reproduce_command(
         typer.echo(page)
     if done.left:
         raise typer.Exit(SOME_LEFT)
+
+
+def _reproduce_suite(asked: Mapping[str, Any]) -> None:
+    """Have the plug-in of VBench make the tables; refuse options that are of our own runs and judges."""
+    usual = {
+        "judge_flow": Ask.judge_flow,
+        "embedder": Ask.embedder,
+        "detector": Ask.detector,
+        "ray": "",
+        "commit": "",
+    }
+    for name, default in {**usual, "rows": None, "scorers": None, "minutes": None}.items():
+        if asked[name] != default:
+            limit = "VBench judges a suite, and each of its videos is a run by itself"
+            raise refuse(f"--{name.replace('_', '-')}", asked[name], limit, "leave it out")
+    names = ("suite", "backbone", "seeds", "seconds", "flow", "device", "dtype", "workers", "out")
+    given = {**{name: asked[name] for name in names}, "num": asked["prompts"]}
+    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    find_plug_in("vbench").main(
+        ["reproduce", *asked["tables"], *words], "recap vbench", standalone_mode=False
+    )
 
 
 def report_command(

@@ -59,6 +59,7 @@ class Batches(Executor):
         # Rows that memory holds, by kind.
         self._fits: dict[str, int] = {}
         self._plain: Backbone | None = None
+        self._settings: object = None
         # Where there is most room: batches are large, and what is deleted soon hardly reaches a disk.
         places = [place for place in (Path(tempfile.gettempdir()), SHARED_MEMORY) if place.is_dir()]
         place = max(places, key=lambda each: shutil.disk_usage(each).free)
@@ -138,10 +139,13 @@ class Batches(Executor):
 
     def _take_path(self, job: Job) -> Backbone:
         """Return the path of a job; a kind gets its own fast path, as what was captured for the last is large."""
-        if self._plain is None:
+        config = config_of(job)
+        if self._plain is None or config.backbone != self._settings:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
-            config = replace(config_of(job), eager=True, shots=shots)
-            self._plain = self._backbone = build_backbone(config, self._notice)
+            self._plain = self._backbone = build_backbone(
+                replace(config, eager=True, shots=shots), self._notice
+            )
+            self._settings = config.backbone
         if kind_of(job) != self._kind:
             self._kind, self._backbone = kind_of(job), self._plain
             gc.collect()

@@ -85,19 +85,21 @@ def write_table(
     section: Section,
     about: Mapping[str, Any],
     left_out: Sequence[str],
+    command: str = "",
 ) -> None:
-    """Write everything that the folder of a finished table holds."""
+    """Write everything that the folder of a finished table holds; `command` made it, by default `recap reproduce`."""
+    command = command or f"recap reproduce {recipe.name}"
     record = {**read_json(folder / RECORD), **{name: about[name] for name in GROWING}}
     record |= {LEFT_OUT: left_out, "rows": list(dict.fromkeys(cell.row for cell in cells))}
     # Without the bytes, which are in a file, and the video, which only the table's own page shows.
     shown = asdict(replace(section, sheet=b"", video="")) | {"sheet": SHEET if section.sheet else ""}
     values = [dict(zip(COLUMNS, cell.values(), strict=True)) for cell in cells]
     table = {"table": recipe.name, "about": about, LEFT_OUT: left_out, "cells": values, "section": shown}
-    page = build_results_page(recipe.title, f"recap reproduce {recipe.name}", [section], about)
+    page = build_results_page(recipe.title, command, [section], about)
     texts = {
         "results.jsonl": "".join(canonical(run._asdict()) + "\n" for run in runs),
         "table.csv": as_csv(cells),
-        "table.md": as_markdown(recipe, cells, about, left_out),
+        "table.md": as_markdown(recipe, cells, about, left_out, command),
         "figure.svg": section.figures[0] if section.figures else "",
         "index.html": page,
         RECORD: json.dumps(record, indent=2),

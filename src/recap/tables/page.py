@@ -23,10 +23,10 @@ from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
 from recap.tables.recipes import TABLES, Recipe
 from recap.tables.runs import Planned
-from recap.tables.table import Cell, ScoredRun, measured_of, plain_name, remarks
+from recap.tables.table import TIMED, Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
-THERE = r"^`recap reproduce (\S+)`(?:.* prompts (\d+), seeds (\d+),)?"
+THERE = r"^`recap reproduce (\S+?)(?: --suite (\S+))?`(?:.* prompts (\d+), seeds (\d+),)?"
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
@@ -84,7 +84,7 @@ def _sweeps(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
     # By title and name of the axis: the cells of every curve.
     charts: dict[tuple[str, str], dict[str, dict[float, Cell]]] = {}
     for cell in cells:
-        if timed := re.fullmatch(r"(.+)_(\d+)s", cell.measure):
+        if timed := re.fullmatch(TIMED, cell.measure):
             curves = charts.setdefault((f"{plain_name(timed[1])} over length", "seconds"), {})
             curves.setdefault(cell.row, {})[float(timed[2])] = cell
         if cell.row in values:
@@ -213,7 +213,8 @@ def _above(markdown: Path, abouts: dict[str, dict[str, Any]]) -> str:
         limit = "there is something which no `recap report` has written"
         remedy = f"choose another name, or put this line into it: {MARK}"
         raise refuse("--markdown", str(markdown), limit, remedy)
-    for name, *there in re.findall(THERE, below, re.MULTILINE):
+    for table, suite, *there in re.findall(THERE, below, re.MULTILINE):
+        name = f"{table}-{suite}" if suite else table
         here = [abouts.get(name, {}).get(number, 0) for number in ("prompts", "seeds")]
         if name not in abouts or any(a < int(b or 0) for a, b in zip(here, there, strict=True)):
             limit = f"it holds a larger result of {name} than {here[0]} prompts and {here[1]} seeds"

@@ -15,6 +15,7 @@ from recap.eval.judged import USUAL
 from recap.io.lookup import look_up
 from recap.plan import check_amount
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.tables.notes import NOTES
 from recap.tables.paper_numbers import paper_value
 
 BANK_CONTENT = "content"
@@ -44,6 +45,8 @@ class Row:
     sampling: Mapping[str, float] = field(default_factory=dict)
     # Score -> what the paper prints for it, where it stands in no line of `paper_table`.
     printed: Mapping[str, float | None] = field(default_factory=dict)
+    # Settings of the backbone other than its defaults.
+    backbone: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def available(self) -> bool:
@@ -79,6 +82,8 @@ class Recipe:
     plane: tuple[str, str] | None = None
     # Its runs are timed, so nothing may run next to them.
     alone: bool = False
+    # Measures that came later: new runs have them, and a table shows them if all its runs do.
+    later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if BANK_CONTENT not in self.measures and any(row.may_keep_bank for row in self.rows):
@@ -291,7 +296,13 @@ RECIPES = (
         # Dynamic degree is 0.98 to 1 with every memory on the embedded model, and a camera alone can raise it.
         plane=("subject_path", "identity_crop"),
     ),
-    Recipe("length", "Dynamic degree over length", (NONE, SINK, RECAP), ("length",)),
+    Recipe(
+        "length",
+        "Motion and consistency over length",
+        (NONE, SINK, RECAP),
+        ("length",),
+        later=("length_consistency",),
+    ),
     Recipe(
         "identity",
         "Long-horizon identity",
@@ -363,29 +374,6 @@ RECIPES = (
         "motion", "Camera and object motion", (NONE, SINK, RECAP), ("motion",), seeds=1, paper_table="motion"
     ),
 )
-# What a reader must know of a table before its numbers.
-NOTES = {
-    "main": "Of VBench's sixteen dimensions, the four that need no foreign weights; no Q, Sem or Total from them. "
-    "`recap vbench draw` and `run` give all, of VBench's own prompts.",
-    "admission": "The paper's row without a bank has lambda 1; the fair control has lambda 5, as all others.",
-    "capacity": "The paper sweeps VBench's Q, Sem and Total alone (Total: 79.3 to 79.8), which need VBench's "
-    "weights.",
-    "lambda": "The paper sweeps VBench's Q, Sem and Total (Total: 78.6 to 79.7, best at 5), which need VBench's "
-    "weights.",
-    "length": "All lengths are cut from one rollout: a prefix of a causal video is a valid video. They are counted "
-    "in whole clips of 2 s, so 5 s are 4. In the paper ours is higher by 0.101 at 60 s.",
-    "identity": "In the paper ours wins 76 % of the pairs by whole frames and 64 % by crops of the subject.",
-    "reappearance": "Segment A is empty, B shows the subject, C is empty, D asks for it again. The prior is cleared "
-    "at every cut and the sink is an empty scene: only a bank can carry the subject. In the paper ours "
-    "wins 73 % of the pairs by whole frames and 66 % by crops of the subject.",
-    "reappearance-all": "The prior is cleared at every cut and the opening is an empty scene: what else a memory "
-    "kept must do it.",
-    "entering": "One shot of a minute: a second subject enters after 15 to 25 s, leaves after 8 to 12 more, and "
-    "returns after 10 to 15. Return subject is of videos that show it both times: read it with late found on return.",
-    "time": "Nothing runs next to these, or the times mean nothing. `recap bench` measures the parts.",
-    "motion": "Drift tail: the share of videos with more than twice the median flow of their own row, of baseline: "
-    "of that row. The paper counts 37 and 24 videos; shares are of 128, which is inferred.",
-}
 TABLES = {recipe.name: replace(recipe, note=NOTES.get(recipe.name, "")) for recipe in RECIPES}
 
 

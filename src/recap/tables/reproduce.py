@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
 from recap.plan import check_amount
+from recap.tables.baselines import on_backbone
 from recap.tables.batches import ROWS, Batches
 from recap.tables.executors import OnRay, Processes
 from recap.tables.folder import (
@@ -115,7 +116,7 @@ class _Call:
 
     def __init__(self, tables: Sequence[str], ask: Ask, out: Path, how: How, notice: Notice):
         self._out, self._how, self._notice = out, how, notice
-        self._recipes = [find_recipe(name) for name in dict.fromkeys(tables)]
+        self._recipes = [on_backbone(find_recipe(name), ask.backbone) for name in dict.fromkeys(tables)]
         for recipe in self._recipes:
             # What cannot be asked is refused before anything is fetched.
             next(plan_runs(recipe, ask), None)
@@ -230,12 +231,13 @@ class _Call:
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
+        measures = [*recipe.measures, *self._later(recipe, store)]
         runs, clips = [], {}
         looks: dict[str, Look] = {}
         for run in planned:
             row, key = run.row.name, run.job.key
             result = store.results[key]
-            scores = {name: score for measure in recipe.measures for name, score in result[measure].items()}
+            scores = {name: score for measure in measures for name, score in result[measure].items()}
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
             if run.is_shown and LOOK in result:
                 look = unpack_look(result[LOOK])
@@ -245,9 +247,15 @@ class _Call:
         video = film_side_by_side(folder, clips, self._notice)
         left_out = list(self._left_out[recipe.name])
         about = about_table(recipe, self._ask, len(runs), store.makers_of(self._runs.keys(recipe.name)))
+        recipe = replace(recipe, measures=tuple(measures))
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
         write_table(folder, recipe, runs, cells, section, about, left_out)
+
+    def _later(self, recipe: Recipe, store: ResultStore) -> list[str]:
+        """Return the measures that came later and that every run of a table has."""
+        results = [store.results[key] for key in self._runs.keys(recipe.name)]
+        return [measure for measure in recipe.later if all(measure in result for result in results)]
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -50,7 +50,7 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 script = scripts(recipe.script, ask.backbone, seconds, ask.prompts)[number]
                 own_seed = 1000 * number + seed
                 config = _config(recipe, row, script, ask, own_seed)
-                wants = {*recipe.measures, LOOK} if number == seed == 0 else recipe.measures
+                wants = {*recipe.measures, *recipe.later, *([LOOK] if number == seed == 0 else [])}
                 name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
                 yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
 
@@ -59,7 +59,7 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
     return RunConfig.from_dict(
         {
             "shots": [{"prompt": s.prompt, "seconds": s.seconds, "cut": s.cut} for s in script.shots],
-            "backbone": ask.backbone,
+            "backbone": {"name": ask.backbone, **row.backbone},
             "memory": dict(row.memory),
             "admission": {"name": row.admission, **row.settings},
             "flow": ask.flow,
@@ -120,6 +120,11 @@ class TableRuns:
             recipe.name: [run for run in plan_runs(recipe, ask) if run.row.name not in left_out[recipe.name]]
             for recipe in recipes
         }
+        # A page can do without a look, and a table without measures that came after its runs.
+        self._needed: dict[str, set[str]] = {}
+        for recipe in recipes:
+            for run in self.tables[recipe.name]:
+                self._needed.setdefault(run.job.key, set()).update(recipe.measures)
         self.jobs: dict[str, Job] = {}
         for job in (run.job for runs in self.tables.values() for run in runs):
             known = self.jobs.get(job.key, job)
@@ -131,6 +136,8 @@ class TableRuns:
         return [run.job.key for run in self.tables[table]]
 
     def missing(self, store: ResultStore, keys: Collection[str] | None = None) -> list[Job]:
-        """Return the jobs to do, for those entries alone that are not there; a page can do without a look."""
+        """Return the jobs to do, for those entries alone that are not there; some a table can do without."""
         lacks = {key: store.lacks(self.jobs[key]) for key in (self.jobs if keys is None else keys)}
-        return [replace(self.jobs[key], wants=wants) for key, wants in lacks.items() if wants - {LOOK}]
+        return [
+            replace(self.jobs[key], wants=wants) for key, wants in lacks.items() if wants & self._needed[key]
+        ]

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from recap.eval.judged import BY_SECOND, EMBEDDED, Measure
 from recap.eval.metrics import find_measures
 from recap.eval.metrics.motion import spreads
@@ -27,7 +29,7 @@ from recap.eval.scores import (
 )
 from recap.show.page import Measured
 from recap.tables.paper_numbers import paper_table, paper_value
-from recap.tables.recipes import NONE, Recipe, Row
+from recap.tables.recipes import MOST_SEEDS, NONE, Recipe, Row
 
 PAPER_BASE = "Self-Forcing"
 # Whose lines of the paper's main table are compared with a backbone's; with all others, Self-Forcing's.
@@ -36,6 +38,10 @@ PAPER_BACKBONES |= dict.fromkeys(("helios-distilled", "helios-mid", "helios-base
 # By one of these columns the paper's tables name their rows.
 ROW_COLUMNS = ("method", "config", "row")
 FLOW = "total_flow"
+# Scores of the first so many seconds.
+TIMED = r"(.+)_(\d+)s"
+# The standard deviation (n - 1) of the means of the seeds; its n is the number of seeds.
+SEED_DEVIATION = "_seed_deviation"
 
 REMARK = (
     "Intervals are 95 %, by resampling whole prompts; p is of the mean difference, by exchanging whole prompts; none "
@@ -155,7 +161,7 @@ def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBED
         ours = {} if row.name == other else by_row.get(other, {})
         for name in sorted({name for run in own.values() for name in run.scores}, key=order):
             cells.append(_cell(row, name, own, ours, measures, _paper(recipe, row, name, backbone)))
-    return cells + _spread_cells(recipe, by_row, backbone)
+    return cells + _seed_cells(cells, by_row) + _spread_cells(recipe, by_row, backbone)
 
 
 def _cell(
@@ -178,6 +184,25 @@ def _cell(
         against, wins = paired_interval(best, mine, prompts), win_share(best, mine)
         p = None if is_unseen(against, visible) else sign_flip_p(best, mine, prompts)
     return Cell(row.name, measure, backend, estimate, against, wins, p, visible, paper)
+
+
+def _seed_cells(cells: Sequence[Cell], by_row: Mapping[str, Scored]) -> list[Cell]:
+    """Say by how much the mean over all prompts differs from seed to seed, of scores over length as in the paper."""
+    found = []
+    for cell in cells:
+        if not re.fullmatch(TIMED, cell.measure):
+            continue
+        by_seed: dict[int, list[float | None]] = {}
+        for (_, seed), run in by_row[cell.row].items():
+            by_seed.setdefault(seed % MOST_SEEDS, []).append(run.scores[cell.measure]["value"])
+        means = [as_floats(values).mean() for values in by_seed.values()]
+        if len(means) > 1:
+            deviation = Estimate(
+                float(np.std(means, ddof=1)), math.nan, math.nan, len(means), cell.value.clusters
+            )
+            name = f"{cell.measure}{SEED_DEVIATION}"
+            found.append(Cell(cell.row, name, cell.backend, deviation, None, None, None, 0.0, None))
+    return found
 
 
 def _spread_cells(recipe: Recipe, by_row: Mapping[str, Scored], backbone: str) -> list[Cell]:
@@ -252,11 +277,16 @@ def plain_name(measure: str) -> str:
 
 
 def as_markdown(
-    recipe: Recipe, cells: Sequence[Cell], about: Mapping[str, Any], left_out: Sequence[str] = ()
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    about: Mapping[str, Any],
+    left_out: Sequence[str] = (),
+    command: str = "",
 ) -> str:
-    """Return a page with a table per measure."""
+    """Return a page with a table per measure; `command` made it, by default `recap reproduce`."""
+    command = command or f"recap reproduce {recipe.name}"
     made = ", ".join(f"{name} {value}" for name, value in about.items())
-    lines = [f"# {recipe.title}", "", f"`recap reproduce {recipe.name}`: {made}.", ""]
+    lines = [f"# {recipe.title}", "", f"`{command}`: {made}.", ""]
     for remark in remarks(recipe.note, left_out):
         lines += [remark, ""]
     for table in measured_of(recipe.ours, cells):

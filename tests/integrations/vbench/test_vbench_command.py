@@ -29,6 +29,11 @@ OPTIONS = {
     "run": {
         "--suite", "--dimension", "--prompts", "--static-filter", "--partial", "--device", "--out", "--folder",
     },
+    "table": {"--ours", "--paper", "--out"},
+    "reproduce": {
+        "--suite", "--prompts", "--backbone", "--flow", "--seconds", "--seeds", "--num", "--workers", "--device",
+        "--dtype", "--out", "--folder",
+    },
 }  # fmt: skip
 COMMANDS = typer.main.get_command(app).commands
 

@@ -1,4 +1,4 @@
-"""`recap vbench` generates the videos of a suite and has VBench-Long judge them, in its own environment."""
+"""`recap vbench` generates the videos of a suite, has VBench-Long judge them, and makes tables of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from recap.errors import refuse
 from recap_vbench.environment import describe, python_of, set_up, vbench_folder
 from recap_vbench.judge import Question, judge
 from recap_vbench.suites import SUITES
+from recap_vbench.table import table_of_folders, write_vbench_table
 from recap_vbench.videos import Order, generate_suite
+from recap_vbench.whole import SCORED, Wish, make_tables
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
@@ -25,6 +27,8 @@ EXAMPLES = {
     "setup": "recap vbench setup --dry-run",
     "draw": "recap vbench draw --suite vbench946 --out videos --num 2",
     "run": "recap vbench run videos --suite vbench946 --partial",
+    "table": "recap vbench table none=videos/none recap=videos/recap --paper Self-Forcing --paper Self-Forcing+Ours",
+    "reproduce": "recap vbench reproduce main --suite vbench128 --backbone self-forcing",
 }
 
 Folder = Annotated[
@@ -136,6 +140,60 @@ def run_command(
     for line in _lines(scores):
         show_notice(line)
     typer.echo(goal / "scores.json")
+
+
+@app.command("table", epilog=as_epilog(EXAMPLES["table"]))
+def table_command(
+    folders: Annotated[
+        list[str], typer.Argument(help="Folders of videos or of their scores, as NAME=FOLDER or FOLDER.")
+    ],
+    ours: Annotated[
+        str, typer.Option(help="Row that the others are compared with, pair by pair [default: the last].")
+    ] = "",
+    paper: Annotated[
+        list[str] | None, typer.Option(help="Row of the paper's main table for each folder, in order.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("results/vbench"),
+) -> None:
+    """Put scored folders side by side, paired by prompt and seed."""
+    named: dict[str, Path] = {}
+    for text in folders:
+        name, given, path = text.partition("=")
+        name, path = (name, path) if given else (Path(text).name.removesuffix("-vbench"), text)
+        if name in named:
+            raise refuse("folder", text, f"there is a row {name!r} already", "name it: NAME=FOLDER")
+        named[name] = Path(path)
+    recipe, found = table_of_folders(named, paper or [], ours or list(named)[-1])
+    typer.echo(write_vbench_table(out, recipe, found, command="recap vbench table"))
+
+
+@app.command("reproduce", epilog=as_epilog(EXAMPLES["reproduce"]))
+def reproduce_command(
+    tables: Annotated[list[str], typer.Argument(help=f"Tables that are VBench's: {', '.join(SCORED)}.")],
+    suite: SuiteName,
+    prompts: Prompts = None,
+    backbone: Backbone = None,
+    flow: Flow = None,
+    seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
+    seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
+    num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[Path, typer.Option(help="Folder of videos, scores and tables.")] = Path("results"),
+    folder: Folder = None,
+) -> None:
+    """Generate, judge and table in one go, as `recap reproduce TABLE --suite SUITE`; the same command resumes."""
+    place = {"flow": flow or "auto", "device": device or "auto", "dtype": dtype or "auto"}
+    wish = Wish(
+        tuple(tables), suite, backbone or "embedded", **place, seconds=seconds, prompts=prompts, num=num, seeds=seeds,
+        workers=workers,
+    )  # fmt: skip
+    for page in make_tables(wish, vbench_folder(folder), out, show_notice):
+        typer.echo(page)
 
 
 def _lines(scores: dict[str, Any]) -> list[str]:

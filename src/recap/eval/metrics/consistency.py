@@ -8,6 +8,7 @@ VBench embeds subjects with DINO (fast: DINOv2) and backgrounds with CLIP (fast:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
@@ -49,15 +50,26 @@ def fused(slow: float, fast: float, kind: str) -> float:
 
 def consistency(clip: Footage, kind: str, embedder: Embedder) -> Score:
     """Measure a long video; one of a single clip has no fast value, and its score is the slow one."""
-    slow, firsts = [], []
-    for part in cut_clips(clip):
-        slow.append(sequence_consistency(embedder.embed(list(part))))
-        firsts.append(part[0])
+    slow, firsts = embedded_clips(clip, embedder)
     mean = float(np.mean(slow))
     if len(firsts) == 1:
         details = {"slow": mean, "fast_raw": None, "clips": slow}
         return Score(f"{kind}_consistency", mean, embedder.backend, 1, details)
-    fast = sequence_consistency(embedder.embed(firsts))
+    fast = sequence_consistency(firsts)
     details = {"slow": mean, "fast_raw": fast, "clips": slow, "fast_mapped": mapped(fast, kind)}
-    value = float(np.mean([fused(each, fast, kind) for each in slow]))
-    return Score(f"{kind}_consistency", value, embedder.backend, len(slow), details)
+    return Score(f"{kind}_consistency", fused_mean(slow, firsts, kind), embedder.backend, len(slow), details)
+
+
+def embedded_clips(clip: Footage, embedder: Embedder) -> tuple[list[float], Vectors]:
+    """Return the slow value of every clip of a long video, and the vectors of their first pictures."""
+    slow, firsts = [], []
+    for part in cut_clips(clip):
+        slow.append(sequence_consistency(embedder.embed(list(part))))
+        firsts.append(part[0])
+    return slow, embedder.embed(firsts)
+
+
+def fused_mean(slow: Sequence[float], firsts: Vectors, kind: str) -> float:
+    """Return the score of a video of these clips, of their slow values and first pictures; it needs at least 2."""
+    fast = sequence_consistency(firsts)
+    return float(np.mean([fused(each, fast, kind) for each in slow]))

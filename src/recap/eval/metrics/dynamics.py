@@ -1,4 +1,4 @@
-"""Measures the four dimensions of VBench that need no foreign weights, and dynamic degree over a video's length.
+"""Measures the four dimensions of VBench that need no foreign weights, and two of them over a video's length.
 
 Temporal flickering of a clip of 2 s is (255 - mean absolute difference of neighbouring pictures) / 255. VBench's
 filter that drops moving clips is not used, as the paper most likely did not use it either.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
-from recap.eval.metrics.consistency import consistency
+from recap.eval.metrics.consistency import consistency, embedded_clips, fused_mean
 from recap.eval.sampling import CLIP_S, Footage, ForwardFlow, as_tensor, cut_clips
 from recap.eval.scores import Score
 from recap.eval.visible import CLIPS, FLICKERING, LIKENESS
@@ -92,11 +92,29 @@ def _measure(run: JudgedRun) -> list[Score]:
 def _measure_lengths(run: JudgedRun) -> list[Score]:
     """Give the lengths that the video has, by its pictures: its last clip may overlap, for a rest of any size."""
     whole = _dynamic_degree(run)
-    counts = [(s, s // CLIP_S) for s in LENGTHS_S if run.sampled.duration_s >= s - SHORT_BY_S]
     return [
         Score(f"dynamic_degree_{s}s", float(np.mean(whole.details["clips"][:count])), whole.backend, count)
-        for s, count in counts
+        for s, count in _prefixes(run)
     ]
+
+
+def _measure_length_consistency(run: JudgedRun) -> list[Score]:
+    """Give subject consistency of the same lengths."""
+    slow, firsts = embedded_clips(run.clip, run.embedder)
+    return [
+        Score(
+            f"subject_consistency_{s}s",
+            fused_mean(slow[:count], firsts[:count], "subject"),
+            run.embedder.backend,
+            count,
+        )
+        for s, count in _prefixes(run)
+    ]
+
+
+def _prefixes(run: JudgedRun) -> list[tuple[int, int]]:
+    """Return the lengths that a video has, in seconds and in clips."""
+    return [(s, s // CLIP_S) for s in LENGTHS_S if run.sampled.duration_s >= s - SHORT_BY_S]
 
 
 COLUMNS = {
@@ -121,5 +139,11 @@ MEASURES = (
         _measure_lengths,
         visible={f"dynamic_degree_{s}s": CLIPS for s in LENGTHS_S},
         uses_flow=True,
+    ),
+    # A measure of its own: the published runs of `length` were judged before it was there.
+    Measure(
+        "length_consistency",
+        _measure_length_consistency,
+        visible={f"subject_consistency_{s}s": LIKENESS for s in LENGTHS_S},
     ),
 )
