@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recap.cli.main import app
-from recap.tables.recipes import Ask, find_recipe
+from recap.tables.ask import Ask
+from recap.tables.recipes import find_recipe
 from recap.tables.runner import ResultStore
 from recap.tables.runs import TableRuns
 

@@ -15,7 +15,7 @@ import recap
 from recap.eval import metrics
 from recap.io.lookup import look_up
 from recap.registry import MEMORIES
-from recap.tables.recipes import Ask
+from recap.tables.ask import Ask
 from recap.tables.reproduce import How, reproduce
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from recap.run import build_backbone
+from recap.tables.ask import Ask
 from recap.tables.generating import config_of, generate_batch
-from recap.tables.recipes import Ask, Recipe, find_recipe
+from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.runner import Job
 from recap.tables.runs import TableRuns
 

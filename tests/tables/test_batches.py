@@ -21,6 +21,7 @@ from recap.io.trace import read_trace
 from recap.io.video import open_clip
 from recap.run import generate
 from recap.tables import batches
+from recap.tables.ask import Ask
 from recap.tables.batches import Batches, kind_of
 from recap.tables.generating import (
     JUDGED,
@@ -31,7 +32,7 @@ from recap.tables.generating import (
     score_generated,
     unpack_look,
 )
-from recap.tables.recipes import TABLES, Ask, find_recipe
+from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.runner import ResultStore, Rules, run_jobs
 from recap.tables.runs import TableRuns, plan_runs
 

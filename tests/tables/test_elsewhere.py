@@ -11,7 +11,8 @@ import pytest
 
 from recap.io.files import alone_in
 from recap.tables import reproduce as module
-from recap.tables.recipes import Ask, find_recipe
+from recap.tables.ask import Ask
+from recap.tables.recipes import find_recipe
 from recap.tables.reproduce import How, main, read_arguments, reproduce
 from recap.tables.runner import FILE, ResultStore
 from recap.tables.runs import TableRuns

@@ -15,10 +15,11 @@ from recap.cli.main import app
 from recap.eval.judged import JudgedRun, build_motion_judge
 from recap.eval.metrics import find_measure
 from recap.eval.sampling import InMemoryClip
+from recap.tables.ask import Ask
 from recap.tables.folder import about_table
 from recap.tables.generating import generate_and_score
 from recap.tables.preflight import settle
-from recap.tables.recipes import Ask, find_recipe
+from recap.tables.recipes import find_recipe
 from recap.tables.reproduce import read_arguments, reproduce
 from recap.tables.runner import Progress
 from recap.tables.table import ScoredRun, build_cells

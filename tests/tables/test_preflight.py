@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recap.backbones.wan.family import SelfForcingConfig
-from recap.tables.recipes import Ask
+from recap.tables.ask import Ask
 from recap.tables.reproduce import How, reproduce
 
 SMALL = Ask(backbone="untrained", prompts=1, seeds=1, seconds=3, embedder="hsv")

@@ -10,8 +10,9 @@ import pytest
 from tables_help import jobs_of
 
 from recap.config import RunConfig
+from recap.tables.ask import Ask
 from recap.tables.generating import config_of
-from recap.tables.recipes import RECAP, Ask, find_recipe
+from recap.tables.recipes import RECAP, find_recipe
 from recap.tables.reproduce import reproduce
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -17,9 +17,10 @@ from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics import all_measures
 from recap.eval.witnesses import Box
 from recap.registry import ADMISSIONS
+from recap.tables.ask import Ask
 from recap.tables.generating import generate_and_score
 from recap.tables.page import MARK, write_report
-from recap.tables.recipes import Ask, find_recipe
+from recap.tables.recipes import find_recipe
 from recap.tables.reproduce import How, reproduce
 from recap.tables.table import remarks
 

@@ -11,8 +11,9 @@ from recap.backbones.tiny.vocabulary import SCENES, TIMES, parse_prompt
 from recap.config import RunConfig
 from recap.eval.metrics import all_measures, find_measure
 from recap.eval.scores import Score
+from recap.tables.ask import Ask
 from recap.tables.baselines import on_backbone
-from recap.tables.recipes import TABLES, Ask, find_recipe
+from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.reproduce import How, reproduce
 from recap.tables.runner import ResultStore
 from recap.tables.runs import TableRuns, plan_runs
@@ -63,6 +64,27 @@ def test_arms_are_paired_and_prompts_have_their_own_seeds():
     for start in range(0, len(runs), 4):
         assert len({(run.seed, run.script) for run in runs[start : start + 4]}) == 1
     assert len({run.seed for run in runs}) == 4
+
+
+def test_what_confirms_had_no_part_in_the_search():
+    recipe = find_recipe("reappearance")
+    search, confirm = (list(plan_runs(recipe, Ask(half=half))) for half in ("search", "confirm"))
+    prompts = [{run.script.name for run in runs} for runs in (search, confirm)]
+    assert [len(p) for p in prompts] == [10, 10] and not prompts[0] & prompts[1]
+    assert prompts[0] | prompts[1] == {run.script.name for run in plan_runs(recipe, Ask())}
+    every = {run.seed for table in TABLES.values() for run in plan_runs(table, Ask())}
+    assert {run.seed for run in search} <= every and not {run.seed for run in confirm} & every
+    # The search is part of the whole table; to confirm, a row has as many runs as a whole table's.
+    assert {run.job.key for run in search} < {run.job.key for run in plan_runs(recipe, Ask())}
+    assert len(confirm) == 100 * len(recipe.rows) and [run.is_shown for run in confirm].count(True) == len(
+        recipe.rows
+    )
+    for ask, limit in (
+        ({"half": "first"}, "search or confirm"),
+        ({"half": "search", "prompts": 1}, "no halves"),
+    ):
+        with pytest.raises(ValueError, match=limit):
+            Ask(**ask)
 
 
 def test_settings_of_the_paper():

@@ -13,8 +13,8 @@ from recap.cli.console import show_notice
 from recap.cli.options import Dtype, Flow
 from recap.cli.plug_ins import find_plug_in
 from recap.errors import refuse
+from recap.tables.ask import Ask
 from recap.tables.page import write_report
-from recap.tables.recipes import Ask
 from recap.tables.reproduce import SOME_LEFT, How, reproduce
 
 FrameJudge = Annotated[
@@ -50,6 +50,9 @@ def reproduce_command(
         int | None, typer.Option(help=f"How many prompts [default: {Ask.prompts}, or all of the suite].")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
+    half: Annotated[
+        str, typer.Option(help="search: the first half of the prompts; confirm: the other, with fresh seeds.")
+    ] = "",
     seconds: Annotated[float | None, typer.Option(help="Length of a video [default: the recipe's].")] = None,
     flow: Flow = None,
     judge_flow: MotionFlow = Ask.judge_flow,
@@ -76,7 +79,7 @@ def reproduce_command(
         _reproduce_suite(context.params)
         return
     flow, dtype, prompts = flow or Ask.flow, dtype or Ask.dtype, Ask.prompts if prompts is None else prompts
-    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, judge_flow, embedder, detector)
+    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, judge_flow, embedder, detector, half)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
     done = reproduce(tables, ask, out, how, notice=show_notice)
     for line in done.summary():

@@ -26,7 +26,8 @@ from recap.fast.threads import QUOTA, fair_threads
 from recap.io.files import write_whole
 from recap.run import versions
 from recap.show.page import Section, build_results_page
-from recap.tables.recipes import Ask, Recipe
+from recap.tables.ask import HALVES, Ask
+from recap.tables.recipes import Recipe
 from recap.tables.runner import canonical
 from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
@@ -128,8 +129,9 @@ def about_table(recipe: Recipe, ask: Ask, runs: int, makers: Sequence[Mapping[st
     return {
         "suite": f"{recipe.script} prompts of our own, in {words}",
         "backbone": ask.backbone,
-        "prompts": ask.prompts,
-        "seeds": ask.seeds or recipe.seeds,
+        "prompts": len(ask.numbers()),
+        "seeds": len(ask.own_seeds(recipe.seeds)),
+        **({"half": HALVES[ask.half]} if ask.half else {}),
         "runs": runs,
         "length": " and ".join(f"{seconds:g} s" for seconds in lengths),
         "flow of the bank": ask.flow,

@@ -19,7 +19,8 @@ from recap.eval.metrics import find_measures
 from recap.eval.qwen import find_qwen
 from recap.flow import build_flow, resolve_flow
 from recap.io.report import Notice, each_once
-from recap.tables.recipes import Ask, Recipe
+from recap.tables.ask import Ask
+from recap.tables.recipes import Recipe
 from recap.tables.runs import plan_runs
 
 DETECTORS = ("qwen2.5-vl",)

@@ -10,18 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recap.errors import refuse, unknown_name
-from recap.eval.judged import USUAL
+from recap.errors import refuse
 from recap.io.lookup import look_up
-from recap.plan import check_amount
-from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.registry import ADMISSIONS, MEMORIES
 from recap.tables.notes import NOTES
 from recap.tables.paper_numbers import paper_value
 
 BANK_CONTENT = "content"
 """The measure of how much of a bank lies at the border, and how much on actors."""
-MOST_SEEDS = 1000
-"""Seed k of prompt n is 1000 n + k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +89,6 @@ class Recipe:
         """Return the row that this one is compared with: ours, and of the same length where lengths differ."""
         alike = (each.name for each in self.rows if each.seconds == row.seconds and each.paper == RECAP.paper)
         return self.ours if row.seconds is None else next(alike, self.ours)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Says how much of a recipe is wanted, and on what; None takes the recipe's own."""
-
-    backbone: str = "embedded"
-    prompts: int = 20
-    seeds: int | None = None
-    seconds: float | None = None
-    # The flow of the bank.
-    flow: str = "auto"
-    device: str = "auto"
-    dtype: str = "float32"
-    # The flow by which motion is judged; figures of two judges do not compare.
-    judge_flow: str = USUAL
-    # Who judges whole frames.
-    embedder: str = "auto"
-    # Who finds the subject, where the backbone has no probe.
-    detector: str = ""
-
-    def __post_init__(self) -> None:
-        if self.backbone not in BACKBONES and ":" not in self.backbone:
-            raise unknown_name("backbone", self.backbone, BACKBONES)
-        for name, number, remedy in (
-            ("--prompts", self.prompts, "every set has 20"),
-            ("--seeds", self.seeds, "5 is the paper's number"),
-        ):
-            if number is not None and number < 1:
-                raise refuse(name, number, "must be 1 or more", remedy)
-        check_amount("--seeds", self.seeds or 1, MOST_SEEDS, "seeds of a prompt", "5 is the paper's number")
-        if self.seconds is not None and not self.seconds > 0:
-            raise refuse("--seconds", self.seconds, "must be above 0", "60 is the paper's length")
 
 
 NONE = Row("none", {"name": "none"}, paper="baseline")

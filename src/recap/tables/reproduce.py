@@ -24,6 +24,7 @@ from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
 from recap.plan import check_amount
+from recap.tables.ask import Ask
 from recap.tables.baselines import on_backbone
 from recap.tables.batches import ROWS, Batches
 from recap.tables.executors import OnRay, Processes
@@ -41,7 +42,7 @@ from recap.tables.folder import (
 from recap.tables.generating import CLIP, Look, unpack_look
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
-from recap.tables.recipes import Ask, Recipe, find_recipe
+from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.runner import Executor, Job, ResultStore, run_jobs
 from recap.tables.runs import LOOK, TableRuns, plan_runs
 from recap.tables.table import ScoredRun, build_cells
@@ -202,6 +203,9 @@ class _Call:
     def _record(self, recipe: Recipe) -> dict[str, Any]:
         """Return what the folder of a table is begun with."""
         asked = asdict(self._ask) | {"seeds": self._ask.seeds or recipe.seeds}
+        if not self._ask.half:
+            # Folders from before there were halves are the same question.
+            del asked["half"]
         return {"table": recipe.name, **asked, LEFT_OUT: list(self._left_out[recipe.name])}
 
     def finish(self) -> Reproduction:

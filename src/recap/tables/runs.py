@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from recap.config import PARTS, RunConfig
 from recap.eval.metrics import find_measures
-from recap.tables.recipes import Ask, Recipe, Row
+from recap.tables.ask import Ask
+from recap.tables.recipes import Recipe, Row
 from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
 
@@ -39,8 +40,9 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
 
     Seed k of a prompt is the same for all rows, and a block's noise depends on seed and block alone: arms are paired.
     """
-    for number in range(ask.prompts):
-        for seed in range(ask.seeds or recipe.seeds):
+    numbers, seeds = ask.numbers(), ask.own_seeds(recipe.seeds)
+    for number in numbers:
+        for seed in seeds:
             for row in recipe.rows:
                 if not row.available:
                     continue
@@ -50,7 +52,11 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 script = scripts(recipe.script, ask.backbone, seconds, ask.prompts)[number]
                 own_seed = 1000 * number + seed
                 config = _config(recipe, row, script, ask, own_seed)
-                wants = {*recipe.measures, *recipe.later, *([LOOK] if number == seed == 0 else [])}
+                wants = {
+                    *recipe.measures,
+                    *recipe.later,
+                    *([LOOK] if (number, seed) == (numbers[0], seeds[0]) else []),
+                }
                 name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
                 yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
 

@@ -28,8 +28,9 @@ from recap.eval.scores import (
     win_share,
 )
 from recap.show.page import Measured
+from recap.tables.ask import MOST_SEEDS
 from recap.tables.paper_numbers import paper_table, paper_value
-from recap.tables.recipes import MOST_SEEDS, NONE, Recipe, Row
+from recap.tables.recipes import NONE, Recipe, Row
 
 PAPER_BASE = "Self-Forcing"
 # Whose lines of the paper's main table are compared with a backbone's; with all others, Self-Forcing's.

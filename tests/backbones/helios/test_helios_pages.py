@@ -31,9 +31,10 @@ from recap.plan import make_plan
 from recap.rollout import Resume, rollout
 from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
+from recap.tables.ask import Ask
 from recap.tables.generating import generate_and_score, generate_batch, look_at, score_generated, unpack_look
 from recap.tables.page import write_report
-from recap.tables.recipes import Ask, find_recipe
+from recap.tables.recipes import find_recipe
 from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
