@@ -22,6 +22,9 @@ from recap.types import BackboneSpec
 EncodePixels = Callable[[Tensor], Tensor]
 """Encodes pictures B T 3 Y X in 0..1 as latents B F C rows columns."""
 
+Forward = Callable[[Tensor, float, TextConditioning, Context], Tensor]
+"""Predicts the flow of latents at one time, as `CausalWan.forward` does."""
+
 CLEAN_TIME = 0.0
 
 
@@ -43,6 +46,8 @@ class WanBackbone:
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
+        # What runs the model's forward: the model, or several processes together.
+        self._forward: Forward = self.model
         self._encode = encode
         self.open_decoder = open_decoder
         self.autoencoder = autoencoder
@@ -69,7 +74,7 @@ class WanBackbone:
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: TextConditioning, context: Context) -> None:
         """Run one forward at the clean time, in which the context passes keys and values to the memory."""
-        self.model(self._take(latents), CLEAN_TIME, conditioning, context)
+        self._forward(self._take(latents), CLEAN_TIME, conditioning, context)
 
     def decoder(self) -> Decoder:
         """Open a new decoding stream."""
@@ -86,7 +91,7 @@ class WanBackbone:
     def _estimate(
         self, noisy: Tensor, sigma: float, conditioning: TextConditioning, context: Context
     ) -> Tensor:
-        flow = self.model(noisy, model_time(sigma), conditioning, context)
+        flow = self._forward(noisy, model_time(sigma), conditioning, context)
         return clean_estimate(noisy, flow, sigma)
 
     def _next(self, noise: Noise) -> Tensor:
