@@ -131,7 +131,7 @@ def generate(
 
 
 def compare(one: dict[str, Tensor], many: dict[str, Tensor]) -> tuple[float, list[str]]:
-    """Return the largest difference of any number, and what differs otherwise: names, shapes, whole numbers, trace."""
+    """Return the largest difference of floats, and what differs otherwise: names, shapes, whole numbers, trace."""
     other = sorted(one.keys() ^ many.keys())
     worst = 0.0
     for name in one.keys() & many.keys():

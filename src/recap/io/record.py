@@ -1,4 +1,4 @@
-"""This module writes and reads run.json, which tells what a run depends on and is compared with what a resumed run has."""
+"""This module writes and reads run.json, which tells what a run depends on; a resumed run must have the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module connects the processes of one run, which `torchrun` starts: what travels between them goes through here.
+"""This module connects the processes of one run, which `torchrun` starts: what travels between them passes here.
 
 The first process, rank 0, leads: it alone has files, decoder, flow and admission rule. The others follow its orders.
 """
