@@ -31,6 +31,7 @@ from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
 from recap.fast.ranks.states import split_memory
 from recap.fast.ranks.wan import RankedKernels, split_backbone
+from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
@@ -64,6 +65,8 @@ def build_backbone(
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
+    if config.decoder_device and ranks.leads:
+        move_decoder(made, config.decoder_device)
     if not ranks.alone:
         return split_backbone(made, ranks, fast=not config.eager)
     return made if config.eager else accelerate(made)
@@ -73,15 +76,16 @@ def build_memory(
     config: RunConfig, spec: BackboneSpec, notice: Notice = print, ranks: Ranks = LONE
 ) -> MemoryPolicy:
     """Make the run's memory, empty; its admission and flow are made only if it asks for them."""
+    away = config.decoder_device
 
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
         if rule.needs_flow:  # else neither weights nor OpenCV need be there
-            found = build_flow(config.flow, device=config.device, notice=notice, backbone=spec.name)
+            found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
-        return made
+        return MovedAdmission(made, away, config.device) if away else made
 
     led = admission if ranks.alone else partial(LedAdmission, ranks, admission)
     return split_memory(config.memory.settings.build(spec, led), ranks)

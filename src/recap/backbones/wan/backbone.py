@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recap.backbones.text import EncodeText, HashedWords
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
-from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Context, Decoder, Noise
 from recap.errors import refuse
@@ -32,8 +31,8 @@ class WanBackbone:
     """Generates with a causal Wan model; it keeps nothing between calls.
 
     Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors created here and may change them in
-    place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, if it is a
-    public one: `recap.fast` can then use a faster version of it.
+    place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, so that
+    `recap.fast` can use a faster version of it, or move it to another device.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class WanBackbone:
         encode: EncodeText,
         open_decoder: Callable[[], Decoder],
         encode_pixels: EncodePixels | None = None,
-        autoencoder: WanVae | Taehv | None = None,
+        autoencoder: WanVae | nn.Module | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()

@@ -136,6 +136,9 @@ class Ranks(Heads):
     def begin(self, config: Mapping[str, Any], folder: Path, fresh: bool) -> None:
         """Order the followers to build a run's parts, as the leader does now; `done` when they are built."""
         if not self.alone:
+            if str(config["device"]).startswith("cuda:"):
+                limit = "each process takes the GPU of its own number"
+                raise refuse("device", config["device"], limit, "name cuda")
             self.remedy = f"whole blocks are safe, continue with --resume {shlex.quote(str(folder))}"
             self.order("build", config=config, folder=str(folder), fresh=fresh)
 
@@ -178,6 +181,8 @@ class Ranks(Heads):
         """Run a collective; the loss of a process becomes one line."""
         try:
             call()
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise self.lost() from error
 
