@@ -37,8 +37,9 @@ from recap.plan import make_plan
 from recap.rollout import Resume, reach, rollout
 from recap.run import build_memory
 
-# The name lets the package's own flow look at its pictures.
-SPEC = replace(UNTRAINED, name="embedded", heads=12)
+# The name lets the package's own flow look at its pictures. Sums over tokens round alike where the heads of a process
+# have a multiple of 32 channels together, as those of all public models have.
+SPEC = replace(UNTRAINED, name="embedded", heads=12, dim=12 * 32, layers=2)
 SEEDS = (3,)
 STOP = 4
 """The block before which a rollout is stopped, and resumed in new objects from its state."""
@@ -117,6 +118,7 @@ def generate(
                 return
 
     run(policy, Resume(), stop)
+    assert policy.window.current.keys.shape[3] * ranks.count == SPEC.heads, "a process keeps its own heads"
     if stop is not None:
         state, decoded = join_state(policy, ranks), decoder.state()
         policy, decoder = build_memory(config, made.spec, SILENT.notice, ranks), made.decoder()
