@@ -108,7 +108,8 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     try:
         config.memory.settings.build(spec, admission)
     except Wanted:
-        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=config.device))
+        device = config.decoder_device or config.device
+        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=device))
     return config
 
 
