@@ -50,16 +50,16 @@ def resolve_dtype(dtype: str, device: str, backbone: type[Any]) -> str:
     return "bfloat16" if public and device.startswith("cuda") else "float32"
 
 
-def check_place(device: str, dtype: str) -> None:
+def check_place(device: str, dtype: str, field: str = "device") -> None:
     """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise refuse("device", device, "must be cpu, cuda or auto", "cuda:1 names the second GPU")
+        raise refuse(field, device, "must be cpu, cuda or auto", "cuda:1 names the second GPU")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise refuse("device", device, _why_no_gpu(), "choose cpu or auto") from error
+        raise refuse(field, device, _why_no_gpu(), "choose cpu or auto") from error
 
 
 def _why_no_gpu() -> str:
@@ -104,6 +104,8 @@ class RunConfig:
     # One row of the batch each.
     seeds: tuple[int, ...] = (0,)
     device: str = "auto"
+    # Where the decoder and the flow run; "" stands for `device`.
+    decoder_device: str = ""
     dtype: str = "auto"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
@@ -128,6 +130,8 @@ class RunConfig:
         device = resolve_device(self.device)
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
         check_place(device, dtype)
+        if self.decoder_device:
+            check_place(self.decoder_device, dtype, "decoder_device")
         object.__setattr__(self, "device", device)
         object.__setattr__(self, "dtype", dtype)
 
@@ -169,6 +173,9 @@ class RunConfig:
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
         plain["seeds"], plain["cast"] = list(self.seeds), list(self.cast)
+        if not self.decoder_device:
+            # As older versions have it, so that their runs can be resumed.
+            del plain["decoder_device"]
         return plain
 
 

@@ -111,6 +111,7 @@ def rollout(
     aside: Aside = at_once,
     noise: NoiseSource | None = None,
     sampling: Sampling = PLAIN,
+    kernels: ContextKernels = OWN_KERNELS,
 ) -> Rollout:
     """Generate the plan's blocks one after the other, one seed per row of the batch.
 
@@ -118,6 +119,7 @@ def rollout(
     `aside` may run a memory's look at the pixels next to the clean pass; results are the same.
     `noise` takes the place of the seeds' own, to start from what another program drew (see `NoiseSource`).
     `sampling` has options that bring motion from elsewhere than the memory.
+    `kernels` do the arithmetic of attention.
     """
     if len(seeds) != plan.num_rows:
         raise refuse("seeds", list(seeds), f"the plan has {plan.num_rows} rows", "give one seed per row")
@@ -139,6 +141,7 @@ def rollout(
         sampling=sampling,
         first_latent=resume.first_latent,
         past=list(zip(before, resume.recent_latents, strict=True)),
+        kernels=kernels,
     )
     known = resume.opening_latents
     latents_of = None if policy.needs_steps else resume.latents_of

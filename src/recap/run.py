@@ -7,13 +7,11 @@ So a killed run resumes from its last whole block and ends in the same latents, 
 
 from __future__ import annotations
 
-import platform
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -23,17 +21,27 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recap.config import DTYPES, RunConfig, from_settings, read_json, refuse_code
+from recap.attention.context import OWN_KERNELS
+from recap.config import DTYPES, RunConfig, from_settings
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.ranks.admission import LedAdmission
+from recap.fast.ranks.conducting import collect_state, conduct, restore_state
+from recap.fast.ranks.group import LONE, Ranks
+from recap.fast.ranks.states import split_memory
+from recap.fast.ranks.wan import RankedKernels, split_backbone
+from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
+from recap.io.record import VERSION as VERSION
 from recap.io.record import check_record, write_record
+from recap.io.record import read_record as read_record
+from recap.io.record import versions as versions
 from recap.io.report import SILENT, Notice, Reporter
-from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, SUMMARY, RunFolder, load_opening
+from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
 from recap.memory.casting import join_cast
@@ -41,37 +49,46 @@ from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, read_alone, rollout
 from recap.types import BackboneSpec, GeneratedBlock
 
-VERSION = "0.1.0"
 # The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
 LONG_WRITE_S = 0.3
 BUSY = ("--resume", "another process is working on this run", "wait for it, or end it first")
 
 
 def build_backbone(
-    config: RunConfig, notice: Notice = print, words: Mapping[str, str] = MappingProxyType({})
+    config: RunConfig,
+    notice: Notice = print,
+    words: Mapping[str, str] = MappingProxyType({}),
+    ranks: Ranks = LONE,
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
     prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
+    if config.decoder_device and ranks.leads:
+        move_decoder(made, config.decoder_device)
+    if not ranks.alone:
+        return split_backbone(made, ranks, fast=not config.eager)
     return made if config.eager else accelerate(made)
 
 
-def build_memory(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> MemoryPolicy:
+def build_memory(
+    config: RunConfig, spec: BackboneSpec, notice: Notice = print, ranks: Ranks = LONE
+) -> MemoryPolicy:
     """Make the run's memory, empty; its admission and flow are made only if it asks for them."""
+    away = config.decoder_device
 
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
         if rule.needs_flow:  # else neither weights nor OpenCV need be there
-            found = build_flow(config.flow, device=config.device, notice=notice, backbone=spec.name)
+            found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
-        return made
+        return MovedAdmission(made, away, config.device) if away else made
 
-    policy: MemoryPolicy = config.memory.settings.build(spec, admission)
-    return policy
+    led = admission if ranks.alone else partial(LedAdmission, ranks, admission)
+    return split_memory(config.memory.settings.build(spec, led), ranks)
 
 
 def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -> RunConfig:
@@ -91,7 +108,8 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     try:
         config.memory.settings.build(spec, admission)
     except Wanted:
-        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=config.device))
+        device = config.decoder_device or config.device
+        return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=device))
     return config
 
 
@@ -110,7 +128,9 @@ class RunRecord:
     num_pictures: int
 
 
-def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()) -> RunRecord:
+def generate(
+    config: RunConfig, folder: Path, *, reporter: Reporter = Reporter(), ranks: Ranks = LONE
+) -> RunRecord:
     """Start a run in a new or empty folder and finish it; progress counts blocks, at pictures per second."""
     if folder.is_dir():
         check_plain(folder, "--out")
@@ -118,7 +138,7 @@ def generate(config: RunConfig, folder: Path, *, reporter: Reporter = Reporter()
         limit = "already exists and is not empty"
         raise refuse("--out", str(folder), limit, "choose another folder, or continue it with --resume")
     # Everything that can be refused is refused before a file is made.
-    run = _Run(config, folder, reporter, fresh=True)
+    run = RunParts(config, folder, reporter, fresh=True, ranks=ranks)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, *BUSY):
         if not is_vacant(folder, {OPENING, CAST}):
@@ -138,6 +158,7 @@ def resume(
     reporter: Reporter = Reporter(),
     from_block: int | None = None,
     trust_code: bool = False,
+    ranks: Ranks = LONE,
 ) -> RunRecord:
     """Continue a stopped run from its last whole block; a finished one is left as it is.
 
@@ -148,25 +169,9 @@ def resume(
     if about.get("versions") != versions():
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
-        run = _Run(RunConfig.from_dict(about["config"]), folder, reporter)
+        run = RunParts(RunConfig.from_dict(about["config"]), folder, reporter, ranks=ranks)
         check_record(about, run.backbone.spec, run.config.backbone.settings)
         return run.finish(from_block)
-
-
-def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
-    """Read the run.json of a run: its `config`, `versions` and the `spec` of its backbone.
-
-    Refuses links in the folder and, without `trust_code`, a config that names code to import.
-    """
-    if not (folder / "run.json").is_file():
-        raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
-    check_plain(folder, field)
-    about = read_json(folder / "run.json")
-    if not isinstance(about, dict) or "config" not in about:
-        raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
-    if not trust_code:
-        refuse_code(about["config"], folder / "run.json")
-    return about
 
 
 def read_spec(about: dict[str, Any]) -> BackboneSpec:
@@ -177,19 +182,6 @@ def read_spec(about: dict[str, Any]) -> BackboneSpec:
     return spec
 
 
-def versions() -> dict[str, Any]:
-    """List what else than the config a run's bits depend on."""
-    packages = ("torch", "numpy", "safetensors", "av", "opencv-python-headless")
-    installed = {d.name: d.version for d in metadata.distributions() if d.name in packages}
-    return {
-        "recap": VERSION,
-        **{name: installed.get(name, "none") for name in packages},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def is_finished(folder: Path) -> bool:
     """Tell whether a run has ended; refuses results that are not as it wrote them. No model is loaded."""
     about = read_record(folder, trust_code=True)
@@ -198,37 +190,28 @@ def is_finished(folder: Path) -> bool:
         spec = read_spec(about)
         opening = load_opening(folder, len(config["seeds"]), (spec.latent_channels, *spec.latent_size))
     cast = casts.digest_of_cast(casts.read_cast(folder / CAST)) if config.get("cast") else ""
-    return _has_ended(RunFolder(folder, config, opening, cast), None)
+    return RunFolder(folder, config, opening, cast).has_ended(None)
 
 
-def _has_ended(files: RunFolder, from_block: int | None) -> bool:
-    """Tell whether the run has ended: its summary alone proves nothing, the files it names must be there."""
-    if not (files.path / SUMMARY).is_file():
-        return False
-    bad = files.first_changed()
-    if bad is None and from_block is None:
-        return True
-    if (files.path / "work").is_dir():
-        return False
-    again = f"generate the run again with --from {files.path / 'run.json'}"
-    if bad is None:
-        raise refuse("--from-block", from_block, "the run is finished and its parts are gone", again)
-    limit = "is missing or not what the finished run wrote"
-    raise refuse("file", str(bad), limit, f"put it back, or {again}")
+class RunParts:
+    """Holds the parts and the folder of one run; of several processes, only the leader has to do with the folder."""
 
-
-class _Run:
-    """Holds the parts and the folder of one run."""
-
-    def __init__(self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False):
+    def __init__(
+        self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False, ranks: Ranks = LONE
+    ):
         self.folder = folder
         self.reporter = reporter
+        self._ranks = ranks
+        ranks.begin(config.to_dict(), folder, fresh)
         # A resumed run has its own copy of the cast.
         copy = (str(folder / CAST),) if config.cast and not fresh else config.cast
         words = casts.read_words(copy)
-        self.backbone = build_backbone(config, reporter.notice, words)
+        self.backbone = build_backbone(config, reporter.notice, words, ranks)
         self.cast = casts.read_members(copy, self.backbone, config.device, reporter.notice)
-        self.opening_latents = self._read_opening(config, fresh) if config.opening else None
+        self.opening_latents: Tensor | None = None
+        if config.opening:
+            found = {"latents": self._read_opening(config, fresh)} if ranks.leads else None
+            self.opening_latents = ranks.share(found, config.device)["latents"]
         opening_frames = 0 if self.opening_latents is None else self.opening_latents.shape[1]
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
         self.plan = Plan(tuple(casts.with_cast(block, words) for block in plan.blocks))
@@ -236,12 +219,13 @@ class _Run:
             # A prompt that cannot be read is refused before any file is made.
             self.backbone.condition(prompts)
         # Last, as it may fetch weights: a run that is refused has not waited for them.
-        self.config = settle_flow(config, self.backbone.spec, reporter.notice)
-        self.policy: MemoryPolicy = build_memory(self.config, self.backbone.spec, reporter.notice)
+        self.config = settle_flow(config, self.backbone.spec, reporter.notice) if ranks.leads else config
+        self.policy = build_memory(self.config, self.backbone.spec, reporter.notice, ranks)
         join_cast(self.policy, self.cast, self.plan.blocks[0].prompts, partial(read_alone, self.backbone))
         self.decoder: Decoder = self.backbone.decoder()
         plain, digest = self.config.to_dict(), casts.digest_of_cast(self.cast)
         self.files = RunFolder(folder, plain, self.opening_latents, digest)
+        ranks.done()
 
     def _read_opening(self, config: RunConfig, fresh: bool) -> Tensor:
         """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""
@@ -254,7 +238,7 @@ class _Run:
     def finish(self, from_block: int | None = None) -> RunRecord:
         """Generate what is missing, then join the parts."""
         total = len(self.plan.blocks)
-        if not _has_ended(self.files, from_block):
+        if not self.files.has_ended(from_block):
             start = self._restore() if from_block is None else self._rebuild(from_block)
             self.reporter.progress(start, total, 0.0)
             self._generate(start)
@@ -263,7 +247,8 @@ class _Run:
         pictures = self.backbone.spec.num_pictures(self.plan.blocks[-1].end_frame)
         return RunRecord(self.folder, tuple(self.files.videos), total, pictures)
 
-    def _rollout(self, resume: Resume) -> Rollout:
+    def start(self, resume: Resume) -> Rollout:
+        """Start a rollout of these parts."""
         return rollout(
             self.backbone,
             self.policy,
@@ -273,7 +258,11 @@ class _Run:
             resume=replace(resume, opening_latents=self.opening_latents),
             aside=at_once if self.config.eager else choose_aside(self.config.device),
             sampling=self.config.sampling,
+            kernels=OWN_KERNELS if self._ranks.alone else RankedKernels(self._ranks),
         )
+
+    def _rollout(self, resume: Resume) -> Iterator[GeneratedBlock]:
+        return conduct(self._ranks, resume, self.start)
 
     def _generate(self, start: int) -> None:
         (self.folder / "work").mkdir(exist_ok=True)
@@ -317,7 +306,7 @@ class _Run:
         """
         began = time.perf_counter()
         state: State = {"next_block": torch.tensor(done)}
-        state |= {f"policy.{name}": value for name, value in self.policy.state().items()}
+        state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
         state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
         self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
         ended = time.perf_counter()
@@ -342,9 +331,13 @@ class _Run:
         """Load the state into memory and decoder; returns its next block."""
         try:
             start, state = self.files.read_state()
-            for prefix, part in (("policy.", self.policy), ("decoder.", self.decoder)):
-                own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-                part.load_state({name: value.to(self.config.device) for name, value in own.items()})
+            own = {name: value.to(self.config.device) for name, value in state.items()}
+            policy, decoder = (
+                {n.removeprefix(prefix): v for n, v in own.items() if n.startswith(prefix)}
+                for prefix in ("policy.", "decoder.")
+            )
+            restore_state(self._ranks, self.policy, policy)
+            self.decoder.load_state(decoder)
         # Each memory reads its own state, and one that was changed on purpose may fail in any way.
         except Exception as error:
             raise self._damaged(path, f"is damaged ({error or type(error).__name__})") from error

@@ -515,7 +515,7 @@ def test_stopped_while_the_memory_is_made_again_it_resumes_as_before(run, whole,
 
     for moment in ("_checkpoint", "_generate"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"recap.run._Run.{moment}", stop)
+            patch.setattr(f"recap.run.RunParts.{moment}", stop)
             with pytest.raises(Stop):
                 resume(run, reporter=SILENT, from_block=2)
     resume(run, reporter=SILENT)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
+import torch.distributed as dist
+
 from recap.attach.attached import PATCHING, Attached, memory_builder
 from recap.attach.checkout import find_checkout
 from recap.attach.helios import HeliosSession, find_helios
@@ -43,6 +45,11 @@ def attach(
     `stage_reinforcement`, Helios only: lambda of every stage of its pyramid, the coarsest first, instead of the
     memory's one. Helios in turn has phases, a window and a decoder of its own.
     """
+    processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if processes > 1:
+        limit = "an attached pipeline keeps all heads and tokens in one process"
+        remedy = "start one process for each video, or generate one video in several by `recap generate`"
+        raise refuse("number of processes", processes, limit, remedy)
     helios = find_helios(pipeline)
     if helios is not None:
         chosen = {"phases": phases, "window_frames": window_frames, "decoder": decoder}

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.types import Role
 
 HALF = (torch.bfloat16, torch.float16)
@@ -45,11 +46,13 @@ class Attended(NamedTuple):
     plain: Tensor | None = None
 
 
-def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True) -> Attended:
+def attend(
+    query: Tensor, segments: Sequence[Readable], *, by_role: bool = True, heads: Heads = ALL_HEADS
+) -> Attended:
     """Compute attention by one kernel per group of equal role and bias, merged by log-sum-exp.
 
     With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and a group of several roles
-    has no share.
+    has no share. `heads` says which heads these are; shares are of all of them, the rest is of these.
     """
     groups = _grouped(segments, by_role)
     q = query.transpose(1, 2)
@@ -62,7 +65,7 @@ def attend(query: Tensor, segments: Sequence[Readable], *, by_role: bool = True)
     weights = (stacked - stacked.logsumexp(dim=0)).exp()
     merged = _merge([output for output, _ in parts], weights)
     shares: dict[Role, Tensor] = {}
-    for group, mass in zip(groups, weights.mean(dim=(2, 3)), strict=True):
+    for group, mass in zip(groups, heads.join(weights, 2).mean(dim=(2, 3)), strict=True):
         if group.role is not None:
             shares[group.role] = shares[group.role] + mass if group.role in shares else mass
     asked = [index for index, group in enumerate(groups) if group.measured]

@@ -22,6 +22,13 @@ Setting = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda or auto, which is a GPU where there is one [default: auto].")
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE,DEVICE",
+        help="Two devices instead of --device: the second decodes and estimates flow, e.g. cuda:0,cuda:1.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(

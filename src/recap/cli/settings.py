@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from recap.backbones.wan.lora import read_choice, spell_choice
-from recap.cli.options import Backbone, DecoderName, Device, Dtype, Eager, Flow, Loras, TrustCode
+from recap.cli.options import Backbone, DecoderName, Device, Devices, Dtype, Eager, Flow, Loras, TrustCode
 from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
 
@@ -62,6 +62,7 @@ class Generation:
         typer.Option(help="A cast file, or NAME=PICTURE, whose subjects the video shows; may be repeated."),
     ] = None
     device: Device = None
+    devices: Devices = None
     dtype: Dtype = None
     eager: Eager = False
     record: Annotated[
@@ -97,7 +98,7 @@ class Generation:
         chosen = {
             "backbone": self._backbone(),
             "flow": self.flow,
-            "device": self.device,
+            **self._places(),
             "dtype": self.dtype,
             "opening": None if opening is None else str(opening),
             "cast": self.cast or None,
@@ -110,6 +111,17 @@ class Generation:
         if self.record is not None and not self.trust_code:
             refuse_code(kept, self.record)
         return {**kept, **used}
+
+    def _places(self) -> dict[str, str | None]:
+        """Return where the run computes."""
+        if self.devices is None:
+            return {"device": self.device}
+        if self.device is not None:
+            raise refuse("--device", self.device, "--devices names two", "use one of the two options")
+        names = [name.strip() for name in self.devices.split(",")]
+        if len(names) != 2 or not all(names):
+            raise refuse("--devices", self.devices, "must name two devices", "for example cuda:0,cuda:1")
+        return {"device": names[0], "decoder_device": names[1]}
 
     def _shots(self) -> Any:
         if self.prompt is None and self.script is None:

@@ -1,17 +1,24 @@
-"""This module writes run.json, which tells what a run depends on, and compares it with what a resumed run has."""
+"""This module writes and reads run.json, which tells what a run depends on; a resumed run must have the same."""
 
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from recap.config import read_json, refuse_code
 from recap.errors import refuse
-from recap.io.files import write_whole
+from recap.io.files import check_plain, write_whole
 from recap.io.run_folder import digest_file
 from recap.types import BackboneSpec
+
+VERSION = "0.1.0"
 
 
 def write_record(
@@ -33,6 +40,35 @@ def check_record(about: Mapping[str, Any], spec: BackboneSpec, settings: object)
         if not isinstance(added, Mapping) or added.get(file) != digest:
             limit = "it is not the file that the run began with"
             raise refuse("file", file, limit, "put that one back, or start another run")
+
+
+def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
+    """Read the run.json of a run: its `config`, `versions` and the `spec` of its backbone.
+
+    Refuses links in the folder and, without `trust_code`, a config that names code to import.
+    """
+    if not (folder / "run.json").is_file():
+        raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
+    check_plain(folder, field)
+    about = read_json(folder / "run.json")
+    if not isinstance(about, dict) or "config" not in about:
+        raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
+    if not trust_code:
+        refuse_code(about["config"], folder / "run.json")
+    return about
+
+
+def versions() -> dict[str, Any]:
+    """List what else than the config a run's bits depend on."""
+    packages = ("torch", "numpy", "safetensors", "av", "opencv-python-headless")
+    installed = {d.name: d.version for d in metadata.distributions() if d.name in packages}
+    return {
+        "recap": VERSION,
+        **{name: installed.get(name, "none") for name in packages},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _digest_added(settings: object) -> dict[str, str]:

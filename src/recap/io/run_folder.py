@@ -208,6 +208,21 @@ class RunFolder:
                 return path
         return None
 
+    def has_ended(self, from_block: int | None) -> bool:
+        """Tell whether the run has ended: its summary alone proves nothing, the files it names must be there."""
+        if not (self.path / SUMMARY).is_file():
+            return False
+        bad = self.first_changed()
+        if bad is None and from_block is None:
+            return True
+        if (self.path / "work").is_dir():
+            return False
+        again = f"generate the run again with --from {self.path / 'run.json'}"
+        if bad is None:
+            raise refuse("--from-block", from_block, "the run is finished and its parts are gone", again)
+        limit = "is missing or not what the finished run wrote"
+        raise refuse("file", str(bad), limit, f"put it back, or {again}")
+
     def _results(self) -> list[Path]:
         return [*self.videos, *(self.path / name for name in (LATENTS, MANIFEST, *LISTS))]
 

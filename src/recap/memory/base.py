@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.contracts import Entry, MemoryPolicy, State, check_state
 from recap.memory.window import Window, count_tokens
 from recap.types import Block, MemoryTrace, Segment, Tokens
@@ -19,6 +20,12 @@ class WindowMemory(MemoryPolicy):
 
     def __init__(self, window: Window):
         self.window = window
+        # Which heads it gets tokens of; a subclass that looks across heads joins them by this.
+        self.heads: Heads = ALL_HEADS
+
+    def split_heads(self, heads: Heads) -> None:
+        """Expect tokens of these heads only, before anything is written."""
+        self.heads = self.window.bias.here = heads
 
     def begin(self, block: Block) -> Tensor:
         return self.window.begin(block)

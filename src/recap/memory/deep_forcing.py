@@ -23,6 +23,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.contracts import LAST_FRAME, Admission, Entry, MemoryConfig, State, copies, copy_of, together
 from recap.errors import refuse, unknown_name
@@ -36,12 +37,15 @@ VARIANTS = ("release", "paper", "sink-only")
 CHOSEN = ("chosen.place", "chosen.spot", "chosen.count")
 
 
-def participation(asked: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-    """Return phi, B M: how much the summed queries B H D, rotated, ask for the keys B M H D at positions B M 3."""
-    heads, channels = asked.shape[-2:]
+def participation(asked: Tensor, keys: Tensor, positions: Tensor, heads: Heads = ALL_HEADS) -> Tensor:
+    """Return phi, B M: how much the summed queries B H D, rotated, ask for the keys B M H D at positions B M 3.
+
+    H are those heads that are here; all of them count.
+    """
+    channels = asked.shape[-1]
     turned = rotate(keys.to(asked.dtype), rotation(positions, channels, asked.dtype))
-    asked = asked * (heads**-1 * channels**-0.5)
-    return torch.einsum("bhd,bmhd->bm", asked, turned)
+    by_head = heads.join(torch.einsum("bhd,bmhd->bhm", asked * channels**-0.5, turned), 1)
+    return by_head.mean(dim=1)
 
 
 def choose(score: Tensor, count: Tensor, capacity: int, reuse_cap: int) -> Tensor:
@@ -132,9 +136,9 @@ class DeepForcing(WindowMemory):
         rotated = rotate(query.to(self._asked.dtype), self._rotation(query))
         asked = rotated.sum(dim=1) + self._asked[layer].sum(dim=1)
         keys, about = self._candidates(layer, self._about[layer])
-        score = participation(asked, keys, self._positions(about[..., 0], about[..., 1]))
+        score = participation(asked, keys, self._positions(about[..., 0], about[..., 1]), self.heads)
         cap = self._config.reuse_cap if self._config.variant == "release" else 0
-        index = choose(score, about[..., 2], self._about.shape[2], cap)
+        index = self.heads.agree(choose(score, about[..., 2], self._about.shape[2], cap))
         self._compress(layer, index)
         about = about.gather(1, index[..., None].expand(-1, -1, 3))
         about[..., 2] += 1
@@ -198,7 +202,7 @@ class DeepForcing(WindowMemory):
 
     def state(self) -> State:
         chosen: dict[str, Tensor | None] = {
-            "chosen.asked": None if self._asked is None else self._asked.flatten(2, 3)
+            "chosen.asked": None if self._asked is None else self.heads.join(self._asked, 3).flatten(2, 3)
         }
         if self._about is not None:
             chosen |= zip(CHOSEN, self._about.unbind(-1), strict=True)
@@ -224,7 +228,9 @@ class DeepForcing(WindowMemory):
         super().load_state(state)
         self._body.load_state("body", state)
         asked = copy_of(state.get("chosen.asked"))
-        self._asked = None if asked is None else asked.unflatten(2, (self._asking, -1))
+        if asked is not None:
+            asked = self.heads.own(asked.unflatten(2, (self._asking, -1)), 3).contiguous()
+        self._asked = asked
         self._about = None
         if CHOSEN[0] in state:
             self._about = torch.stack([state[name] for name in CHOSEN], dim=-1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.attention.likeness import describe_keys, spread_layers, usual_distance
 from recap.contracts import Entry, State, copies, together
 from recap.types import Candidates
@@ -38,13 +39,14 @@ class Duplicates:
     def __init__(self, num_layers: int, margin: float = 1.0):
         self._layers = spread_layers(NUM_LAYERS, num_layers)
         self._margin = margin
+        self.here: Heads = ALL_HEADS
         # The distance B 1 within which two tokens are the same.
         self._limit: Tensor | None = None
 
     def calibrate(self, keys: Tensor) -> None:
         """Read from a frame's keys, L B N H D, what is near; only the first frame counts."""
         if self._limit is None:
-            usual = usual_distance(describe_keys(keys, self._layers))
+            usual = usual_distance(self._describe(keys))
             self._limit = (self._margin * usual).clamp(min=SAME)
 
     def merge(self, kept_keys: Tensor, kept: Tensor, keys: Tensor, offered: Candidates) -> Merged:
@@ -55,8 +57,7 @@ class Duplicates:
         """
         assert self._limit is not None, "merged before it was calibrated"
         score, count = offered.score, kept.shape[1]
-        tokens = describe_keys(keys, self._layers)
-        known = describe_keys(kept_keys.to(keys.device), self._layers)
+        tokens, known = self._describe(keys), self._describe(kept_keys, keys.device)
         cosine = tokens @ torch.cat([known, tokens], dim=1).transpose(1, 2)
         new = score > 0
         near = (1 - cosine <= self._limit[..., None]) & new[..., None]
@@ -73,7 +74,13 @@ class Duplicates:
         gained = torch.zeros_like(cosine[:, 0]).scatter_add_(1, target, gone.to(cosine.dtype))
         best = torch.full_like(cosine[:, 0], -torch.inf)
         best = best.scatter_reduce_(1, target, torch.where(gone, score, -torch.inf), "amax")
-        return Merged(gone, 1 + gained[:, count:], gained[:, :count], best[:, :count])
+        merged = (gone, 1 + gained[:, count:], gained[:, :count], best[:, :count])
+        return Merged(*map(self.here.agree, merged))
+
+    def _describe(self, keys: Tensor, device: torch.device | None = None) -> Tensor:
+        """Return unit vectors B N E of keys L B N H D, with all heads joined."""
+        some = self.here.join(keys[self._layers].to(device or keys.device), 3)
+        return describe_keys(some, list(range(len(self._layers))))
 
     def state(self) -> State:
         return copies({"bank.limit": self._limit})

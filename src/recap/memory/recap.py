@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from recap.attention.heads import Heads
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank, Retain
@@ -55,6 +56,11 @@ class RecapMemory(WindowMemory):
         self._share_by_block = share_by_block
         # The scores of the block's tokens, if `look` was called.
         self._proposed: Candidates | None = None
+
+    def split_heads(self, heads: Heads) -> None:
+        super().split_heads(heads)
+        if self.bank.duplicates is not None:
+            self.bank.duplicates.here = heads
 
     def begin(self, block: Block) -> Tensor:
         phases = super().begin(block)

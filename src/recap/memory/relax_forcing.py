@@ -81,7 +81,7 @@ class RelaxForcing(WindowMemory):
         if max(first, self._num_seen - self._ring_frames) < end:
             device, time = window.sink.keys.device, start - window.prior_frames - 1
             # With the reservoir on the host its index must be copied too: the one wait for the device, per block.
-            slots = self._choose(first, end, block).to(self._ring.keys.device)
+            slots = self.heads.agree(self._choose(first, end, block)).to(self._ring.keys.device)
             rows = torch.arange(len(slots), device=slots.device)
             keys, values = (
                 ring.unflatten(2, (self._ring_frames, -1))[:, rows, slots].to(device)
@@ -130,7 +130,8 @@ class RelaxForcing(WindowMemory):
         """Put the finished block into the ring, frame by frame."""
         current, size = self.window.current, self.window.spec.frame_tokens
         exact = torch.promote_types(current.keys.dtype, torch.float32)
-        tokens = current.keys[0][:, : block.num_frames * size].unflatten(1, (block.num_frames, size))
+        keys = self.heads.join(current.keys[0][:, : block.num_frames * size], 2)
+        tokens = keys.unflatten(1, (block.num_frames, size))
         means = tokens.mean(dim=(2, 3), dtype=exact)
         if self._means is None or self._sink_sum is None:
             self._means = means.new_zeros((means.shape[0], self._ring_frames, means.shape[2]))

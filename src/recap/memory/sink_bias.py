@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.contracts import Entry, State, copies
 from recap.memory.reinforcement import Reinforcement, read_reinforcement
 from recap.types import BackboneSpec, Passes, Role
@@ -44,6 +45,8 @@ class SinkBias:
     def __init__(self, spec: BackboneSpec, sink_frames: int, reinforcement: object) -> None:
         self._spec = spec
         self._sink_frames = sink_frames
+        # Which heads are measured and biased here; what is kept is about all of them.
+        self.here: Heads = ALL_HEADS
         self._setting = Reinforcement()
         self._measured: dict[int, Tensor] = {}
         self._heads: Tensor | None = None  # L B H: shares of the first block that was measured
@@ -75,7 +78,7 @@ class SinkBias:
         by_head = setting.share is not None or setting.heads is not None or setting.gate is not None
         if not by_head:
             return [LayerBias(log_bias if on else 0.0, None, passes, True) for on in acts]
-        table = self._table(log_bias, rows, device)
+        table = self.here.own(self._table(log_bias, rows, device), -1)
         return [LayerBias(0.0, table[layer] if on else None, passes, True) for layer, on in enumerate(acts)]
 
     def _table(self, log_bias: float, rows: int, device: torch.device) -> Tensor:
@@ -121,7 +124,7 @@ class SinkBias:
         measured, self._measured = self._measured, {}
         if len(measured) < self._spec.layers:
             return
-        shares = torch.stack([measured[layer] for layer in range(self._spec.layers)])
+        shares = self.here.join(torch.stack([measured[layer] for layer in range(self._spec.layers)]), -1)
         if self._setting.heads is not None and self._heads is None:
             self._heads = shares
         if self._setting.gate is not None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recap import run
 from recap.config import RunConfig
+from recap.fast.ranks.group import LONE, Ranks
 from recap.io.report import Reporter
 from recap.io.run_folder import new_folder
 from recap.io.trace import BlockTrace, read_trace
@@ -116,10 +117,12 @@ def generate(
     return generate_run(RunConfig.from_dict({**chosen, **settings}), folder, reporter)
 
 
-def generate_run(config: RunConfig, folder: Path | str | None, reporter: Reporter) -> Run:
+def generate_run(
+    config: RunConfig, folder: Path | str | None, reporter: Reporter, ranks: Ranks = LONE
+) -> Run:
     """Generate a new run in `folder`, or in a folder of `runs`, and write its page."""
     chosen = new_folder(config.shots[0].prompt, config.memory.name) if folder is None else Path(folder)
-    run.generate(config, chosen, reporter=reporter)
+    run.generate(config, chosen, reporter=reporter, ranks=ranks)
     # Its config is the caller's own.
     return _finished(chosen, reporter, trust_code=True)
 
@@ -130,12 +133,13 @@ def resume(
     reporter: Reporter = PRINTING,
     from_block: int | None = None,
     trust_code: bool = False,
+    ranks: Ranks = LONE,
 ) -> Run:
     """Continue a stopped run from its last whole block, or from a block of your choice, and write its page.
 
     A config that names code to import is refused without `trust_code`.
     """
-    run.resume(Path(folder), reporter=reporter, from_block=from_block, trust_code=trust_code)
+    run.resume(Path(folder), reporter=reporter, from_block=from_block, trust_code=trust_code, ranks=ranks)
     return _finished(Path(folder), reporter, trust_code)
 
 

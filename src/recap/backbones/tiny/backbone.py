@@ -76,7 +76,8 @@ def build_embedded(
         model.to(device=device, dtype=dtype),
         lambda prompt: text.encode(read(prompt)),
         lambda: StreamingDecoder(autoencoder),
-        lambda pixels: autoencoder.encode(pixels.to(device, dtype)),
+        lambda pixels: autoencoder.encode(pixels.to(autoencoder.latent_mean.device, dtype)),
+        autoencoder=autoencoder,
     )
 
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recap.backbones.text import EncodeText, HashedWords
 from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import UNTRAINED, WanSpec
-from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
 from recap.contracts import Context, Decoder, Noise
 from recap.errors import refuse
@@ -22,6 +21,9 @@ from recap.types import BackboneSpec
 EncodePixels = Callable[[Tensor], Tensor]
 """Encodes pictures B T 3 Y X in 0..1 as latents B F C rows columns."""
 
+Forward = Callable[[Tensor, float, TextConditioning, Context], Tensor]
+"""Predicts the flow of latents at one time, as `CausalWan.forward` does."""
+
 CLEAN_TIME = 0.0
 
 
@@ -29,8 +31,8 @@ class WanBackbone:
     """Generates with a causal Wan model; it keeps nothing between calls.
 
     Calls run under `no_grad`, not `inference_mode`: a memory keeps tensors created here and may change them in
-    place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, if it is a
-    public one: `recap.fast` can then use a faster version of it.
+    place later, which inference tensors forbid. `autoencoder` names the model behind `open_decoder`, so that
+    `recap.fast` can use a faster version of it, or move it to another device.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class WanBackbone:
         encode: EncodeText,
         open_decoder: Callable[[], Decoder],
         encode_pixels: EncodePixels | None = None,
-        autoencoder: WanVae | Taehv | None = None,
+        autoencoder: WanVae | nn.Module | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
+        # What runs the model's forward: the model, or several processes together.
+        self._forward: Forward = self.model
         self._encode = encode
         self.open_decoder = open_decoder
         self.autoencoder = autoencoder
@@ -69,7 +73,7 @@ class WanBackbone:
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: TextConditioning, context: Context) -> None:
         """Run one forward at the clean time, in which the context passes keys and values to the memory."""
-        self.model(self._take(latents), CLEAN_TIME, conditioning, context)
+        self._forward(self._take(latents), CLEAN_TIME, conditioning, context)
 
     def decoder(self) -> Decoder:
         """Open a new decoding stream."""
@@ -86,7 +90,7 @@ class WanBackbone:
     def _estimate(
         self, noisy: Tensor, sigma: float, conditioning: TextConditioning, context: Context
     ) -> Tensor:
-        flow = self.model(noisy, model_time(sigma), conditioning, context)
+        flow = self._forward(noisy, model_time(sigma), conditioning, context)
         return clean_estimate(noisy, flow, sigma)
 
     def _next(self, noise: Noise) -> Tensor:

@@ -62,21 +62,26 @@ class CausalWan(nn.Module):
             limit = f"this model reads rows of {slots[0]} slots of {slots[1]} channels"
             raise refuse("embeddings.shape", tuple(embeddings.shape), limit, "pad or cut the text to that")
         text = self.text_embedding(embeddings.to(self.device, self.dtype))
-        pairs = [block.cross_attn.keys_values(text) for block in self._blocks()]
+        pairs = [block.cross_attn.keys_values(text) for block in self.layers()]
         return TextConditioning(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 
     def forward(
         self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
     ) -> Tensor:
         """Predict the flow of latents B F C rows columns; `timestep` is one time for all, or B F."""
-        self._check(latents, timestep, conditioning, context)
+        self.check(latents, timestep, conditioning, context)
         embedded, projected = self.embed_time(timestep)
         # One tensor for all layers and steps, because the context caches rotary tables by the identity of positions.
         positions = context.positions(self.spec.grid, latents.device)
-        x = self.patch_embedding(latents.transpose(1, 2)).flatten(3).permute(0, 2, 3, 1).contiguous()
-        for block, *text in zip(self._blocks(), conditioning.keys, conditioning.values, strict=True):
+        x = self.embed_patches(latents)
+        for block, *text in zip(self.layers(), conditioning.keys, conditioning.values, strict=True):
             x = block(x, projected, text, positions, context)
         return self.unpatchify(self.head(x, embedded))
+
+    def embed_patches(self, latents: Tensor) -> Tensor:
+        """Turn latents B F C rows columns into tokens B F S M."""
+        patches: Tensor = self.patch_embedding(latents.transpose(1, 2))
+        return patches.flatten(3).permute(0, 2, 3, 1).contiguous()
 
     def unpatchify(self, patches: Tensor) -> Tensor:
         """Rearrange B F S (rows columns channels of a patch, channels fastest) to B F C rows columns."""
@@ -84,7 +89,8 @@ class CausalWan(nn.Module):
         split = patches.reshape(*patches.shape[:2], *self.spec.grid, rows, columns, self.spec.out_channels)
         return split.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
 
-    def _blocks(self) -> Iterator[TransformerBlock]:
+    def layers(self) -> Iterator[TransformerBlock]:
+        """Return the transformer blocks in order."""
         return cast(Iterator[TransformerBlock], iter(self.blocks))
 
     def embed_time(self, timestep: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -97,9 +103,10 @@ class CausalWan(nn.Module):
         projected: Tensor = self.time_projection(embedded)
         return embedded, projected.reshape(*time.shape, 6, self.spec.dim)
 
-    def _check(
+    def check(
         self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
     ) -> None:
+        """Refuse arguments of `forward` whose sizes do not fit each other or the model."""
         frame = (self.spec.in_channels, *self.spec.latent_size)
         if latents.dim() != 5 or latents.shape[2:] != frame:
             limit = f"this model generates frames of shape {frame}"

@@ -127,6 +127,12 @@ class WanVae:
         self._mean = torch.tensor(model.config.latents_mean, device=self.device).view(-1, 1, 1, 1)
         self._std = torch.tensor(model.config.latents_std, device=self.device).view(-1, 1, 1, 1)
 
+    def to(self, device: torch.device | str) -> None:
+        """Move the model to another device, before any stream is open."""
+        self.model.to(device)
+        self.device = torch.device(device)
+        self._mean, self._std = self._mean.to(device), self._std.to(device)
+
     def open_decoder(self) -> Decoder:
         """Open a new decoding stream; any number of them may be open."""
         return VaeStream(self)
