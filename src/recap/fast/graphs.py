@@ -91,7 +91,7 @@ def _timed_convolutions() -> Iterator[None]:
 class SideStream:
     """Runs work next to what the current stream does, each on what the other leaves idle.
 
-    With `first`, its kernels get free processors before those of the current stream do, also in a recording.
+    With `first`, its kernels get free processors before those of the current stream do.
 
     Tensors cross over safely. The work starts after everything queued before it, and whoever waits for it
     continues after it, so no storage is reused while the other stream still reads it.
