@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
     parser.add_argument("--eager", action="store_true", help="the readable path")
     parser.add_argument("--compare", action="store_true", help="readable and fast path on the same inputs")
-    parser.add_argument("--profile", action="store_true", help="name the kernels that take longest")
+    parser.add_argument("--profile", action="store_true", help="the parts of a bank, the longest kernels")
     parser.add_argument("--plot", type=Path, help="write the growth curve as SVG")
     values = vars(parser.parse_args(arguments))
     options = {name: values.pop(name) for name in ("compare", "profile", "plot")}

@@ -23,6 +23,7 @@ def test_every_stage_is_timed_and_paths_are_compared(tmp_path: Path) -> None:
     assert result["block"]["median"] * 1.5 > max(row["median"] for row in result["stages"].values())
     assert 0 < result["compare"]["largest_relative_error"] < 1e-4, "two paths, not one twice"
     assert result["path"] == "fast" and result["overhead_to_sink"] > 0 and len(result["kernels"]) == 10
+    assert list(result["bank_parts"]) == ["propose", "retain", "admit", "slide"], "flow reads no keys"
     xml.dom.minidom.parseString((tmp_path / "growth.svg").read_text())
 
 
@@ -35,6 +36,14 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bank_by_keys_is_measured_too() -> None:
     policy = make_parts(SMALL).policy(replace(SMALL, admission="keys"))
     assert isinstance(policy, RecapMemory) and not policy.needs_pixels
+
+
+def test_a_close_look_shows_what_a_bank_costs() -> None:
+    settings = replace(SMALL, admission="keys")
+    stages = measure(make_parts(settings), settings, 7, closely=True)["stages"]
+    inside = [stages[name]["median"] for name in ("read_keys", "propose", "admit", "slide")]
+    assert min(inside) > 0 and stages["retain"]["median"] <= stages["admit"]["median"]
+    assert "retain" not in measure(make_parts(settings), settings, 2)["stages"]
 
 
 def test_measuring_leaves_no_trace() -> None:

@@ -27,7 +27,7 @@ class Described(ScoredAdmission):
         self._fresh = (sort_key(sources(block, self._grid, pixels)), descriptor)
 
     def look_up(self, pool: Candidates) -> Tensor:
-        """Return descriptors B P D of a pool, whose order is the bank's business."""
+        """Return descriptors B P D of a pool or a part of it, in whatever order the bank has them."""
         assert self._fresh is not None, "retained before it was proposed"
         place, descriptor = self._fresh
         if self._place is not None and self._descriptor is not None:
@@ -36,9 +36,9 @@ class Described(ScoredAdmission):
         ordered, by_place = place.sort(dim=1)
         return take(descriptor, by_place.gather(1, torch.searchsorted(ordered, sort_key(pool.source))))
 
-    def keep(self, pool: Candidates, points: Tensor, stays: Tensor) -> None:
-        """Remember the descriptors of those that stay, indices B K into the pool, and forget all others."""
-        self._place, self._descriptor = sort_key(pool.source).gather(1, stays), take(points, stays)
+    def keep(self, kept: Candidates, descriptor: Tensor) -> None:
+        """Remember the descriptors B K D of those that stay, and forget all others."""
+        self._place, self._descriptor = sort_key(kept.source), descriptor
         self._fresh = None
 
     def state(self) -> State:
@@ -62,6 +62,11 @@ class Described(ScoredAdmission):
 def take(points: Tensor, index: Tensor) -> Tensor:
     """Return the points B P D at indices B K."""
     return points.gather(1, index[..., None].expand(-1, -1, points.shape[-1]))
+
+
+def chosen(pool: Candidates, index: Tensor) -> Candidates:
+    """Return the entries of a pool at indices B K."""
+    return Candidates(take(pool.source, index), pool.score.gather(1, index))
 
 
 def refuse_keyless(name: str) -> Exception:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.admission.base import check_settings
-from recap.admission.described import Described, refuse_keyless, take
+from recap.admission.described import Described, chosen, refuse_keyless, take
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
@@ -81,7 +81,7 @@ class Diversity(Described):
             points, centres, random, num_steps=config.num_steps, batch_points=config.batch_points
         )
         stays = nearest_to_centres(points, self._centres, capacity)
-        self.keep(pool, points, stays)
+        self.keep(chosen(pool, stays), take(points, stays))
         return stays
 
     def state(self) -> State:

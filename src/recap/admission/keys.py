@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recap.admission.base import check_settings
-from recap.admission.described import Described, refuse_keyless
+from recap.admission.described import Described, chosen, refuse_keyless
 from recap.attention.likeness import describe_keys, nearest_distance, spread_layers, usual_distance
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.types import BackboneSpec, Block, Candidates
@@ -71,18 +71,23 @@ class KeyNovelty(Described):
             raise refuse_keyless(self.name)
         tokens, self._keys = self._keys, None
         self.take_fresh(block, pixels, tokens)
-        frames = tokens.unflatten(1, (block.num_frames, -1)).unbind(1)
+        by_frame = (block.num_frames, -1)
+        frames = tokens.unflatten(1, by_frame).unbind(1)
         if self._first is None or self._limit is None:
             self._first = frames[0]
             self._limit = self._margin * usual_distance(frames[0])
-        known = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        kept = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        # One product for all frames; what is new in earlier ones comes frame by frame.
+        apart = nearest_distance(tokens, torch.cat(kept, dim=1)).unflatten(1, by_frame).unbind(1)
         worth = self._worth(block, pixels)
-        scores = []
-        for index, frame in enumerate(frames):
-            distance = nearest_distance(frame, torch.cat(known, dim=1))
+        scores: list[Tensor] = []
+        new: list[Tensor] = []
+        for index, (frame, distance) in enumerate(zip(frames, apart, strict=True)):
+            if new:
+                distance = distance.minimum(nearest_distance(frame, torch.cat(new, dim=1)))
             value = distance if worth is None else worth[:, index]
             scores.append(torch.where(distance > self._limit, value, 0.0))
-            known.append(frame * (scores[-1] > 0)[..., None])
+            new.append(frame * (scores[-1] > 0)[..., None])
         return torch.cat(scores, dim=1)
 
     def _worth(self, block: Block, pixels: Tensor) -> Tensor | None:
@@ -92,8 +97,9 @@ class KeyNovelty(Described):
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         stays = super().retain(pool, capacity)
+        kept = chosen(pool, stays)
         # What only fills the bank is no example of anything: as zero it is like nothing.
-        self.keep(pool, self.look_up(pool) * (pool.score > 0)[..., None], stays)
+        self.keep(kept, self.look_up(kept) * (kept.score > 0)[..., None])
         return stays
 
     def state(self) -> State:

@@ -3,6 +3,9 @@
 Keys are compared unrotated, so that the position does not count, with all heads joined, in a few layers spread evenly
 over the model; cosines are averaged over these. How far is far is a matter of the model and the scene: what is usual
 is read from tokens of one frame.
+
+On a CPU all of it is computed in fp32. Elsewhere descriptors stay fp32 and their products are of fp16, summed in
+fp32, which is some ten times as fast; docs/admissions.md says how far off they are.
 """
 
 from __future__ import annotations
@@ -23,21 +26,32 @@ def spread_layers(number: int, layers: int) -> list[int]:
 
 def describe_keys(keys: Tensor, layers: list[int]) -> Tensor:
     """Return unit vectors B N E of keys L B N H D, whose products are the mean cosine of these layers."""
-    parts = [functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in layers]
+    chosen = torch.stack([keys[layer] for layer in layers], dim=2)
+    parts = functional.normalize(chosen.flatten(3).float(), dim=-1)
     # Joined and unit again.
-    joined: Tensor = torch.cat(parts, dim=-1) / len(parts) ** 0.5
+    joined: Tensor = parts.flatten(2) / len(layers) ** 0.5
     return joined
+
+
+def distances(tokens: Tensor, known: Tensor, *, half: bool | None = None) -> Tensor:
+    """Return 1 - cosine, B N M, of unit vectors B N E and B M E; `half` is by default everywhere but on a CPU."""
+    others = known.transpose(1, 2)
+    if not (tokens.device.type != "cpu" if half is None else half):
+        return 1 - tokens @ others
+    # The product subtracts from 1 before it rounds, so that small distances are as exact as large ones.
+    one = torch.ones(1, dtype=torch.float16, device=tokens.device)
+    return torch.baddbmm(one, tokens.half(), others.half(), alpha=-1)
 
 
 def usual_distance(tokens: Tensor) -> Tensor:
     """Return the distance B 1 within which three quarters of unit vectors B N E have another one."""
-    cosines = tokens @ tokens.transpose(1, 2)
+    apart = distances(tokens, tokens)
     # A token is not its own neighbour.
-    cosines.diagonal(dim1=1, dim2=2).fill_(-1.0)
-    nearest = (1 - cosines.amax(dim=-1)).clamp(min=0)
+    apart.diagonal(dim1=1, dim2=2).fill_(2.0)
+    nearest = apart.amin(dim=-1).to(tokens.dtype).clamp(min=0)
     return nearest.quantile(USUAL, dim=1)[:, None]
 
 
 def nearest_distance(tokens: Tensor, known: Tensor) -> Tensor:
-    """Return 1 - the largest cosine, B N, of unit vectors B N E with others B M E; a zero is like nothing."""
-    return (1 - (tokens @ known.transpose(1, 2)).amax(dim=-1)).clamp(min=0)
+    """Return the distance B N of unit vectors B N E to the nearest of others B M E; a zero is like nothing."""
+    return distances(tokens, known).amin(dim=-1).to(tokens.dtype).clamp(min=0)

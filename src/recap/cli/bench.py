@@ -28,7 +28,7 @@ def bench_command(
         typer.Option("--compare", help="Also generate the same inputs by the readable path: largest error."),
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also name the kernels that take longest.")
+        bool, typer.Option("--profile", help="Also show the bank's parts, and the longest kernels.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write time and memory per block here, as SVG.")] = None,
     device: Device = None,

@@ -27,7 +27,7 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
 from recap.config import DTYPES, check_place, choose
-from recap.contracts import Backbone, Decoder, FlowEstimator, MemoryPolicy
+from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.stopwatch import Stopwatch, draw_curve
@@ -37,6 +37,7 @@ from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
 from recap.io.files import write_whole
+from recap.memory.recap import RecapMemory
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, rollout
 from recap.types import BackboneSpec
@@ -50,6 +51,8 @@ ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
 """The times of Self-Forcing's released code on one H200 at 832 x 480, without memory, which we compare with."""
 ANCHORS_SIZE, ANCHORS_FRAMES = (480, 832), 3
 STAGES = ("denoise", "decode", "look", "settle", "commit")
+BANK_PARTS = ("read_keys", "propose", "retain", "admit", "slide")
+"""What a memory with a bank calls in `look` and `commit`; `retain`, where the rule chooses, is a part of `admit`."""
 PROMPT = "a fox on a beach at night"
 
 
@@ -85,13 +88,22 @@ class Parts:
 
     def policy(self, settings: SpeedSettings) -> MemoryPolicy:
         """Build a fresh memory."""
+        return self.policy_and_rule(settings)[0]
+
+    def policy_and_rule(self, settings: SpeedSettings) -> tuple[MemoryPolicy, list[Admission]]:
+        """Build a fresh memory; also return the rule that fills its bank, if it has one."""
         spec = self.backbone.spec
         config, rule = (
             choose("memory", settings.memory).settings,
             choose("admission", settings.admission).settings,
         )
-        built: MemoryPolicy = config.build(spec, lambda: rule.build(spec, self.flow))
-        return built
+        rules: list[Admission] = []
+
+        def build_rule() -> Admission:
+            rules.append(rule.build(spec, self.flow))
+            return rules[-1]
+
+        return config.build(spec, build_rule), rules
 
 
 def make_parts(settings: SpeedSettings) -> Parts:
@@ -151,22 +163,25 @@ def random_decoder(
     return vae.arrange(dtype).open_decoder
 
 
-def measure(parts: Parts, settings: SpeedSettings, blocks: int) -> dict[str, Any]:
-    """Run one rollout; return milliseconds per stage and block, and the memory used."""
+def measure(parts: Parts, settings: SpeedSettings, blocks: int, *, closely: bool = False) -> dict[str, Any]:
+    """Run one rollout; return milliseconds per stage and block, and the memory used; closely: also by part."""
     backbone, spec, cuda = parts.backbone, parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
-    policy, decoder = parts.policy(settings), backbone.decoder()
+    (policy, rules), decoder = parts.policy_and_rule(settings), backbone.decoder()
     length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
     plan = make_plan([[Shot(PROMPT, length)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
     owners = (backbone, decoder, policy, backbone, policy)
-    with watch.listening(list(zip(owners, STAGES, strict=True))):
+    watched: list[tuple[object, str]] = list(zip(owners, STAGES, strict=True))
+    if closely and isinstance(policy, RecapMemory):
+        watched += zip((*rules * 3, policy.bank, policy), BANK_PARTS, strict=True)
+    with watch.listening(watched):
         began = time.perf_counter()
         blocks_made = rollout(backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
         first_picture_s = _deliver(blocks_made, watch, cuda, began)
     if cuda:
         torch.cuda.synchronize()
-    stages = {name: watch.milliseconds(name) for name in STAGES}
+    stages = {name: watch.milliseconds(name) for _, name in watched}
     periods = watch.periods()
     return {
         "first_picture_s": first_picture_s,
@@ -279,6 +294,8 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
     if compare:
         result["compare"] = compare_paths(parts, settings)
     if profile:
+        close = measure(parts, settings, settings.blocks, closely=True)["stages"]
+        result["bank_parts"] = {name: close[name]["median"] for name in BANK_PARTS if name in close}
         result["kernels"] = top_kernels(lambda: measure(parts, settings, full_blocks(spec) + 1))
     if plot is not None:
         write_whole(plot, draw_curve(times, steady["memory_gb"], _title(result)).encode())
@@ -338,4 +355,7 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"largest relative error {found['largest_relative_error']:.2e} (limit {found['limit']:.0e})"
         )
+    inside = [f"{name} {spent:.2f}" for name, spent in result.get("bank_parts", {}).items()]
+    if inside:
+        lines.append(f"ms of look and commit, admit with retain: {', '.join(inside)}")
     return "\n".join([*lines, *result.get("kernels", [])])
