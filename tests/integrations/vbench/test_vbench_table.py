@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recap.cli import main
-from recap.tables.page import write_report
+from recap.tables.report import write_report
 from recap_vbench import suites
 from recap_vbench.records import write_record, write_scores
 from recap_vbench.scores import DIMENSIONS, QUALITY, dimension_score
@@ -92,7 +92,7 @@ def test_folders_side_by_side_are_paired_and_have_the_papers_column(tmp_path):
     text = (tmp_path / "out" / "table.md").read_text()
     assert text.index("**total**") < text.index("**quality**") < text.index("**subject consistency**")
     # A report has it like any other table.
-    assert "folders side by side" in write_report(tmp_path).read_text()
+    assert "folders side by side" in write_report([tmp_path]).read_text()
 
 
 def test_without_all_dimensions_there_are_no_sums(tmp_path):
