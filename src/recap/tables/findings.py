@@ -95,7 +95,7 @@ def claim_of(numbers: Numbers, figures: Sequence[str]) -> Claim | None:
     watched = [name for name in WATCHED if name in numbers.measures and name != lead][:MOST_WATCHED]
     sentences = [*_differences(numbers, lead), *_of_paper(numbers, lead)]
     for name in watched:
-        sentences += [headline_of(numbers, name), *_differences(numbers, name)]
+        sentences.append(" ".join([headline_of(numbers, name), *_differences(numbers, name)]))
     recipe = TABLES.get(numbers.name)
     has_curve = lead.endswith("_end") or re.fullmatch(TIMED, lead)
     swept = recipe is not None and any(row.value is not None for row in recipe.rows)
@@ -114,12 +114,11 @@ def headline_of(numbers: Numbers, measure: str) -> str:
         return f"{text}."
     if "no interval" in sides:
         return f"{text}; with {others[0]['prompts']} prompts differences have no interval."
-    by_side = {
+    on_side = {
         side: [cell["row"] for cell, own in zip(others, sides, strict=True) if own == side] for side in SIDES
     }
-    return (
-        f"{text}: {_listed([_rows_on(side, rows, len(others)) for side, rows in by_side.items() if rows])}."
-    )
+    counted = [_rows_on(side, rows, len(others)) for side, rows in on_side.items() if rows]
+    return f"{text}: {'; '.join(counted)}."
 
 
 def _rows_on(side: str, rows: Sequence[str], num_others: int) -> str:
