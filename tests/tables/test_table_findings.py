@@ -77,9 +77,10 @@ def test_few_prompts_are_no_finding():
 
 
 def test_many_rows_are_counted_and_motion_is_read_next_to_identity():
-    rows = [cell(f"row {n}", "identity_crop", 0.4, 0.4) for n in range(5)]
+    rows = [cell(f"row {n}", "identity_crop", 0.4, 0.4) for n in range(8)]
     claim = claim_of(numbers(*rows, FOUR[3], *PATHS), [])
-    assert "higher than with 5 of 5 other rows." in claim.headline
+    assert "higher than with 8 of 8 other rows." in claim.headline
+    assert "row 4 (by" in claim.sentences[0] and claim.sentences[0].endswith(" and 3 more.")
     assert any(text.startswith("With recap, the way of the subject") for text in claim.sentences)
 
 
@@ -219,6 +220,8 @@ def test_the_page_in_a_browser_on_a_desk_and_a_phone_and_as_a_pdf(tmp_path, brow
     assert view.pdf().startswith(b"%PDF")
     # What is folded, and what only moves, is not printed.
     view.emulate_media(media="print")
+    # A dark page is printed on white.
+    assert view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert (
         not view.is_visible("details") and not view.is_visible("#unfold") and view.is_visible(".evidence img")
     )

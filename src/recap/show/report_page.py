@@ -64,8 +64,8 @@ def _videos(section: Section) -> str:
         parts.append(f'<p class="of">{escape(section.video_about)}</p>' if section.video_about else "")
     if section.sheet:
         picture = base64.b64encode(section.sheet).decode()
-        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
         parts.append(f'<p class="of">{escape(section.sheet_about)}</p>')
+        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
     return "".join(parts)
 
 

@@ -46,7 +46,7 @@ PLANES = (
 FEWEST_OF_PLANE = 3
 # Where ours is, compared with another row, and how a sentence about it begins.
 SIDES = {"higher": "Higher than", "lower": "Lower than", "alike": "Not told apart from"}
-MOST_NAMED = 3
+MOST_NAMED, MOST_LISTED = 3, 5
 
 
 class Claim(NamedTuple):
@@ -95,7 +95,8 @@ def claim_of(numbers: Numbers, figures: Sequence[str]) -> Claim | None:
     watched = [name for name in WATCHED if name in numbers.measures and name != lead][:MOST_WATCHED]
     sentences = [*_differences(numbers, lead), *_of_paper(numbers, lead)]
     for name in watched:
-        sentences.append(" ".join([headline_of(numbers, name), *_differences(numbers, name)]))
+        # In how far is in the table, or no reader gets to the end.
+        sentences.append(headline_of(numbers, name))
     recipe = TABLES.get(numbers.name)
     has_curve = lead.endswith("_end") or re.fullmatch(TIMED, lead)
     swept = recipe is not None and any(row.value is not None for row in recipe.rows)
@@ -137,7 +138,8 @@ def _differences(numbers: Numbers, measure: str) -> list[str]:
         # The largest first, as a reader may stop there.
         own = sorted((c for c in cells if _side(c) == side), key=lambda cell: -abs(cell["ours_minus_this"]))
         by = "" if side == "alike" else "by "
-        parts = [f"{cell['row']} ({by}{_difference(cell)})" for cell in own]
+        parts = [f"{cell['row']} ({by}{_difference(cell)})" for cell in own[:MOST_LISTED]]
+        parts += [f"{len(own) - MOST_LISTED} more"] if len(own) > MOST_LISTED else []
         found += [f"{words} {_listed(parts)}."] if parts else []
     return found
 
