@@ -10,7 +10,7 @@ from typing import NamedTuple
 from recap.show.page import Section, figure, measured_tables, skeleton, table_rows
 
 
-class Card(NamedTuple):
+class FindingCard(NamedTuple):
     """Describes one finding: its headline, the sentences and the chart (SVG) that go with it, and its table."""
 
     anchor: str
@@ -24,7 +24,9 @@ class Card(NamedTuple):
     link: str = ""
 
 
-def build_report_page(title: str, subtitle: str, cards: Sequence[Card], about: Mapping[str, object]) -> str:
+def build_report_page(
+    title: str, subtitle: str, cards: Sequence[FindingCard], about: Mapping[str, object]
+) -> str:
     """Build the page as HTML; `about` is what all tables have in common."""
     holes = {
         "findings": "".join(
@@ -38,7 +40,7 @@ def build_report_page(title: str, subtitle: str, cards: Sequence[Card], about: M
     return skeleton(title, subtitle, "report.html", holes)
 
 
-def _card(card: Card) -> str:
+def _card(card: FindingCard) -> str:
     parts = [f'<section class="card finding" id="{escape(card.anchor)}">']
     parts.append(f'<p class="of">{escape(card.title)}</p><h2>{escape(card.headline)}</h2>')
     words = "".join(f"<p>{escape(text)}</p>" for text in card.sentences)

@@ -63,8 +63,8 @@ class Numbers:
     def __init__(self, name: str, ours: str, cells: Sequence[Mapping[str, Any]]):
         self.name, self.ours = name, ours
         self._cells = {(cell["row"], cell["measure"]): cell for cell in cells if cell["n"]}
-        self.rows = list(dict.fromkeys(row for row, _ in self._cells))
-        self.measures = list(dict.fromkeys(measure for _, measure in self._cells))
+        self.rows: list[str] = list(dict.fromkeys(row for row, _ in self._cells))
+        self.measures: list[str] = list(dict.fromkeys(measure for _, measure in self._cells))
 
     def cell(self, row: str, measure: str) -> Mapping[str, Any]:
         return self._cells.get((row, measure), {})

@@ -17,12 +17,12 @@ from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.show.clips import EMBED_LIMIT, embed
 from recap.show.page import Measured, Section, build_results_page
-from recap.show.report_page import Card, build_report_page
+from recap.show.report_page import FindingCard, build_report_page
 from recap.tables.findings import Claim, Numbers, claim_of, judge_of, plane_of
 from recap.tables.page import SIDE_BY_SIDE
 from recap.tables.recipes import TABLES
 
-THERE = r"^`recap reproduce (\S+?)(?: --suite (\S+))?`(?:.* prompts (\d+), seeds (\d+),)?"
+THERE = r"^`recap reproduce (\S+?)(?: --suite (\S+) --backbone (\S+))?`(?:.* prompts (\d+), seeds (\d+),)?"
 MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
 
 
@@ -76,13 +76,15 @@ def _finished(folder: Path) -> list[Path]:
     return found
 
 
-def _cards(tables: Sequence[Finished], shared: dict[str, Any], goal: Path, *, several: bool) -> list[Card]:
+def _cards(
+    tables: Sequence[Finished], shared: dict[str, Any], goal: Path, *, several: bool
+) -> list[FindingCard]:
     """Return a card per table, and before them one of identity against motion, of the table with most rows."""
     cards, left = [], EMBED_LIMIT
     widest = max((t for t in tables if t.plane), key=lambda table: table.num_rows, default=None)
     if widest is not None and widest.plane is not None:
         title = f"Of the table {widest.section.title!r}"
-        cards.append(Card("identity-motion", title, *widest.plane, judge=widest.judge))
+        cards.append(FindingCard("identity-motion", title, *widest.plane, judge=widest.judge))
     for number, table in enumerate(tables):
         own = ", ".join(f"{name} {value}" for name, value in table.about.items() if name not in shared)
         link = os.path.relpath(table.place, goal)
@@ -98,7 +100,7 @@ def _cards(tables: Sequence[Finished], shared: dict[str, Any], goal: Path, *, se
         headline, sentences, chart = table.claim or Claim("Nothing was measured.", [], "")
         own_page = f"{link}/index.html"
         cards.append(
-            Card(f"table-{number}", title, headline, sentences, chart, table.judge, section, own_page)
+            FindingCard(f"table-{number}", title, headline, sentences, chart, table.judge, section, own_page)
         )
     return cards
 
@@ -137,8 +139,8 @@ def _above(markdown: Path, abouts: dict[str, dict[str, Any]]) -> str:
         limit = "there is something which no `recap report` has written"
         remedy = f"choose another name, or put this line into it: {MARK}"
         raise refuse("--markdown", str(markdown), limit, remedy)
-    for table, suite, *there in re.findall(THERE, below, re.MULTILINE):
-        name = f"{table}-{suite}" if suite else table
+    for table, suite, backbone, *there in re.findall(THERE, below, re.MULTILINE):
+        name = f"{table}-{suite}-{backbone}" if suite else table
         here = [abouts.get(name, {}).get(number, 0) for number in ("prompts", "seeds")]
         if name not in abouts or any(a < int(b or 0) for a, b in zip(here, there, strict=True)):
             limit = f"it holds a larger result of {name} than {here[0]} prompts and {here[1]} seeds"

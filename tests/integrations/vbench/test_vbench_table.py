@@ -172,17 +172,22 @@ def test_a_table_of_the_paper_in_one_go(environment, tmp_path, monkeypatch):
     wish = Wish(("main",), "vbench128", "untrained", flow="classical", device="cpu", seconds=2.0)
     notes: list[str] = []
     (page,) = make_tables(wish, environment, tmp_path / "out", notes.append)
-    assert page == tmp_path / "out" / "main-vbench128" / "index.html" and page.is_file()
+    assert page == tmp_path / "out" / "main-vbench128-untrained" / "index.html" and page.is_file()
     cells = table(page.parent)
     assert {row for row, _ in cells} == {"none", "sink", "recap"}
     assert cells["recap", "total"]["paper"] == "0.795" and float(cells["recap", "total"]["mean"]) > 0
     assert cells["sink", "subject_consistency"]["n"] == "11"
-    assert "`recap reproduce main --suite vbench128`" in (page.parent / "table.md").read_text()
+    assert (
+        "`recap reproduce main --suite vbench128 --backbone untrained`"
+        in (page.parent / "table.md").read_text()
+    )
     judged = (tmp_path / "calls").read_text()
     made = sorted(path.name for path in (tmp_path / "out" / "vbench128").iterdir())
     assert [name.partition("-")[0] for name in made] == ["none"] * 3 + ["recap"] * 3 + ["sink"] * 3
     make_tables(wish, environment, tmp_path / "out", notes.append)
     assert (tmp_path / "calls").read_text() == judged
+    with pytest.raises(ValueError, match="it was begun with length '2 s', not '3 s'"):
+        make_tables(replace(wish, seconds=3.0), environment, tmp_path / "out", notes.append)
     # Its rows `none` and `recap` are `sink` and `recap` of the first.
     two = replace(wish, tables=("components",))
     kept = [two.folder(row, tmp_path / "out").is_dir() for row in two.recipes()[0].rows]

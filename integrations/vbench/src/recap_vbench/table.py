@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from recap.errors import refuse
@@ -167,7 +168,7 @@ def write_vbench_table(
     *,
     command: str,
     backbone: str = "",
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
     left_out: Sequence[str] = (),
 ) -> Path:
     """Write the folder of a table of scored folders, by row; return its page."""
@@ -183,13 +184,14 @@ def write_vbench_table(
         "backbone": backbone or "not said",
         **numbers,
         "runs": len(runs),
-        **(about or {}),
+        **about,
         "judged": first.backend,
     }
     record = {
         "table": recipe.name,
         "suite": first.suite,
         "prompts_sha256": first.digest,
+        **about,
         **numbers,
         LEFT_OUT: list(left_out),
     }
