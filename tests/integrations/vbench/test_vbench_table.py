@@ -144,6 +144,13 @@ def test_a_larger_table_is_never_replaced(tmp_path):
     assert invoke("vbench", "table", *places, "--out", tmp_path / "out").exit_code == 0
     done = invoke("vbench", "table", *places[:2], "--out", tmp_path / "out")
     assert "it holds a larger result, with the rows c" in str(done.exception)
+    # Nor by other folders under the same names.
+    before = (tmp_path / "out" / "table.csv").read_bytes()
+    swapped = [f"a={places[1]}", f"b={places[0]}", places[2]]
+    done = invoke("vbench", "table", *swapped, "--out", tmp_path / "out")
+    assert "its row a is of ../a, not of ../b" in str(done.exception)
+    assert (tmp_path / "out" / "table.csv").read_bytes() == before
+    assert invoke("vbench", "table", *places, "--out", tmp_path / "out").exit_code == 0
 
 
 def test_what_is_not_of_vbench_or_not_installed_is_refused(tmp_path):

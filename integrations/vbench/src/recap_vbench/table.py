@@ -8,6 +8,7 @@ Differences, their intervals and p then come from whole prompts, as in all table
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from recap.eval.judged import JudgedRun, Measure
 from recap.eval.scores import Score
 from recap.eval.visible import CLIPS, FLICKERING, LIKENESS
 from recap.show.page import Section
-from recap.tables.folder import LEFT_OUT, begin_folder, check_folder, write_table
+from recap.tables.folder import LEFT_OUT, begin_folder, begun_with, check_folder, write_table
 from recap.tables.page import figures_of
 from recap.tables.paper_numbers import paper_table
 from recap.tables.recipes import Recipe, Row
@@ -196,7 +197,12 @@ def write_vbench_table(
         LEFT_OUT: list(left_out),
     }
     check_folder(goal, record, folders)
-    begin_folder(goal, record)
+    places = {name: os.path.relpath(folder.path, goal) for name, folder in folders.items()}
+    for name, place in begun_with(goal).get("folders", {}).items():
+        if places.get(name, place) != place:
+            limit = f"its row {name} is of {place}, not of {places[name]}"
+            raise refuse("--out", str(goal), limit, "choose another --out, or another name for the row")
+    begin_folder(goal, {**record, "folders": places})
     section = Section(
         recipe.title,
         remarks(recipe.note, left_out),
