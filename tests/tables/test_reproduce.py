@@ -19,8 +19,8 @@ from recap.eval.witnesses import Box
 from recap.registry import ADMISSIONS
 from recap.tables.ask import Ask
 from recap.tables.generating import generate_and_score
-from recap.tables.page import MARK, write_report
 from recap.tables.recipes import find_recipe
+from recap.tables.report import MARK, write_report
 from recap.tables.reproduce import How, reproduce
 from recap.tables.table import remarks
 
@@ -180,7 +180,7 @@ def test_rows_that_do_not_exist_here_are_left_out_and_named(tmp_path, monkeypatc
 
 
 def test_the_report_holds_all_tables(results):
-    page = write_report(results, results / "results.md").read_text()
+    page = write_report([results], results / "results.md").read_text()
     assert page.index("Identity retention over 60 s") < page.index("Controlled reappearance")
     assert "{{" not in page and page.count("bank of recap") == 1  # what the bank of the first run remembered
     for table in ("reappearance", "retention"):  # complete in itself: the runs side by side are in the page
@@ -195,29 +195,29 @@ def test_the_report_holds_all_tables(results):
 
 def test_a_report_keeps_what_was_written_over_its_tables(results, tmp_path):
     page = tmp_path / "results.md"
-    write_report(results, page)
+    write_report([results], page)
     heading, tables = page.read_text().split(MARK)
     page.write_text(f"{heading}Seen by eye.\n\n{MARK}\nold tables")
-    write_report(results, page)
+    write_report([results], page)
     assert page.read_text() == f"{heading}Seen by eye.\n\n{MARK}{tables}"
     more = page.read_text() + "\n## Camera and object motion\n\n`recap reproduce motion`: ...\n"
     page.write_text(more)
     with pytest.raises(ValueError, match="a larger result of motion than 0 prompts"):
-        write_report(results, page)
+        write_report([results], page)
     assert page.read_text() == more
     grown = re.sub(r"prompts 2, seeds 1,", "prompts 2, seeds 5,", tables)
     page.write_text(f"{heading}{MARK}{grown}")
     with pytest.raises(ValueError, match="a larger result of retention than 2 prompts and 1 seeds"):
-        write_report(results, page)
+        write_report([results], page)
     assert page.read_text() == f"{heading}{MARK}{grown}"
     page.write_text("Somebody's notes")
     with pytest.raises(ValueError, match=r"--markdown .*no `recap report` has written"):
-        write_report(results, page)
+        write_report([results], page)
     assert page.read_text() == "Somebody's notes"
     for other in (tmp_path, tmp_path / "bytes"):
         (tmp_path / "bytes").write_bytes(b"\xff\xfe" + MARK.encode())  # would come back as other bytes
         with pytest.raises(ValueError, match="--markdown"):
-            write_report(results, other)
+            write_report([results], other)
 
 
 def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results, tmp_path):
@@ -230,7 +230,7 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     (mine / "table.json").write_text(
         json.dumps(whole | {"section": section | {"remarks": remarks("", ["sink"])}})
     )
-    assert "Left out, as they could not be generated: sink." in write_report(tmp_path).read_text()
+    assert "Left out, as they could not be generated: sink." in write_report([tmp_path]).read_text()
     before = (tmp_path / "report.html").read_bytes()
     measured = section["measured"][0]
     for broken in (
@@ -243,17 +243,17 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     ):
         (mine / "table.json").write_text(json.dumps(broken))
         with pytest.raises(ValueError, match="is no whole table as this version writes it"):
-            write_report(tmp_path)
+            write_report([tmp_path])
     (mine / "table.json").write_text(json.dumps(whole))
     (mine / "table.md").unlink()
     with pytest.raises(ValueError, match="is no whole table"):
-        write_report(tmp_path)
+        write_report([tmp_path])
     assert (tmp_path / "report.html").read_bytes() == before
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no finished table"):
-        write_report(tmp_path)
+        write_report([tmp_path])
 
 
 def test_a_csv_tells_its_columns_apart(results):

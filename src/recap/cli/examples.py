@@ -34,8 +34,11 @@ _LINES = {
     "convert": ("recap convert self_forcing_dmd.pt converted",),
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
     "probe": ("recap probe embedded", "recap probe self-forcing --out self-forcing.json"),
-    "reproduce": ("recap reproduce reappearance --prompts 1 --seeds 1",),
-    "report": ("recap report results",),
+    "reproduce": (
+        "recap reproduce reappearance --prompts 1 --seeds 1",
+        "recap reproduce main --suite vbench128 --backbone self-forcing",
+    ),
+    "report": ("recap report results", "recap report results results-longlive"),
     "study make": (
         "recap study make runs --pairs 24 --out study",
         "recap study make fox bus --pairs 4 --questions overall --questions 'face=Which face stays the same?'",

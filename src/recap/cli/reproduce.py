@@ -14,7 +14,7 @@ from recap.cli.options import Dtype, Flow
 from recap.cli.plug_ins import find_plug_in
 from recap.errors import refuse
 from recap.tables.ask import Ask
-from recap.tables.page import write_report
+from recap.tables.report import write_report
 from recap.tables.reproduce import SOME_LEFT, How, reproduce
 
 FrameJudge = Annotated[
@@ -112,8 +112,10 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
 
 
 def report_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of results [default: results].")
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables as Markdown.")] = None,
 ) -> None:
-    """Put all finished tables of a folder on one page, report.html in it."""
-    typer.echo(write_report(folder, markdown))
+    """Say what all finished tables found, with charts, videos and the tables; report.html in the first folder."""
+    typer.echo(write_report(folders or [Path("results")], markdown))

@@ -116,8 +116,13 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
     return svg.drawing(_WIDTH, _BOTTOM + 60, parts)
 
 
-def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str) -> str:
-    """Draw places in a plane with the intervals of both measures as a cross, and a line through those of a path."""
+def plane_chart(
+    title: str, places: Sequence[Place], x_label: str, y_label: str, *, front: bool = False
+) -> str:
+    """Draw places in a plane with the intervals of both measures as a cross, and a line through those of a path.
+
+    With `front` a wide line joins the places that no other exceeds in both measures.
+    """
     left, right, top, bottom = _LEFT, _RIGHT, _TOP + 16, _TOP + 456
     known = [place for place in places if place.x[0] == place.x[0] and place.y[0] == place.y[0]]
     first, last = _range([value for place in known for value in place.x if value == value])
@@ -131,6 +136,9 @@ def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str)
         parts.append(svg.line(across(tick), top, across(tick), bottom, stroke=svg.RULE))
         parts.append(svg.note(across(tick), bottom + 18, f"{tick:g}", "middle"))
     parts.append(svg.note(right, bottom + 34, f"{x_label} →", "end"))
+    if front:
+        steps = [(across(place.x[0]), up(place.y[0])) for place in not_exceeded(known)]
+        parts.append(svg.polyline(steps, stroke=svg.RULE, stroke_width=9, stroke_linejoin="round"))
     groups = list(dict.fromkeys(place.path or place.label for place in known))
     colours = dict(zip(groups, colours_of(groups), strict=True))
     for path in dict.fromkeys(place.path for place in known if place.path):
@@ -148,6 +156,17 @@ def plane_chart(title: str, places: Sequence[Place], x_label: str, y_label: str)
         parts.append(svg.dot(x, y, 4.5, colour))
         parts.append(svg.text(*_free_spot(place.label, x, y, taken), place.label, fill=colour))
     return svg.drawing(_WIDTH, bottom + 50, parts)
+
+
+def not_exceeded(places: Sequence[Place]) -> list[Place]:
+    """Return the places of which no other is higher in one measure and not lower in the other, from left to right."""
+
+    def exceeds(one: Place, other: Place) -> bool:
+        at, than = (one.x[0], one.y[0]), (other.x[0], other.y[0])
+        return at != than and all(a >= b for a, b in zip(at, than, strict=True))
+
+    kept = [place for place in places if not any(exceeds(other, place) for other in places)]
+    return sorted(kept, key=lambda place: place.x[0])
 
 
 def _free_spot(

@@ -215,7 +215,7 @@ def build_results_page(
 def _section(section: Section) -> str:
     parts = [f'<section class="card"><h2>{escape(section.title)}</h2>']
     parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.remarks if text]
-    parts.append(f'<div class="figures">{"".join(map(_figure, section.figures))}</div>')
+    parts.append(f'<div class="figures">{"".join(map(figure, section.figures))}</div>')
     if section.sheet:
         picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="quiet">{escape(section.sheet_about)}</p>')
@@ -223,18 +223,22 @@ def _section(section: Section) -> str:
     if section.video:
         player = f'<video src="{escape(section.video)}" controls autoplay muted loop playsinline></video>'
         parts.append(f'<p class="quiet">{escape(section.video_about)}</p><div class="screen">{player}</div>')
-    for table in section.measured:
-        head = "".join(f"<th>{escape(name)}</th>" for name in table.head)
-        parts.append(f'<h3>{escape(table.name)} <span class="of">judged by {escape(table.judge)}</span></h3>')
-        parts.append(f'<div class="measured"><table><tr>{head}</tr>')
-        for row in table.rows:
-            mark = ' class="ours"' if row[0] == table.ours else ""
-            parts.append(f"<tr{mark}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
-        parts.append("</table></div>")
+    parts += map(measured_tables, section.measured)
     return "".join([*parts, "</section>"])
 
 
-def _figure(svg: str) -> str:
+def measured_tables(table: Measured) -> str:
+    """Write the table of one measure, under its name and judge."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.head)
+    parts = [f'<h3>{escape(table.name)} <span class="of">judged by {escape(table.judge)}</span></h3>']
+    parts.append(f'<div class="measured"><table><tr>{head}</tr>')
+    for row in table.rows:
+        mark = ' class="ours"' if row[0] == table.ours else ""
+        parts.append(f"<tr{mark}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
+    return "".join([*parts, "</table></div>"])
+
+
+def figure(svg: str) -> str:
     """Show a drawing as a picture, in which no script runs: it may come from somebody else's table.json."""
     return f'<img alt="" src="data:image/svg+xml;charset=utf-8,{quote(svg, safe=" =:/,;.-()")}">'
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable
 
 INK, QUIET, RULE, PAPER = "#16191d", "#67707c", "#e2e6eb", "#ffffff"
+# The same drawing in dark pages: a browser passes their scheme on to pictures.
+DARK = {INK: "#e8ecf0", QUIET: "#8d97a3", RULE: "#323a43", PAPER: "#171b20"}
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
 
 Point = tuple[float, float]
@@ -19,11 +21,15 @@ def element(tag: str, content: str | None = None, /, **attributes: str | float) 
 
 
 def drawing(width: float, height: float, parts: Iterable[str]) -> str:
-    """Return a drawing on white paper that needs nothing around it."""
+    """Return a drawing on paper that needs nothing around it, white or, for readers who prefer it, dark."""
     paper = element("rect", width="100%", height="100%", rx=10, fill=PAPER)
+    rules = "".join(
+        f'[{name}="{light}"]{{{name}:{dark}}}' for light, dark in DARK.items() for name in ("fill", "stroke")
+    )
+    style = element("style", f"@media (prefers-color-scheme: dark){{{rules}}}")
     return element(
         "svg",
-        "".join([paper, *parts]),
+        "".join([style, paper, *parts]),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width:.0f} {height:.0f}",
         width=width,

@@ -1,33 +1,28 @@
-"""This module makes pages: of a table its figures, numbers and first videos, and of all finished tables a report."""
+"""This module makes the page of a table: its figures, numbers and first videos."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from recap.config import read_json
-from recap.errors import refuse
 from recap.eval.metrics import find_measures
-from recap.io.files import write_whole
 from recap.io.report import Notice
 from recap.show.chart import Bar, Line, Place, draw_bank, interval_chart, line_chart, plane_chart
 from recap.show.clips import embed, write_side_by_side
-from recap.show.page import Measured, Section, build_results_page
+from recap.show.page import Section
 from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.generating import Look
-from recap.tables.recipes import TABLES, Recipe
+from recap.tables.recipes import Recipe
 from recap.tables.runs import Planned
 from recap.tables.table import TIMED, Cell, ScoredRun, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
-THERE = r"^`recap reproduce (\S+?)(?: --suite (\S+))?`(?:.* prompts (\d+), seeds (\d+),)?"
-MARK = "<!-- tables: written by `recap report`, which keeps what stands above this line -->"
+SIDE_BY_SIDE = "side-by-side.mp4"
+"""The first runs of a table in one video, in its folder."""
 
 
 def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
@@ -140,7 +135,7 @@ def film_side_by_side(folder: Path, clips: Mapping[str, Path], notice: Notice) -
 
     Where they were generated without PyAV, or are lost, both are empty and the page does without.
     """
-    target = folder / "side-by-side.mp4"
+    target = folder / SIDE_BY_SIDE
     if not clips or not all(clip.is_file() for clip in clips.values()):
         return "", ""
     try:
@@ -149,75 +144,3 @@ def film_side_by_side(folder: Path, clips: Mapping[str, Path], notice: Notice) -
     except ValueError as error:
         notice(f"the page shows no video: {error}")
         return "", ""
-
-
-def write_report(folder: Path, markdown: Path | None = None) -> Path:
-    """Read every `<table>/table.json`; write `report.html` next to them, and Markdown below what it begins with."""
-    finished = sorted(folder.glob("*/table.json")) if folder.is_dir() else []
-    if not finished:
-        limit = "holds no finished table"
-        raise refuse("results", str(folder), limit, "recap reproduce TABLE writes one to results/TABLE")
-    order = list(TABLES)
-    tables = [(path.parent, *_read(path)) for path in finished]
-    tables.sort(key=lambda table: order.index(table[1]) if table[1] in order else len(order))
-    abouts = {name: about for _, name, about, _ in tables}
-    above = _above(markdown, abouts) if markdown is not None else ""
-    # What all tables have in common is shown once, where the page says how it was made.
-    first, *others = abouts.values()
-    shared = {name: value for name, value in first.items() if all(o.get(name) == value for o in others)}
-    sections = []
-    for place, _, about, section in tables:
-        own = ", ".join(f"{name} {value}" for name, value in about.items() if name not in shared)
-        where = f"Its own page: {place.name}/index.html."
-        sections.append(replace(section, remarks=[*section.remarks, f"{own}. {where}" if own else where]))
-    page = folder / "report.html"
-    count = "1 table" if len(sections) == 1 else f"{len(sections)} tables"
-    subtitle = f"{count}; the paper's numbers next to ours, where it has them"
-    write_whole(page, build_results_page("RECAP: results", subtitle, sections, shared).encode())
-    if markdown is not None:
-        texts = [(place / "table.md").read_text(encoding="utf-8").strip() for place, *_ in tables]
-        # One heading for the file; those of the tables step down.
-        body = "\n\n".join(text.replace("# ", "## ", 1) if text.startswith("# ") else text for text in texts)
-        write_whole(markdown, f"{above}{MARK}\n\n{body}\n".encode())
-    return page
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any], Section]:
-    """Return the name of a finished table, what is to be known of it, and its section of a page."""
-    table = read_json(path)
-    try:
-        values = table["section"]
-        measured = [Measured(**each) for each in values["measured"]]
-        # The last part of the name alone: a stranger's table shows no file from elsewhere.
-        sheet = (path.parent / Path(values["sheet"]).name).read_bytes() if values["sheet"] else b""
-        section = Section(**{**values, "measured": measured, "sheet": sheet})
-        # Whether every part can be shown is found out by showing it.
-        build_results_page(section.title, table["table"], [section], table["about"]).encode()
-        if (path.parent / "table.md").is_file():
-            return table["table"], table["about"], section
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OSError):
-        pass
-    remedy = "recap reproduce TABLE, asked as before, writes its folder again"
-    raise refuse("results", str(path), "is no whole table as this version writes it", remedy)
-
-
-def _above(markdown: Path, abouts: dict[str, dict[str, Any]]) -> str:
-    """Return what somebody wrote over the tables: figures come and go, what they mean is not a command's to say."""
-    if not markdown.exists():
-        return "# Results\n\n"
-    try:
-        text, mark, below = markdown.read_bytes().decode().partition(MARK)
-    except (IsADirectoryError, UnicodeDecodeError):
-        mark = ""
-    if not mark:
-        limit = "there is something which no `recap report` has written"
-        remedy = f"choose another name, or put this line into it: {MARK}"
-        raise refuse("--markdown", str(markdown), limit, remedy)
-    for table, suite, *there in re.findall(THERE, below, re.MULTILINE):
-        name = f"{table}-{suite}" if suite else table
-        here = [abouts.get(name, {}).get(number, 0) for number in ("prompts", "seeds")]
-        if name not in abouts or any(a < int(b or 0) for a, b in zip(here, there, strict=True)):
-            limit = f"it holds a larger result of {name} than {here[0]} prompts and {here[1]} seeds"
-            remedy = "bring it into the folder, or choose another name"
-            raise refuse("--markdown", str(markdown), limit, remedy)
-    return text

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recap.cli import main
-from recap.tables.page import write_report
+from recap.tables.report import write_report
 from recap_vbench import suites
 from recap_vbench.records import write_record, write_scores
 from recap_vbench.scores import DIMENSIONS, QUALITY, dimension_score
@@ -92,7 +92,7 @@ def test_folders_side_by_side_are_paired_and_have_the_papers_column(tmp_path):
     text = (tmp_path / "out" / "table.md").read_text()
     assert text.index("**total**") < text.index("**quality**") < text.index("**subject consistency**")
     # A report has it like any other table.
-    assert "folders side by side" in write_report(tmp_path).read_text()
+    assert "folders side by side" in write_report([tmp_path]).read_text()
 
 
 def test_without_all_dimensions_there_are_no_sums(tmp_path):
@@ -144,6 +144,13 @@ def test_a_larger_table_is_never_replaced(tmp_path):
     assert invoke("vbench", "table", *places, "--out", tmp_path / "out").exit_code == 0
     done = invoke("vbench", "table", *places[:2], "--out", tmp_path / "out")
     assert "it holds a larger result, with the rows c" in str(done.exception)
+    # Nor by other folders under the same names.
+    before = (tmp_path / "out" / "table.csv").read_bytes()
+    swapped = [f"a={places[1]}", f"b={places[0]}", places[2]]
+    done = invoke("vbench", "table", *swapped, "--out", tmp_path / "out")
+    assert "its row a is of ../a, not of ../b" in str(done.exception)
+    assert (tmp_path / "out" / "table.csv").read_bytes() == before
+    assert invoke("vbench", "table", *places, "--out", tmp_path / "out").exit_code == 0
 
 
 def test_what_is_not_of_vbench_or_not_installed_is_refused(tmp_path):
@@ -172,17 +179,22 @@ def test_a_table_of_the_paper_in_one_go(environment, tmp_path, monkeypatch):
     wish = Wish(("main",), "vbench128", "untrained", flow="classical", device="cpu", seconds=2.0)
     notes: list[str] = []
     (page,) = make_tables(wish, environment, tmp_path / "out", notes.append)
-    assert page == tmp_path / "out" / "main-vbench128" / "index.html" and page.is_file()
+    assert page == tmp_path / "out" / "main-vbench128-untrained" / "index.html" and page.is_file()
     cells = table(page.parent)
     assert {row for row, _ in cells} == {"none", "sink", "recap"}
     assert cells["recap", "total"]["paper"] == "0.795" and float(cells["recap", "total"]["mean"]) > 0
     assert cells["sink", "subject_consistency"]["n"] == "11"
-    assert "`recap reproduce main --suite vbench128`" in (page.parent / "table.md").read_text()
+    assert (
+        "`recap reproduce main --suite vbench128 --backbone untrained`"
+        in (page.parent / "table.md").read_text()
+    )
     judged = (tmp_path / "calls").read_text()
     made = sorted(path.name for path in (tmp_path / "out" / "vbench128").iterdir())
     assert [name.partition("-")[0] for name in made] == ["none"] * 3 + ["recap"] * 3 + ["sink"] * 3
     make_tables(wish, environment, tmp_path / "out", notes.append)
     assert (tmp_path / "calls").read_text() == judged
+    with pytest.raises(ValueError, match="it was begun with length '2 s', not '3 s'"):
+        make_tables(replace(wish, seconds=3.0), environment, tmp_path / "out", notes.append)
     # Its rows `none` and `recap` are `sink` and `recap` of the first.
     two = replace(wish, tables=("components",))
     kept = [two.folder(row, tmp_path / "out").is_dir() for row in two.recipes()[0].rows]

@@ -8,9 +8,11 @@ Differences, their intervals and p then come from whole prompts, as in all table
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from recap.errors import refuse
@@ -18,7 +20,7 @@ from recap.eval.judged import JudgedRun, Measure
 from recap.eval.scores import Score
 from recap.eval.visible import CLIPS, FLICKERING, LIKENESS
 from recap.show.page import Section
-from recap.tables.folder import LEFT_OUT, begin_folder, check_folder, write_table
+from recap.tables.folder import LEFT_OUT, begin_folder, begun_with, check_folder, write_table
 from recap.tables.page import figures_of
 from recap.tables.paper_numbers import paper_table
 from recap.tables.recipes import Recipe, Row
@@ -167,7 +169,7 @@ def write_vbench_table(
     *,
     command: str,
     backbone: str = "",
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
     left_out: Sequence[str] = (),
 ) -> Path:
     """Write the folder of a table of scored folders, by row; return its page."""
@@ -183,18 +185,24 @@ def write_vbench_table(
         "backbone": backbone or "not said",
         **numbers,
         "runs": len(runs),
-        **(about or {}),
+        **about,
         "judged": first.backend,
     }
     record = {
         "table": recipe.name,
         "suite": first.suite,
         "prompts_sha256": first.digest,
+        **about,
         **numbers,
         LEFT_OUT: list(left_out),
     }
     check_folder(goal, record, folders)
-    begin_folder(goal, record)
+    places = {name: os.path.relpath(folder.path, goal) for name, folder in folders.items()}
+    for name, place in begun_with(goal).get("folders", {}).items():
+        if places.get(name, place) != place:
+            limit = f"its row {name} is of {place}, not of {places[name]}"
+            raise refuse("--out", str(goal), limit, "choose another --out, or another name for the row")
+    begin_folder(goal, {**record, "folders": places})
     section = Section(
         recipe.title,
         remarks(recipe.note, left_out),

@@ -1,7 +1,7 @@
 """Makes tables of the paper with VBench, from prompts to a page: generates a suite per row, has it judged, tables it.
 
 `recap reproduce TABLE --suite SUITE` comes here. OUT/SUITE has a folder of videos per memory, which tables share, and
-its scores next to it; OUT/TABLE-SUITE is the table. Everything resumes by the same command.
+its scores next to it; OUT/TABLE-SUITE-BACKBONE is the table. Everything resumes by the same command.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from recap.config import RunConfig
 from recap.errors import refuse, unknown_name
 from recap.io.report import Notice
 from recap.tables.baselines import on_backbone
+from recap.tables.folder import begun_with
 from recap.tables.paper_numbers import paper_value
 from recap.tables.preflight import find_missing_weights
 from recap.tables.recipes import TABLES, Recipe, Row
@@ -48,6 +49,15 @@ class Wish:
     num: int | None = None
     seeds: int | None = None
     workers: int | None = None
+
+    def table_name(self, recipe: Recipe) -> str:
+        """Return the name of a table and of its folder: a recipe has one per suite and backbone."""
+        return f"{recipe.name}-{self.suite}-{self.backbone.replace(':', '-')}"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Return the settings that all rows of a table share."""
+        return {"length": f"{self.seconds:g} s", "flow of the bank": self.flow, "dtype": self.dtype}
 
     def recipes(self) -> list[Recipe]:
         """Return the recipes, with the baseline of the backbone and the paper's sums of a sweep."""
@@ -102,6 +112,8 @@ def make_tables(wish: Wish, environment: Path, out: Path, notice: Notice = print
     recipes, suite = wish.recipes(), find_suite(wish.suite)
     # Before hours of generating: without VBench nothing of it could be judged.
     installed(environment)
+    for recipe in recipes:
+        _check_begun(out / wish.table_name(recipe), wish)
     left_out = {recipe.name: _left_out(wish, recipe, notice) for recipe in recipes}
     for recipe in recipes:
         for name, why in left_out[recipe.name].items():
@@ -123,6 +135,15 @@ def make_tables(wish: Wish, environment: Path, out: Path, notice: Notice = print
     return [_write(wish, recipe, list(left_out[recipe.name]), out) for recipe in recipes]
 
 
+def _check_begun(folder: Path, wish: Wish) -> None:
+    """Refuse the folder of a table that was made with other settings, before anything is generated."""
+    found = begun_with(folder)
+    for name, value in wish.about.items():
+        if found and found.get(name) != value:
+            limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
+            raise refuse("--out", str(folder), limit, "choose another --out, or ask as it was begun")
+
+
 def _left_out(wish: Wish, recipe: Recipe, notice: Notice) -> dict[str, str]:
     """Return the rows that cannot be generated here, and why."""
     unknown = "this version has no such memory or admission rule"
@@ -135,13 +156,13 @@ def _write(wish: Wish, recipe: Recipe, left_out: list[str], out: Path) -> Path:
     folders = {
         row.name: read_scored(wish.folder(row, out)) for row in recipe.rows if row.name not in left_out
     }
-    command = f"recap reproduce {recipe.name} --suite {wish.suite}"
+    name = wish.table_name(recipe)
     return write_vbench_table(
-        out / f"{recipe.name}-{wish.suite}",
-        replace(recipe, name=f"{recipe.name}-{wish.suite}", title=f"{recipe.title} ({wish.suite})"),
+        out / name,
+        replace(recipe, name=name, title=f"{recipe.title} ({wish.suite}, {wish.backbone})"),
         folders,
-        command=command,
+        command=f"recap reproduce {recipe.name} --suite {wish.suite} --backbone {wish.backbone}",
         backbone=wish.backbone,
-        about={"length": f"{wish.seconds:g} s", "flow of the bank": wish.flow, "dtype": wish.dtype},
+        about=wish.about,
         left_out=left_out,
     )
