@@ -96,6 +96,7 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
         "judge_flow": Ask.judge_flow,
         "embedder": Ask.embedder,
         "detector": Ask.detector,
+        "half": Ask.half,
         "ray": "",
         "commit": "",
     }
