@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recap.eval.qwen import QwenDetector, read_box
+from recap.eval.qwen import QwenModel, read_box
 
 SEEN, SIZE = (476, 840), (480, 832)
 
@@ -39,5 +39,5 @@ def test_boxes_end_at_the_picture():
 
 def test_missing_weights_are_named(tmp_path):
     pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match=r"detector qwen2\.5-vl.*hf download"):
-        QwenDetector(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"qwen2\.5-vl.*hf download"):
+        QwenModel(str(tmp_path / "none"))

@@ -56,7 +56,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
             raise refuse("--out", str(folder), "holds something that is not a table", "choose another --out")
         return
     for name, value in wanted.items():
-        if name not in (*GROWING, LEFT_OUT) and found.get(name) != value:
+        # A folder that was begun before there was such a setting was begun without it.
+        if name not in (*GROWING, LEFT_OUT) and (found.get(name) or None) != (value or None):
             limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
             raise refuse("--out", str(folder), limit, "choose another --out, or ask as it was begun")
     if not (folder / TABLE).is_file():

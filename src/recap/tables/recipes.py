@@ -15,6 +15,7 @@ from recap.eval.judged import USUAL
 from recap.io.lookup import look_up
 from recap.plan import check_amount
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
+from recap.tables.notes import NOTES
 from recap.tables.paper_numbers import paper_value
 
 BANK_CONTENT = "content"
@@ -108,6 +109,10 @@ class Ask:
     embedder: str = "auto"
     # Who finds the subject, where the backbone has no probe.
     detector: str = ""
+    # A language model that is asked, next to all others, who is there and whether two are the same.
+    judge: str = ""
+    # A file that takes the place of our schedules.
+    schedules: str = ""
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES and ":" not in self.backbone:
@@ -352,35 +357,22 @@ RECIPES = (
         ("entering", "identity", "subject_motion"),
         script="entering",
     ),
+    # Several come and go for minutes, with cuts: likeness over the length of their absence.
+    Recipe(
+        "recurrence",
+        "Recurrence over minutes",
+        (NONE, SINK, SINK_5, *RIVALS, BANK, RECAP),
+        ("recurrence", "drift", "subject_motion"),
+        script="recurrence",
+        seconds=300.0,
+        seeds=3,
+    ),
     Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank",)),
     Recipe("time", "Generation time", TIMED, ("time",), seeds=1, ours="recap, 1 min", alone=True),
     Recipe(
         "motion", "Camera and object motion", (NONE, SINK, RECAP), ("motion",), seeds=1, paper_table="motion"
     ),
 )
-# What a reader must know of a table before its numbers.
-NOTES = {
-    "main": "Of VBench's sixteen dimensions, the four that need no foreign weights; no Q, Sem or Total from them. "
-    "`recap vbench draw` and `run` give all, of VBench's own prompts.",
-    "admission": "The paper's row without a bank has lambda 1; the fair control has lambda 5, as all others.",
-    "capacity": "The paper sweeps VBench's Q, Sem and Total alone (Total: 79.3 to 79.8), which need VBench's "
-    "weights.",
-    "lambda": "The paper sweeps VBench's Q, Sem and Total (Total: 78.6 to 79.7, best at 5), which need VBench's "
-    "weights.",
-    "length": "All lengths are cut from one rollout: a prefix of a causal video is a valid video. They are counted "
-    "in whole clips of 2 s, so 5 s are 4. In the paper ours is higher by 0.101 at 60 s.",
-    "identity": "In the paper ours wins 76 % of the pairs by whole frames and 64 % by crops of the subject.",
-    "reappearance": "Segment A is empty, B shows the subject, C is empty, D asks for it again. The prior is cleared "
-    "at every cut and the sink is an empty scene: only a bank can carry the subject. In the paper ours "
-    "wins 73 % of the pairs by whole frames and 66 % by crops of the subject.",
-    "reappearance-all": "The prior is cleared at every cut and the opening is an empty scene: what else a memory "
-    "kept must do it.",
-    "entering": "One shot of a minute: a second subject enters after 15 to 25 s, leaves after 8 to 12 more, and "
-    "returns after 10 to 15. Return subject is of videos that show it both times: read it with late found on return.",
-    "time": "Nothing runs next to these, or the times mean nothing. `recap bench` measures the parts.",
-    "motion": "Drift tail: the share of videos with more than twice the median flow of their own row, of baseline: "
-    "of that row. The paper counts 37 and 24 videos; shares are of 128, which is inferred.",
-}
 TABLES = {recipe.name: replace(recipe, note=NOTES.get(recipe.name, "")) for recipe in RECIPES}
 
 
