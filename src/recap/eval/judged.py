@@ -39,6 +39,8 @@ JUDGING_FLOWS = ("auto", "raft-small", "classical")
 BOTH = "both"
 """Motion is judged by `USUAL` and by `SECOND`, whose scores have names of their own."""
 SECOND, BY_SECOND = "raft-small", "_by_raft"
+WITNESSES = ("subject", "crop", "vlm", "frame")
+"""Who compares sightings, by what they look at: scores of the same thing by two of them differ in this word."""
 
 
 class MotionJudge(NamedTuple):
@@ -147,15 +149,9 @@ class JudgedRun:
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
         """Everybody who can compare sightings, and what they look at."""
-        own = (
-            ("subject", self.subject_witness),
-            ("crop", self.crop_witness),
-            ("vlm", self.seeing_witness),
-        )
-        return [
-            *((name, who) for name, who in own if who is not None),
-            ("frame", FrameWitness(self.embedder)),
-        ]
+        frame = FrameWitness(self.embedder)
+        own = (self.subject_witness, self.crop_witness, self.seeing_witness, frame)
+        return [(name, who) for name, who in zip(WITNESSES, own, strict=True) if who is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,16 @@ picture (multiples of 28), so they are scaled back; there is no confidence, and 
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recap.eval.embedders import load_pretrained, picture_key
@@ -36,6 +39,11 @@ ASK_SAME = (
     "hard to say, 4 probably the same, 5 certainly the same."
 )
 LOWEST, HIGHEST = 1, 5
+_IMAGE = "<|image_pad|>"
+_CHAT = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{shown}{question}<|im_end|>\n<|im_start|>assistant\n"
+)
 _MOST_TOKENS = 128
 MOST_PAIRS, MOST_OF_ONE_SIDE = 16, 4
 """A comparison of two visits asks about so many pairs of their pictures at most, evenly spread."""
@@ -49,23 +57,31 @@ class QwenModel:
         self.backend = f"{NAME}:{self.source}"
         self.answers: list[dict[str, str]] = []
         self._device = device
-        self._prepare = _load("AutoProcessor", self.source)
+        # Not its AutoProcessor, which wants torchvision, for videos.
+        self._tokenizer = _load("AutoTokenizer", self.source)
+        self._prepare = _load("AutoImageProcessor", self.source)
         model = _load("Qwen2_5_VLForConditionalGeneration", self.source, dtype="auto")
         self._model = model.to(device).eval()
 
     def ask(self, pictures: Sequence[Picture], question: str) -> tuple[str, tuple[int, int]]:
         """Return the answer, and the size (rows, columns) in which the model saw the first picture."""
-        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": question}]
-        text = self._prepare.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        inputs = self._prepare(text=[text], images=list(pictures), return_tensors="pt").to(self._device)
-        made = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
-        own = made[:, inputs["input_ids"].shape[1] :]
-        answer: str = self._prepare.batch_decode(own, skip_special_tokens=True)[0]
+        seen = self._prepare(images=list(pictures), return_tensors="pt")
+        grids = seen["image_grid_thw"].tolist()
+        # As many tokens stand for a picture as it has patches after merging.
+        counts = [math.prod(grid) // int(self._prepare.merge_size) ** 2 for grid in grids]
+        shown = "".join(f"<|vision_start|>{_IMAGE * count}<|vision_end|>" for count in counts)
+        words = self._tokenizer(_CHAT.format(shown=shown, question=question), return_tensors="pt")
+        inputs = {name: value.to(self._device) for name, value in {**seen, **words}.items()}
+        if "mm_token_type_ids" in inspect.signature(self._model.forward).parameters:
+            # The kind of every token, 1 of a picture, by which newer versions count positions.
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._model.config.image_token_id).int()
+        with torch.no_grad():
+            made = self._model.generate(**inputs, max_new_tokens=_MOST_TOKENS, do_sample=False)
+        own = made[0, inputs["input_ids"].shape[1] :]
+        answer: str = self._tokenizer.decode(own, skip_special_tokens=True)
         self.answers.append({"question": question, "answer": answer})
-        patch = int(self._prepare.image_processor.patch_size)
-        rows, columns = (int(n) * patch for n in inputs["image_grid_thw"][0][1:])
+        patch = int(self._prepare.patch_size)
+        rows, columns = (int(n) * patch for n in grids[0][1:])
         return answer, (rows, columns)
 
 

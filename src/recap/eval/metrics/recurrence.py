@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recap.eval.judged import JudgedRun, Measure
+from recap.eval.judged import WITNESSES, JudgedRun, Measure
 from recap.eval.metrics.identity import compare_windows
 from recap.eval.metrics.presence import LEAVING_S, Stretch, stretches
 from recap.eval.metrics.reappearance import ABSENT, PRESENT, SETTLING_S, slots_from
@@ -29,6 +29,7 @@ GAPS_S = (0, 1, 2, 5, 10, 15, 20, 30, 45, 60, 75, 90, 120, 180, 300)
 AGES_S = tuple(range(0, 301, 15))
 """The edges of the histogram of ages; what is older counts with the last."""
 BY_GAP = "_by_gap_"
+AGES_AT_RETURN = "bank_age_at_return"
 
 
 class PlannedReturn(NamedTuple):
@@ -157,7 +158,9 @@ def _measure(run: JudgedRun) -> list[Score]:
         scores += _by_gap("gate", run.finder.backend, [(each.gap_bin, each.passes) for each in judged])
         scores.append(_score("recurrence_haunting", (each.found[1] for each in judged), run.finder.backend))
     for name, witness in run.witnesses:
-        scores += _by_gap(name, witness.backend, [(each.gap_bin, each.likeness[name]) for each in gated])
+        own = _by_gap(name, witness.backend, [(each.gap_bin, each.likeness[name]) for each in gated])
+        # Whole frames hardly tell who is in them: a curve only where nobody else compares.
+        scores += own[:1] if name == "frame" and len(run.witnesses) > 1 else own
     if run.finder is not None and (teller := find_teller(run)) is not None:
         shown = [each for each in judged if each.shown_before]
         backend = teller[1].backend
@@ -186,11 +189,8 @@ def _measure_bank(run: JudgedRun, parts: Sequence[Stretch]) -> list[Score]:
         kept.append((gap, slots_from(bank, first_frame, end_frame) / len(bank)))
     counts = np.histogram(np.minimum(ages, AGES_S[-1]), AGES_S)[0] / max(1, len(ages))
     details = {"ages": counts.tolist(), "edges_s": list(AGES_S)}
-    mean = replace(_score("bank_age_at_return", ages, "native"), details=details)
+    mean = replace(_score(AGES_AT_RETURN, ages, "native"), details=details)
     return [mean, *_by_gap("bank_from_visit", "native", kept)]
-
-
-_WHO = ("crop", "subject", "vlm", "frame")
 
 
 def _names(name: str) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ MEASURES = (
         headlines=(*_names("gate"), *_names("crop"), *_names("kept"), *_names("subject"), *_names("vlm")),
         visible={
             **dict.fromkeys(("recurrence_haunting", *_names("gate")), MOMENTS),
-            **{name: LIKENESS for who in _WHO for name in _names(who)},
+            **{name: LIKENESS for who in WITNESSES for name in _names(who)},
             **dict.fromkeys((*_names("kept"), "recurrence_kept_opening", "recurrence_kept_late"), VIDEOS),
         },
         of_subject=True,
