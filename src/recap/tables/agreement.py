@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from recap.eval.judged import BY_SECOND, WITNESSES
 from recap.eval.metrics import find_measures
+from recap.tables.gap_figures import OVER
 from recap.tables.recipes import Recipe
 from recap.tables.table import ScoredRun, plain_name
 
@@ -72,7 +73,7 @@ def _judged_alike(runs: Sequence[ScoredRun]) -> dict[str, dict[str, str]]:
             what = name.removesuffix(BY_SECOND)
             if what in names:
                 alike[what] = {"the first flow": what, "the second": name}
-        elif match := _BY_WITNESS.match(name):
+        elif (match := _BY_WITNESS.match(name)) and not OVER.fullmatch(name):
             alike.setdefault(match["what"] + match["rest"], {})[match["who"]] = name
     return {what: judges for what, judges in alike.items() if len(judges) > 1}
 
