@@ -29,7 +29,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class StagedSubject:
     """Describes somebody who comes and goes."""
 
     phrase: str
@@ -110,7 +110,7 @@ def _parse(values: Any, path: str) -> Schedule:
         values = FOREIGN[known](values, path)
     written = from_settings(WrittenSchedule, values, path)
     subjects = {
-        name: from_settings(Subject, each, f"{path}.subjects.{name}")
+        name: from_settings(StagedSubject, each, f"{path}.subjects.{name}")
         for name, each in written.subjects.items()
     }
     phrases = [subject.phrase for subject in subjects.values()]
@@ -133,7 +133,7 @@ def _parse(values: Any, path: str) -> Schedule:
     return Schedule(written.name, tuple(shots), tuple(stage))
 
 
-def _cast(staged: StagedShot, subjects: Mapping[str, Subject], at: str) -> list[Subject]:
+def _cast(staged: StagedShot, subjects: Mapping[str, StagedSubject], at: str) -> list[StagedSubject]:
     for name in staged.on_stage:
         if not isinstance(name, str):
             raise refuse(f"{at}.on_stage", name, "must be a name of subjects", "put it in quotes")
@@ -144,7 +144,7 @@ def _cast(staged: StagedShot, subjects: Mapping[str, Subject], at: str) -> list[
     return [subjects[name] for name in staged.on_stage]
 
 
-def _compose(written: WrittenSchedule, cast: Sequence[Subject], at: str) -> str:
+def _compose(written: WrittenSchedule, cast: Sequence[StagedSubject], at: str) -> str:
     """Return the setting and the sentences of those on stage as one prompt."""
     parts = [written.setting, *(subject.sentence for subject in cast)] if cast else [written.setting]
     if not all(parts):
