@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from recap.eval.judged import BY_SECOND, WITNESSES
 from recap.eval.metrics import find_measures
+from recap.eval.scores import Score
 from recap.tables.gap_figures import OVER
 from recap.tables.recipes import Recipe
 from recap.tables.table import ScoredRun, plain_name
@@ -80,11 +80,10 @@ def _judged_alike(runs: Sequence[ScoredRun]) -> dict[str, dict[str, str]]:
 
 def _gap(recipe: Recipe, ours: ScoredRun, other: ScoredRun, name: str) -> float:
     """Return ours minus the other by one judge; 0 where it is unknown or nobody could see it."""
-    scores: list[Mapping[str, object]] = [run.scores[name] for run in (ours, other) if name in run.scores]
-    values = [score["value"] for score in scores]
-    if len(values) < 2 or not all(isinstance(value, float) and math.isfinite(value) for value in values):
+    scores = [Score(**run.scores[name]) for run in (ours, other) if name in run.scores]
+    values = [score.value for score in scores if score.value is not None]
+    if len(values) < 2:
         return 0.0
-    gap = float(values[0]) - float(values[1])  # type: ignore[arg-type]
-    backend = str(scores[0]["backend"])
+    gap, backend = values[0] - values[1], scores[0].backend
     visible = max(measure.smallest_visible(name, backend) for measure in find_measures(recipe.measures))
-    return 0.0 if abs(gap) <= visible else gap
+    return gap if abs(gap) > visible else 0.0

@@ -77,7 +77,7 @@ def _job(name: str, run_config: RunConfig, script: Script, ask: Ask, wants: Iter
     options = {"trace_offered": config.pop("trace_offered", False)}
     for unseen in ("eager", "checkpoint_every"):
         config.pop(unseen, None)
-    data = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
+    data: dict[str, Any] = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
     data |= {"embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow}
     # Older runs know neither, and keep their keys.
     data |= {"stage": _stage(script)} if script.stage else {}

@@ -91,12 +91,11 @@ def judge_returns(run: JudgedRun, parts: Sequence[Stretch]) -> list[JudgedReturn
     sampled, finder, teller = run.sampled, run.finder, find_teller(run)
     judged = []
     for planned in planned_returns(run.stage, parts, run.trace):
-        windows = [parts[number].without_first(SETTLING_S) for number in (planned.before, planned.after)]
+        early, late = (parts[number].without_first(SETTLING_S) for number in (planned.before, planned.after))
         away = [_away(part, run.trace) for part in parts[planned.before + 1 : planned.after]]
-        spans = ([windows[0]], away, [windows[1]])
-        shares = [_found_share(sampled, finder, planned.subject, each) for each in spans]
+        shares = [_found_share(sampled, finder, planned.subject, each) for each in ([early], away, [late])]
         likeness = {
-            name: compare_windows(sampled, witness, planned.subject, *windows, name).value
+            name: compare_windows(sampled, witness, planned.subject, early, late, name).value
             for name, witness in run.witnesses
         }
         gap_s = parts[planned.after].span.start - parts[planned.before].span.end
@@ -165,8 +164,8 @@ def _measure(run: JudgedRun) -> list[Score]:
         shown = [each for each in judged if each.shown_before]
         backend = teller[1].backend
         scores += _by_gap("kept", backend, [(each.gap_bin, each.passes and each.same) for each in shown])
-        for name, own in (("opening", True), ("late", False)):
-            kept = [each.passes and each.same for each in shown if (each.subject in run.stage[0]) is own]
+        for name, first in (("opening", True), ("late", False)):
+            kept = [each.passes and each.same for each in shown if (each.subject in run.stage[0]) is first]
             scores.append(_score(f"recurrence_kept_{name}", kept, backend))
     scores[0] = replace(scores[0], details={"returns": [each._asdict() for each in judged]})
     return scores + (_measure_bank(run, parts) if run.has_bank else [])
