@@ -1,4 +1,4 @@
-"""The tools of `training.evaluate`: statistics, contrast and sharpness, and measurements of a rollout.
+"""The tools of `training.evaluate`: statistics, and measurements of a rollout.
 
 Everything takes and returns plain tensors or numbers.
 """
@@ -18,6 +18,7 @@ from recap.contracts import Decoder, State
 from recap.eval import scores
 from recap.eval.judges.colours import mean_colour
 from recap.eval.judges.probe import Judged, Probe
+from recap.eval.metrics.drift import contrast, sharpness
 from recap.eval.scores import Estimate
 from recap.types import BackboneSpec, GeneratedBlock
 
@@ -48,24 +49,6 @@ def partners(num: int, repeats: int) -> list[int]:
 
 
 # Pictures
-
-
-def luma(pictures: Tensor) -> Tensor:
-    """Return the Rec. 601 luma `... Y X` of pictures `... 3 Y X`, 0..1."""
-    red, green, blue = pictures.float().unbind(-3)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-def contrast(pictures: Tensor) -> Tensor:
-    """Return the standard deviation of the luma, `...` of pictures `... 3 Y X`."""
-    return luma(pictures).flatten(-2).std(dim=-1, correction=0)
-
-
-def sharpness(pictures: Tensor) -> Tensor:
-    """Return the variance of the luma's 4-neighbour Laplacian, luma in 0..255, inner pixels only."""
-    y = 255 * luma(pictures)
-    around = y[..., :-2, 1:-1] + y[..., 2:, 1:-1] + y[..., 1:-1, :-2] + y[..., 1:-1, 2:]
-    return (around - 4 * y[..., 1:-1, 1:-1]).flatten(-2).var(dim=-1, correction=0)
 
 
 def psnr(made: Tensor, wanted: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, prompt_text
+from recap.eval.metrics.drift import sharpness
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from training.bench import Answer, Bench, make_prompts
@@ -27,7 +28,6 @@ from training.measures import (
     interval,
     mean_of,
     percent,
-    sharpness,
 )
 from training.script import ActorScript, Script
 from training.staging import SCALES

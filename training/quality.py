@@ -16,6 +16,7 @@ from torch import Tensor
 from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judges.subject import ProbeWitness
+from recap.eval.metrics.drift import contrast, sharpness
 from recap.eval.metrics.subject_motion import subject_motion
 from recap.eval.sampling import PER_SECOND, InMemoryClip, sample_clip
 from recap.flow.classical import ClassicalFlow
@@ -24,13 +25,11 @@ from recap.rollout import rollout
 from training.bench import Answer, Bench, Case, make_cases
 from training.measures import (
     cluster_interval,
-    contrast,
     interval,
     join_rows,
     mean_of,
     percent,
     psnr,
-    sharpness,
 )
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES

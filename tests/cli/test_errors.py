@@ -232,7 +232,8 @@ def test_generate_refuses_and_makes_nothing(recap, tmp_path, arguments, words):
     ("text", "word"),
     [
         ("not json", "JSON"),
-        ("{}", "list"),
+        ("{}", "no schedule"),
+        ('{"subjects": {}, "shots": []}', "name"),
         ("[]", "at least 1"),
         ("[1]", "table"),
         ("[" * 100_000, "JSON"),

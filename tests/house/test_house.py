@@ -101,7 +101,7 @@ OPTIONS = {
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
         "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",
-        "--suite", "--half", "--help",
+        "--judge", "--schedules", "--suite", "--half", "--help",
     },
     "report": {"--markdown", "--help"},
     "study": {"--help"},

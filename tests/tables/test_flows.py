@@ -174,7 +174,7 @@ def test_a_judge_by_name(monkeypatch, random_raft):
 
 def test_the_header_says_which_judge_was_used():
     for judge in ("classical", "raft-small"):
-        about = about_table(find_recipe("motion"), replace(ONE, judge_flow=judge), 3, [])
+        about = about_table(find_recipe("motion"), replace(ONE, judge_flow=judge), [], [])
         assert about["flow of the judge"] == judge
 
 

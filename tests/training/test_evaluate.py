@@ -19,6 +19,7 @@ from recap.backbones.wan.decoder import UpsampleDecoder
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.eval.judges.probe import CELL, NOBODY, Judged, Probe
+from recap.eval.metrics.drift import contrast, sharpness
 from recap.flow import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import Resume, rollout
@@ -27,11 +28,9 @@ from training.evaluate import PARTS, choose_flow, main, measure, read_arguments
 from training.measures import (
     RowsDecoder,
     cluster_interval,
-    contrast,
     markdown,
     paired_difference,
     partners,
-    sharpness,
 )
 
 SMALL = replace(EMBEDDED, name="small", dim=64, ffn_dim=64, heads=1, layers=2, freq_dim=32, steps=(1000, 500))

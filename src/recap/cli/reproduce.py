@@ -35,6 +35,12 @@ SubjectFinder = Annotated[
         help="Who finds the subject: qwen2.5-vl (=FOLDER), or nobody; the embedded world has its own probe."
     ),
 ]
+SeeingJudge = Annotated[
+    str,
+    typer.Option(
+        help="Who is asked in words, next to all others, whether two are the same: qwen2.5-vl (=FOLDER), or nobody."
+    ),
+]
 
 
 def reproduce_command(
@@ -58,6 +64,11 @@ def reproduce_command(
     judge_flow: MotionFlow = Ask.judge_flow,
     embedder: FrameJudge = Ask.embedder,
     detector: SubjectFinder = Ask.detector,
+    judge: SeeingJudge = Ask.judge,
+    schedules: Annotated[
+        str,
+        typer.Option(help="JSON file of schedules in place of ours: ours, EntityBench's or StoryMem's form."),
+    ] = Ask.schedules,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = Ask.device,
     dtype: Dtype = None,
     workers: Annotated[int | None, typer.Option(help="Processes on CPUs [default: one per core].")] = None,
@@ -79,7 +90,8 @@ def reproduce_command(
         _reproduce_suite(context.params)
         return
     flow, dtype, prompts = flow or Ask.flow, dtype or Ask.dtype, Ask.prompts if prompts is None else prompts
-    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, judge_flow, embedder, detector, half)
+    judges = (judge_flow, embedder, detector, judge)
+    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, *judges, schedules, half)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
     done = reproduce(tables, ask, out, how, notice=show_notice)
     for line in done.summary():
@@ -97,6 +109,8 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
         "embedder": Ask.embedder,
         "detector": Ask.detector,
         "half": Ask.half,
+        "judge": Ask.judge,
+        "schedules": Ask.schedules,
         "ray": "",
         "commit": "",
     }

@@ -16,6 +16,7 @@ from recap.backbones.wan.lora import read_choice, spell_choice
 from recap.cli.options import Backbone, DecoderName, Device, Devices, Dtype, Eager, Flow, Loras, TrustCode
 from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
+from recap.tables.schedules import parse_schedules
 
 DEFAULT_SECONDS = 10.0
 
@@ -35,7 +36,9 @@ class Generation:
     ] = None
     script: Annotated[
         Path | None,
-        typer.Option(help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...].'),
+        typer.Option(
+            help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...]; or a schedule.'
+        ),
     ] = None
     backbone: Backbone = None
     flow: Flow = None
@@ -134,7 +137,8 @@ class Generation:
             raise refuse("prompt", self.prompt, "--script has prompts of its own", "use one of the two")
         if self.seconds is not None:
             raise refuse("--seconds", self.seconds, "a script has its own", "leave it out")
-        return read_json(self.script)
+        values = read_json(self.script)
+        return _scheduled(values, self.script) if isinstance(values, Mapping) else values
 
     def _seeds(self) -> list[int]:
         first, count = self.seed or 0, 1 if self.rows is None else self.rows
@@ -197,3 +201,14 @@ def _recorded(path: Path) -> Any:
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
         raise refuse("--from", str(path), "holds no config", "name the run.json of an earlier run")
     return about["config"]
+
+
+def _scheduled(values: Mapping[str, Any], source: Path) -> list[dict[str, Any]]:
+    """Return the shots of a file that holds a schedule."""
+    found = parse_schedules(values)
+    if len(found) > 1:
+        limit = f"it holds {len(found)} schedules"
+        raise refuse(
+            "--script", str(source), limit, "keep one, or use recap reproduce recurrence --schedules"
+        )
+    return [asdict(shot) for shot in found[0].shots]

@@ -20,7 +20,7 @@ from recap.eval.embedders import Remembering, build_embedder
 from recap.eval.judges.crops import build_crop_witness
 from recap.eval.judges.probe import Judged, load_probe
 from recap.eval.judges.subject import ProbeWitness
-from recap.eval.qwen import QwenDetector
+from recap.eval.qwen import QwenDetector, QwenModel, QwenWitness, qwen_model
 from recap.eval.sampling import PER_SECOND, Footage, ForwardFlow, Sampled, sample_clip
 from recap.eval.scores import Score
 from recap.eval.witnesses import CropWitness, Embedder, FrameWitness, Witness
@@ -39,6 +39,8 @@ JUDGING_FLOWS = ("auto", "raft-small", "classical")
 BOTH = "both"
 """Motion is judged by `USUAL` and by `SECOND`, whose scores have names of their own."""
 SECOND, BY_SECOND = "raft-small", "_by_raft"
+WITNESSES = ("subject", "crop", "vlm", "frame")
+"""Who compares sightings, by what they look at: scores of the same thing by two of them differ in this word."""
 
 
 class MotionJudge(NamedTuple):
@@ -62,7 +64,7 @@ def build_motion_judge(
 
 # Every judge is built once per process.
 _embedder, _motion_judge = cache(build_embedder), cache(build_motion_judge)
-_probe, _qwen = cache(load_probe), cache(QwenDetector)
+_probe = cache(load_probe)
 
 
 class JudgedRun:
@@ -86,6 +88,8 @@ class JudgedRun:
         self.has_bank = has_bank(trace)
         self.subject: str = data["subject"]
         self.late_subject: str = data.get("late_subject", "")
+        # Of a schedule: who is on stage, stretch by stretch.
+        self.stage: Sequence[Sequence[str]] = data.get("stage", ())
         asked: str = data.get("judge_flow", USUAL)
         self.has_two_judges = asked == BOTH
         self._judge_flow = USUAL if self.has_two_judges else asked
@@ -93,6 +97,8 @@ class JudgedRun:
         self.embedder: Embedder = Remembering(embedder or _embedder(data["embedder"], self._device))
         colours = _embedder("hsv", "cpu")
         self.colours = self.embedder if self.embedder.backend == colours.backend else Remembering(colours)
+        # Language models that may be asked.
+        self.asked: list[QwenModel] = []
         # The embedded world has its probe for the subject alone, others need a detector.
         self.subject_witness: Witness | None = None
         self.crop_witness: Witness | None = None
@@ -103,8 +109,13 @@ class JudgedRun:
                 witness.remember(np.stack(list(clip.pictures())), judged)
             self.crop_witness = build_crop_witness(witness)
         elif data["detector"]:
-            detector = _qwen(data["detector"].partition("=")[2], self._device)
-            self.subject_witness = CropWitness(detector, self.embedder)
+            model = qwen_model(data["detector"].partition("=")[2], self._device)
+            self.subject_witness, self.asked = CropWitness(QwenDetector(model), self.embedder), [model]
+        self.seeing_witness: Witness | None = None
+        if judge := data.get("judge", ""):
+            model = qwen_model(judge.partition("=")[2], self._device)
+            self.seeing_witness = QwenWitness(model)
+            self.asked = [*dict.fromkeys((*self.asked, model))]
         self._made: dict[str, Any] = {}
 
     def once(self, name: str, make: Callable[[], Value]) -> Value:
@@ -126,6 +137,11 @@ class JudgedRun:
         return sample_clip(self.clip, PER_SECOND)
 
     @property
+    def finder(self) -> Witness | None:
+        """Return who says whether a subject is there at all, None where nobody can."""
+        return self.subject_witness or self.seeing_witness
+
+    @property
     def motion_judge(self) -> MotionJudge:
         """Return the flow that motion is measured with."""
         return _motion_judge(self._judge_flow, device=self._device)
@@ -133,11 +149,9 @@ class JudgedRun:
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
         """Everybody who can compare sightings, and what they look at."""
-        own = (("subject", self.subject_witness), ("crop", self.crop_witness))
-        return [
-            *((name, who) for name, who in own if who is not None),
-            ("frame", FrameWitness(self.embedder)),
-        ]
+        frame = FrameWitness(self.embedder)
+        own = (self.subject_witness, self.crop_witness, self.seeing_witness, frame)
+        return [(name, who) for name, who in zip(WITNESSES, own, strict=True) if who is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +178,15 @@ class Measure:
     """A page of it shows what the bank kept, and when."""
 
     def scores(self, run: JudgedRun) -> list[Score]:
-        """Score a run; where two judge its motion, the second's scores follow under names of their own."""
+        """Score a run; where two judge its motion, the second's scores follow under names of their own.
+
+        What a language model answered meanwhile is kept, as it is, in the details of the first score.
+        """
+        marks = {model: len(model.answers) for model in run.asked}
         scores = self.score(run)
+        new = [answer for model, mark in marks.items() for answer in model.answers[mark:]]
+        if scores and new:
+            scores[0] = replace(scores[0], details={**scores[0].details, "answers": new})
         if self.uses_flow and run.has_two_judges:
             others = [each for each in self.score(run.by_second_judge()) if each.backend.endswith(SECOND)]
             scores = [*scores, *(replace(each, name=each.name + BY_SECOND) for each in others)]

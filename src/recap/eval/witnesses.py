@@ -56,6 +56,10 @@ class Witness(Protocol):
     @property
     def backend(self) -> str: ...
 
+    @property
+    def same_from(self) -> float | None:
+        """The likeness from which on two sightings show the same instance; None where no such mark is known."""
+
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether the subject was found, N, and its features N D, which mean nothing where it was not."""
 
@@ -66,8 +70,8 @@ class Witness(Protocol):
 class FrameWitness:
     """This witness treats the whole picture as the subject."""
 
-    def __init__(self, embedder: Embedder):
-        self._embedder = embedder
+    def __init__(self, embedder: Embedder, same_from: float | None = None):
+        self._embedder, self.same_from = embedder, same_from
         self.backend = embedder.backend
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], Vectors]:
@@ -82,8 +86,8 @@ class FrameWitness:
 class CropWitness(FrameWitness):
     """This witness embeds the subject's box, with a margin, padded to a square."""
 
-    def __init__(self, detector: Detector, embedder: Embedder):
-        super().__init__(embedder)
+    def __init__(self, detector: Detector, embedder: Embedder, same_from: float | None = None):
+        super().__init__(embedder, same_from)
         self._detector = detector
         self.backend = f"{embedder.backend} in {detector.backend}"
 

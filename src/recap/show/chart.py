@@ -16,6 +16,7 @@ _TOP, _BOTTOM = 44.0, 300.0
 # Intervals leave room for the labels of their lines.
 _LABELS_PX, _LINE_PX = 190.0, 30.0
 _MOST_BANDS, _SHADES = 30, 12
+_LABELS_A_LINE = 4
 
 
 class Bar(NamedTuple):
@@ -112,8 +113,10 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
             if under == under:
                 at = across(x) + aside
                 parts.append(svg.line(at, up(over), at, up(under), stroke=colour, stroke_width=1.4))
-        parts.append(svg.text(_LEFT + 150 * index, _BOTTOM + 52, f"● {line.label}", fill=colour))
-    return svg.drawing(_WIDTH, _BOTTOM + 60, parts)
+        down, right = divmod(index, _LABELS_A_LINE)
+        label = f"● {line.label}"
+        parts.append(svg.text(_LEFT + 150 * right, _BOTTOM + 52 + 18 * down, label, fill=colour))
+    return svg.drawing(_WIDTH, _BOTTOM + 60 + 18 * max(0, (len(lines) - 1) // _LABELS_A_LINE), parts)
 
 
 def plane_chart(

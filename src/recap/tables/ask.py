@@ -34,6 +34,10 @@ class Ask:
     embedder: str = "auto"
     # Who finds the subject, where the backbone has no probe.
     detector: str = ""
+    # A language model that is asked, next to all others, who is there and whether two are the same.
+    judge: str = ""
+    # A file that takes the place of our schedules.
+    schedules: str = ""
     # "search" asks for the first half of the prompts, "confirm" for the other half with twice as many, fresh seeds:
     # what was chosen on one half is judged on what had no part in the choice.
     half: str = ""

@@ -29,6 +29,7 @@ from recap.show.page import Section, build_results_page
 from recap.tables.ask import HALVES, Ask
 from recap.tables.recipes import Recipe
 from recap.tables.runner import canonical
+from recap.tables.runs import Planned
 from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
 RECORD, SHEET, TABLE = "record.json", "sheet.png", "table.json"
@@ -57,7 +58,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
             raise refuse("--out", str(folder), "holds something that is not a table", "choose another --out")
         return
     for name, value in wanted.items():
-        if name not in (*GROWING, LEFT_OUT) and found.get(name) != value:
+        # A folder that was begun before there was such a setting was begun without it.
+        if name not in (*GROWING, LEFT_OUT) and (found.get(name) or None) != (value or None):
             limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
             raise refuse("--out", str(folder), limit, "choose another --out, or ask as it was begun")
     if not (folder / TABLE).is_file():
@@ -116,27 +118,31 @@ def write_table(
         write_whole(folder / name, text.encode())
 
 
-def about_table(recipe: Recipe, ask: Ask, runs: int, makers: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def about_table(
+    recipe: Recipe, ask: Ask, planned: Sequence[Planned], makers: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
     """Return the settings of a table, and what made its runs."""
-    scale = 1.0 if ask.seconds is None else ask.seconds / recipe.seconds
-    lengths = sorted({scale * (row.seconds or recipe.seconds) for row in recipe.rows})
+    # Rounded, as sums of the same length may differ in their last digit.
+    lengths = sorted({round(sum(shot.seconds for shot in run.script.shots), 6) for run in planned})
     words = "the embedded world's words" if ask.backbone == EMBEDDED else "sentences"
+    suite = f"{recipe.script} prompts of our own, in {words}"
     uses_flow = any(measure.uses_flow for measure in find_measures(recipe.measures))
     made = {
         n: " and ".join(sorted({str(m.get(n, "")) for m in makers}))
         for n in ("hardware", *VERSIONS, "commit")
     }
     return {
-        "suite": f"{recipe.script} prompts of our own, in {words}",
+        "suite": f"schedules of {Path(ask.schedules).name}" if ask.schedules else suite,
         "backbone": ask.backbone,
         "prompts": len(ask.numbers()),
         "seeds": len(ask.own_seeds(recipe.seeds)),
         **({"half": HALVES[ask.half]} if ask.half else {}),
-        "runs": runs,
+        "runs": len(planned),
         "length": " and ".join(f"{seconds:g} s" for seconds in lengths),
         "flow of the bank": ask.flow,
         **({"flow of the judge": ask.judge_flow} if uses_flow else {}),
         "frame embedder": ask.embedder,
+        **({"asked in words": ask.judge} if ask.judge else {}),
         "judged": "pictures as generated, not encoded",
         "dtype": ask.dtype,
         **made,

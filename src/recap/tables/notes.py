@@ -20,6 +20,9 @@ NOTES = {
     "kept must do it.",
     "entering": "One shot of a minute: a second subject enters after 15 to 25 s, leaves after 8 to 12 more, and "
     "returns after 10 to 15. Return subject is of videos that show it both times: read it with late found on return.",
+    "recurrence": "Schedules of 2 and 5 minutes in shots of 15 s with a cut between: subjects come, are away for 0 "
+    "to 90 s, and return. The gate comes first: likeness is of returns whose subject is found before and after, and "
+    "not in between; kept is the share of all returns, of subjects that were there before, that are the same again.",
     "time": "Nothing runs next to these, or the times mean nothing. `recap bench` measures the parts.",
     "motion": "Drift tail: the share of videos with more than twice the median flow of their own row, of baseline: "
     "of that row. The paper counts 37 and 24 videos; shares are of 128, which is inferred.",

@@ -15,6 +15,7 @@ from recap.show.chart import Bar, Line, Place, draw_bank, interval_chart, line_c
 from recap.show.clips import embed, write_side_by_side
 from recap.show.page import Section
 from recap.show.sheet import pictures_sheet, png_bytes
+from recap.tables.gap_figures import OVER, gap_figures
 from recap.tables.generating import Look
 from recap.tables.recipes import Recipe
 from recap.tables.runs import Planned
@@ -31,12 +32,15 @@ def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun])
     What no row has a value of is left out.
     """
     cells = [cell for cell in cells if cell.value.n]
+    gaps = gap_figures(recipe, cells, runs)
+    cells = [cell for cell in cells if not OVER.fullmatch(cell.measure)]
     bars = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
         bars.append(interval_chart(plain_name(measure), shown))
-    return [*_plane(recipe, cells), *_curves(recipe, runs), *_sweeps(recipe, cells), *bars][:MOST_FIGURES]
+    others = [*_plane(recipe, cells), *_curves(recipe, runs), *_sweeps(recipe, cells), *bars]
+    return [*gaps, *others[:MOST_FIGURES]]
 
 
 def _plane(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:

@@ -16,6 +16,7 @@ from recap.errors import unknown_name
 from recap.eval.embedders import build_embedder
 from recap.eval.judged import BOTH, EMBEDDED, JUDGING_FLOWS, SECOND, USUAL, Measure, build_motion_judge
 from recap.eval.metrics import find_measures
+from recap.eval.qwen import NAME as QWEN
 from recap.eval.qwen import find_qwen
 from recap.flow import build_flow, resolve_flow
 from recap.io.report import Notice, each_once
@@ -23,7 +24,7 @@ from recap.tables.ask import Ask
 from recap.tables.recipes import Recipe
 from recap.tables.runs import plan_runs
 
-DETECTORS = ("qwen2.5-vl",)
+DETECTORS = (QWEN,)
 
 
 def settle(ask: Ask, recipes: Sequence[Recipe], begun: Mapping[str, Any], notice: Notice) -> Ask:
@@ -70,11 +71,12 @@ def _best_embedder(notice: Notice) -> str:
 def check_judges(ask: Ask, recipes: Sequence[Recipe], notice: Notice) -> None:
     """Refuse what cannot judge here, and say who does not judge."""
     build_embedder(ask.embedder)
-    name, _, folder = ask.detector.partition("=")
-    if ask.detector and name not in DETECTORS:
-        raise unknown_name("--detector", name, DETECTORS)
-    if ask.detector:
-        find_qwen(folder)
+    for option, asked in (("--detector", ask.detector), ("--judge", ask.judge)):
+        name, _, folder = asked.partition("=")
+        if asked and name not in DETECTORS:
+            raise unknown_name(option, name, DETECTORS)
+        if asked:
+            find_qwen(folder)
     measures = _measures(recipes)
     if any(measure.uses_flow for measure in measures):
         for judge in (USUAL, SECOND) if ask.judge_flow == BOTH else (ask.judge_flow,):

@@ -331,6 +331,16 @@ RECIPES = (
         ("entering", "identity", "subject_motion"),
         script="entering",
     ),
+    # Several come and go for minutes, with cuts: likeness over the length of their absence.
+    Recipe(
+        "recurrence",
+        "Recurrence over minutes",
+        (NONE, SINK, SINK_5, *RIVALS, BANK, RECAP),
+        ("recurrence", "drift", "subject_motion"),
+        script="recurrence",
+        seconds=300.0,
+        seeds=3,
+    ),
     Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank",)),
     Recipe("time", "Generation time", TIMED, ("time",), seeds=1, ours="recap, 1 min", alone=True),
     Recipe(

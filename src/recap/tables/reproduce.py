@@ -24,6 +24,7 @@ from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
 from recap.plan import check_amount
+from recap.tables.agreement import describe_disagreements, find_disagreements
 from recap.tables.ask import Ask
 from recap.tables.baselines import on_backbone
 from recap.tables.batches import ROWS, Batches
@@ -250,8 +251,10 @@ class _Call:
                     looks[row], clips[row] = look, self._out / SHOWN / key / CLIP
         video = film_side_by_side(folder, clips, self._notice)
         left_out = list(self._left_out[recipe.name])
-        about = about_table(recipe, self._ask, len(runs), store.makers_of(self._runs.keys(recipe.name)))
-        recipe = replace(recipe, measures=tuple(measures))
+        about = about_table(recipe, self._ask, planned, store.makers_of(self._runs.keys(recipe.name)))
+        judges = describe_disagreements(find_disagreements(recipe, runs))
+        note = " ".join(filter(None, (recipe.note, judges)))
+        recipe = replace(recipe, measures=tuple(measures), note=note)
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
         write_table(folder, recipe, runs, cells, section, about, left_out)

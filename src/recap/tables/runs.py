@@ -49,7 +49,7 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 seconds = row.seconds or recipe.seconds
                 if ask.seconds is not None:
                     seconds *= ask.seconds / recipe.seconds
-                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts)[number]
+                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, ask.schedules)[number]
                 own_seed = 1000 * number + seed
                 config = _config(recipe, row, script, ask, own_seed)
                 wants = {
@@ -83,9 +83,23 @@ def _job(name: str, run_config: RunConfig, script: Script, ask: Ask, wants: Iter
     options = {"trace_offered": config.pop("trace_offered", False)}
     for unseen in ("eager", "checkpoint_every"):
         config.pop(unseen, None)
-    data = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
+    data: dict[str, Any] = {"config": config, "subject": script.subject, "late_subject": script.late_subject}
     data |= {"embedder": ask.embedder, "detector": ask.detector, "judge_flow": ask.judge_flow}
+    # Older runs know neither, and keep their keys.
+    data |= {"stage": _stage(script)} if script.stage else {}
+    data |= {"judge": ask.judge} if ask.judge else {}
     return Job(name, data, frozenset(wants), options, size=sum(shot.seconds for shot in script.shots))
+
+
+def _stage(script: Script) -> list[list[str]]:
+    """Return who is on stage in every stretch: a shot that changes neither prompt nor scene is part of the last."""
+    found: list[list[str]] = []
+    before = None
+    for shot, cast in zip(script.shots, script.stage, strict=True):
+        if before is None or shot.cut or shot.prompt != before.prompt:
+            found.append(list(cast))
+        before = shot
+    return found
 
 
 def _unusual(config: RunConfig) -> dict[str, Any]:

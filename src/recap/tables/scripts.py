@@ -1,7 +1,8 @@
-"""This module reads our prompt sets: 20 prompts for identity, and 20 scripts each for reappearance and entering.
+"""This module reads our prompt sets: 20 prompts for identity, 20 scripts each for reappearance, entering, recurrence.
 
 They were written by us, since the paper's are not published; the scripts of `entering`, in which a second subject
-enters, leaves and returns without a cut, have no counterpart in the paper. Public models get sentences, the embedded
+enters, leaves and returns without a cut, and of `recurrence`, in which several come and go for minutes
+(`recap.tables.schedules`), have no counterpart in the paper. Public models get sentences, the embedded
 world its own words. A set's first n are as good a choice as any n: subjects and scenes alternate.
 """
 
@@ -11,16 +12,22 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.backbones.tiny.vocabulary import Prompt, prompt_text
+from recap.backbones.tiny.vocabulary import ACTORS, Prompt, prompt_text
 from recap.errors import refuse, unknown_name
 from recap.eval.judged import EMBEDDED
 from recap.eval.metrics.reappearance import SEGMENTS
 from recap.plan import Shot
+from recap.tables.schedules import parse_schedules, read_schedules
 
 ENTERING_S = 60.0
 """The length for which the times in the scripts of `entering` are written."""
+RECURRENCE_S = 300.0
+"""The longest of our schedules; the others are of two minutes."""
+SCHEDULED = "recurrence"
+"""The set whose scripts are schedules."""
 
 
 class Script(NamedTuple):
@@ -32,6 +39,8 @@ class Script(NamedTuple):
     shots: tuple[Shot, ...]
     # Who enters later, leaves and returns; "" where nobody does.
     late_subject: str = ""
+    # Of a schedule: who is on stage in every shot.
+    stage: tuple[tuple[str, ...], ...] = ()
 
 
 def identity_scripts(backbone: str, seconds: float) -> list[Script]:
@@ -71,19 +80,37 @@ def entering_scripts(backbone: str, seconds: float) -> list[Script]:
     return made
 
 
+def recurrence_scripts(backbone: str, seconds: float, file: str = "") -> list[Script]:
+    """Return the scripts of schedules, ours or those of a file; `seconds` other than 300 scale all times."""
+    scale, made = seconds / RECURRENCE_S, []
+    name = "embedded_recurrence" if backbone == EMBEDDED else "recurrence"
+    for schedule in read_schedules(Path(file)) if file else parse_schedules(_load(name)):
+        cast = list(dict.fromkeys(phrase for on_stage in schedule.stage for phrase in on_stage))
+        for phrase in cast if backbone == EMBEDDED else ():
+            if phrase not in ACTORS:
+                raise unknown_name("phrase of a subject", phrase, ACTORS)
+        shots = tuple(Shot(shot.prompt, shot.seconds * scale, shot.cut) for shot in schedule.shots)
+        made.append(Script(schedule.name, cast[0] if cast else "", shots, stage=schedule.stage))
+    return made
+
+
 SETS: dict[str, Callable[[str, float], list[Script]]] = {
     "identity": identity_scripts,
     "reappearance": reappearance_scripts,
     "entering": entering_scripts,
+    SCHEDULED: recurrence_scripts,
 }
 
 
 @cache
-def scripts(which: str, backbone: str, seconds: float, num: int) -> list[Script]:
-    """Return the first `num` scripts of a set."""
+def scripts(which: str, backbone: str, seconds: float, num: int, schedules: str = "") -> list[Script]:
+    """Return the first `num` scripts of a set; `schedules` names a file that takes the place of our schedules."""
     if which not in SETS:
         raise unknown_name("prompt set", which, SETS)
-    known = SETS[which](backbone, seconds)
+    if schedules and which != SCHEDULED:
+        limit = f"this table has the prompts of {which!r}"
+        raise refuse("--schedules", schedules, limit, "leave it out, or ask for a table of schedules")
+    known = recurrence_scripts(backbone, seconds, schedules) if schedules else SETS[which](backbone, seconds)
     if not 1 <= num <= len(known):
         remedy = f"take 1 to {len(known)}, and more --seeds"
         raise refuse("--prompts", num, f"the set has {len(known)}", remedy)
@@ -93,10 +120,13 @@ def scripts(which: str, backbone: str, seconds: float, num: int) -> list[Script]
 @cache
 def _read(name: str, backbone: str) -> list[dict[str, Any]]:
     """Return the entries of a set: the subject, a prompt that names it, one without it, one of both subjects."""
-    file = f"embedded_{name}.json" if backbone == EMBEDDED else f"{name}.json"
-    folder = resources.files("recap.tables").joinpath("prompts")
-    entries: list[dict[str, Any]] = json.loads(folder.joinpath(file).read_text(encoding="utf-8"))
+    entries: list[dict[str, Any]] = _load(f"embedded_{name}" if backbone == EMBEDDED else name)
     return [_in_own_words(entry) for entry in entries] if backbone == EMBEDDED else entries
+
+
+def _load(name: str) -> Any:
+    file = resources.files("recap.tables").joinpath("prompts", f"{name}.json")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _in_own_words(entry: dict[str, Any]) -> dict[str, Any]:

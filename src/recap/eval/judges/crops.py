@@ -114,15 +114,6 @@ class CropEmbedder:
         return vectors
 
 
-# Its net is read once per process.
-_embedder = cache(CropEmbedder)
-
-
-def build_crop_witness(witness: ProbeWitness) -> CropWitness:
-    """Return the witness that finds by the probe and compares by the crop embedding."""
-    return CropWitness(ProbeDetector(witness), _embedder())
-
-
 def save_crop_net(net: CropNet, file: Path, threshold: float) -> None:
     """Write the weights in half precision, with the likeness from which on two crops show the same instance."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -147,3 +138,12 @@ def same_from(file: Path | None = None) -> float:
     if not -1 < found < 1:
         raise refuse(FIELD, str(file), "it does not say from which likeness on two are the same", REMEDY)
     return found
+
+
+# The net and its mark are read once per process.
+_embedder, _mark = cache(CropEmbedder), cache(same_from)
+
+
+def build_crop_witness(witness: ProbeWitness) -> CropWitness:
+    """Return the witness that finds by the probe and compares by the crop embedding."""
+    return CropWitness(ProbeDetector(witness), _embedder(), _mark())

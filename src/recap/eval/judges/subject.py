@@ -73,6 +73,7 @@ class ProbeWitness:
     """This witness has as likeness 1 - Delta E / 50 of the actor's mean colours, at least 0."""
 
     backend = "probe"
+    same_from: float | None = 1 - KEPT / FARTHEST
 
     def __init__(self, probe: Probe | None = None) -> None:
         self._probe = probe or load_probe()

@@ -13,6 +13,7 @@ and 60 s of a minute, 0, 1 and 5 min of five.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recap.eval.judged import JudgedRun, Measure
 from recap.eval.sampling import Sampled, Span, sample_clip
@@ -52,8 +53,14 @@ def compare_windows(
         "looked": [int(window.sum()) for window in inside],
         "found": counts,
     }
-    value = float(witness.likeness(*sightings).mean()) if min(counts) >= FEWEST else None
+    value = _known_mean(witness.likeness(*sightings)) if min(counts) >= FEWEST else None
     return Score(name, value, witness.backend, counts[0] * counts[1], details)
+
+
+def _known_mean(likeness: NDArray[np.float64]) -> float | None:
+    """Average likeness without nan, which stands for an answer that could not be read."""
+    known = np.isfinite(likeness)
+    return float((likeness if known.all() else likeness[known]).mean()) if known.any() else None
 
 
 def retention(sampled: Sampled, witness: Witness, subject: str) -> Score:
@@ -63,7 +70,8 @@ def retention(sampled: Sampled, witness: Witness, subject: str) -> Score:
     curve: list[float | None] = [None] * len(found)
     if len(opening):
         likeness = witness.likeness(seen[opening[:1]], seen)[0]
-        curve = [float(value) if there else None for value, there in zip(likeness, found, strict=True)]
+        readable = found & np.isfinite(likeness)
+        curve = [float(value) if there else None for value, there in zip(likeness, readable, strict=True)]
     last = float(sampled.seconds[-1])
     marks = {"start": 0.0, "mid": min(last / 2, LATEST_MIDDLE_S), "end": last}
     means = {name: _around(sampled, curve, mark) for name, mark in marks.items()}
