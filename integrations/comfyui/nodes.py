@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy.model_management import throw_exception_if_processing_interrupted
 from comfy_api.latest import ComfyAPISync, io, ui
 from PIL import Image as Pictures
 from torch import Tensor
 
+from recap import Shot
 from recap.flow import FLOWS
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 
@@ -40,7 +43,7 @@ class LoadModelNode(io.ComfyNode):
                     tooltip="Settings of the model, a line name=value each, such as decoder=tiny.",
                 ),
             ],
-            outputs=[MODEL.Output("model")],
+            outputs=[MODEL.Output("model", display_name="model")],
         )
 
     @classmethod
@@ -79,7 +82,7 @@ class BankMemoryNode(io.ComfyNode):
                 io.Combo.Input("admission", options=list(ADMISSIONS), default="flow"),
                 io.Combo.Input("flow", options=list(FLOWS), default="auto"),
             ],
-            outputs=[MEMORY.Output("memory")],
+            outputs=[MEMORY.Output("memory", display_name="memory")],
         )
 
     @classmethod
@@ -112,7 +115,7 @@ class NamedMemoryNode(io.ComfyNode):
                     tooltip="Settings of the memory, a line name=value each.",
                 ),
             ],
-            outputs=[MEMORY.Output("memory")],
+            outputs=[MEMORY.Output("memory", display_name="memory")],
         )
 
     @classmethod
@@ -139,7 +142,7 @@ class ScheduleNode(io.ComfyNode):
                     tooltip="What happens to the recent frames where a prompt begins. The memory's bank stays.",
                 ),
             ],
-            outputs=[SCHEDULE.Output("shots")],
+            outputs=[SCHEDULE.Output("shots", display_name="shots")],
         )
 
     @classmethod
@@ -166,13 +169,22 @@ class SamplerNode(io.ComfyNode):
                     "start_image", optional=True, tooltip="One picture that the video begins from."
                 ),
             ],
-            outputs=[io.Image.Output("images"), io.Float.Output("fps"), VIDEO.Output("video")],
+            outputs=[
+                io.Image.Output("images", display_name="images"),
+                io.Float.Output("fps", display_name="fps"),
+                VIDEO.Output("video", display_name="video"),
+            ],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(
-        cls, model: LazyModel, memory: dict, shots: tuple, seed: int, start_image: Tensor | None = None
+        cls,
+        model: LazyModel,
+        memory: dict[str, Any],
+        shots: tuple[Shot, ...],
+        seed: int,
+        start_image: Tensor | None = None,
     ) -> io.NodeOutput:
         report = ComfyAPISync().execution.set_progress
 
@@ -205,7 +217,10 @@ class MemoryViewNode(io.ComfyNode):
                     tooltip="The bank as it was before this block; -1 is the end of the video.",
                 ),
             ],
-            outputs=[io.Image.Output("sheet"), io.String.Output("about")],
+            outputs=[
+                io.Image.Output("sheet", display_name="sheet"),
+                io.String.Output("about", display_name="about"),
+            ],
             is_output_node=True,
         )
 
