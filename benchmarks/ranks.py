@@ -120,7 +120,8 @@ def generate(
                 return
 
     run(policy, Resume(), stop)
-    assert policy.window.current.keys.shape[3] * ranks.count == SPEC.heads, "a process keeps its own heads"
+    window: Any = policy
+    assert window.window.current.keys.shape[3] * ranks.count == SPEC.heads, "a process keeps its own heads"
     if stop is not None:
         state, decoded = join_state(policy, ranks), decoder.state()
         policy, decoder = build_memory(config, made.spec, SILENT.notice, ranks), made.decoder()

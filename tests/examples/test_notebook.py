@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 import recap
 
@@ -25,15 +29,25 @@ def run_cell(text: str, names: dict[str, object]) -> object:
 
 
 def test_every_cell_runs(tmp_path, monkeypatch, capsys):
-    opened: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("the package is here already"))
     names: dict[str, object] = {}
     values = [run_cell(re.sub(r"seconds=\d+", "seconds=0.5", text), names) for text in CODE]
     runs = [value for value in values if isinstance(value, recap.Run)]
     assert len(runs) == 2 and all("<video" in run._repr_html_() for run in runs)
-    assert isinstance(values[-1], Path) and opened == [values[-1].resolve().as_uri()]
-    assert "did you mean 'recap'" in capsys.readouterr().out
+    page = runs[0].show(browser=False).read_text(encoding="utf-8")
+    shown = re.fullmatch(r'<iframe srcdoc="([^"]*)" .*></iframe>', values[-1]._repr_html_())
+    assert html.unescape(shown[1]) == page
+    printed = capsys.readouterr().out
+    assert "did you mean 'recap'" in printed and "('a bus on a beach by day',)" in printed
+
+
+def test_where_the_package_is_missing_it_is_installed_first(monkeypatch):
+    commands: list[list[str]] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+    run_cell(CODE[0], {})
+    assert commands == [[sys.executable, "-m", "pip", "install", "--quiet", "recap-forcing"]]
 
 
 def test_the_notebook_is_kept_without_results():

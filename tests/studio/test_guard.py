@@ -45,6 +45,7 @@ def test_its_own_page_is_let_in_and_told_what_it_may_load(client):
     answer = client.get("/v1/about", headers={"origin": HOST})
     assert answer.status_code == 200
     assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
@@ -66,6 +67,18 @@ def test_elsewhere_it_needs_a_token_and_asks_everybody_for_it(tmp_path):
         # A page that was opened with the token has it in a cookie, which scripts cannot read.
         assert "HttpOnly" in client.get(f"/v1/sessions?token={TOKEN}").headers["set-cookie"]
         assert client.get("/v1/sessions").status_code == 200
+        assert client.get("/v1/sessions", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+def test_a_public_one_says_so_and_names_who_may_frame_it(settings, tmp_path):
+    for wrong in ("huggingface.co", "https://a.example; script-src *", "http://a.example"):
+        with pytest.raises(ValueError, match="framed_by"):
+            StudioSettings(tmp_path, framed_by=wrong)
+    public = replace(settings, host="0.0.0.0", public=True, framed_by="https://huggingface.co")
+    with TestClient(make_app(Studio(public)), base_url="http://somewhere:8765") as client:
+        answer = client.get("/v1/sessions")
+        assert answer.status_code == 200
+        assert "frame-ancestors https://huggingface.co" in answer.headers["content-security-policy"]
         assert client.get("/v1/sessions", headers={"origin": "http://evil.example"}).status_code == 403
 
 

@@ -28,7 +28,11 @@ from recap.errors import refuse
 from recap.rollout import BlockRun
 from recap.types import BackboneSpec, Block
 
-PIPELINES = {"HeliosPipeline": "helios", "HeliosPyramidPipeline": "helios-pyramid"}
+PIPELINES = {
+    "HeliosPipeline": "helios",
+    "HeliosPyramidPipeline": "helios-pyramid",
+    "HeliosParts": "helios-parts",
+}
 HISTORY = ("latents_history_long", "latents_history_mid", "latents_history_short")
 INDICES = tuple(f"indices_{name}" for name in (*HISTORY, "hidden_states"))
 
@@ -37,6 +41,23 @@ def find_helios(pipeline: Any) -> str | None:
     """Return which of the Helios pipelines this is, by name, so that nothing is imported to ask."""
     names = [kind.__name__ for kind in type(pipeline).__mro__]
     return next((PIPELINES[name] for name in names if name in PIPELINES), None)
+
+
+@dataclass
+class HeliosParts:
+    """Names the parts of Helios for a loop of one's own, which `attach` takes in the place of a pipeline.
+
+    The loop calls `check_inputs` before a video, and `vae.decode` once per finished chunk.
+    """
+
+    transformer: Any
+    vae: Any
+    scheduler: Any
+    vae_scale_factor_spatial: int
+    vae_scale_factor_temporal: int
+
+    def check_inputs(self) -> None:
+        """Begin a video."""
 
 
 @dataclass(slots=True)

@@ -14,10 +14,9 @@ from recap.studio.settings import StudioSettings
 COOKIE = "recap_studio"
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self'; "
-    "object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors "
 )
 HEADERS = {
-    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -34,8 +33,9 @@ class Guard:
         self._app = app
         self._settings = settings
         names = {settings.host, *(("localhost", "127.0.0.1", "::1") if settings.is_local else ())}
-        # On all interfaces the name is the visitor's choice, and the token decides.
+        # On all interfaces the name is the visitor's choice; the token decides, or nobody is kept out.
         self._names = None if settings.host in ("0.0.0.0", "::") else names
+        self._headers = {**HEADERS, "content-security-policy": POLICY + (settings.framed_by or "'none'")}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -48,7 +48,7 @@ class Guard:
         if problem is not None:
             await _turn_away(scope, receive, send, *problem)
             return
-        await self._app(scope, receive, _with_headers(send, self._cookie(scope)))
+        await self._app(scope, receive, _with_headers(send, self._headers, self._cookie(scope)))
 
     def _problem(self, headers: dict[str, str], scope: dict[str, Any]) -> tuple[int, str] | None:
         host = headers.get("host", "")
@@ -89,8 +89,8 @@ def _asked_token(scope: dict[str, Any]) -> list[str]:
     return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])[:1]
 
 
-def _with_headers(send: Send, cookie: str | None) -> Send:
-    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+def _with_headers(send: Send, headers: dict[str, str], cookie: str | None) -> Send:
+    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
     if cookie is not None:
         extra.append((b"set-cookie", cookie.encode()))
 

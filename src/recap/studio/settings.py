@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,22 @@ class StudioSettings:
     port: int = 8765
     # Who does not know it is refused; "" asks nobody.
     token: str = ""
+    # Lets anybody in without a token; for a demonstration on a machine that holds nothing else.
+    public: bool = False
+    # The site that may show the page in a frame of its own, as https://NAME; "" is none.
+    framed_by: str = ""
     limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 1 <= self.lead_blocks <= 100:
             raise refuse("lead_blocks", self.lead_blocks, "must be 1 to 100", "2 is the default")
-        if not self.is_local and not self.token:
+        if not self.is_local and not self.token and not self.public:
             limit = "other machines can reach it, and it has no token"
             raise refuse("--host", self.host, limit, "add --token, or leave --host out")
         if self.token and (len(self.token) < 12 or not self.token.isascii() or not self.token.isprintable()):
             raise refuse("--token", "...", "must be 12 or more plain characters", "choose a longer one")
+        if self.framed_by and not re.fullmatch(r"https://[a-z0-9.-]+(:[0-9]+)?", self.framed_by):
+            raise refuse("framed_by", self.framed_by, "must read https://NAME", "leave it out for no frame")
 
     @property
     def is_local(self) -> bool:
