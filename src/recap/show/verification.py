@@ -87,7 +87,8 @@ def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, An
     elif isinstance(config, HeliosConfig):
         files = sorted(file for file in config.check_files().rglob("*") if file.is_file())
     else:
-        files = sorted(WEIGHTS.glob("*.safetensors")) if isinstance(config, EmbeddedConfig) else []
+        names = ("dit", "autoencoder", "text") if isinstance(config, EmbeddedConfig) else ()
+        files = [WEIGHTS / f"{name}.safetensors" for name in names]
     public = [file for each in SETS.values() for file in each.files if file.sha256]
     by_hash, by_place = {file.sha256: file for file in public}, {file.path: file for file in public}
     advance = reporter.counter(sum(file.stat().st_size for file in files))
@@ -110,7 +111,7 @@ class Watcher:
     """Looks at the pictures of a video as they are generated, and keeps a few of them."""
 
     def __init__(self, num_blocks: int, write: Callable[[Tensor], None], advance: Callable[[int], None]):
-        self._shown = [round(i * (num_blocks - 1) / (SHOWN - 1)) for i in range(SHOWN)]
+        self._shown = spread(num_blocks)
         self._write = write
         self._advance = advance
         self._last: Tensor | None = None
@@ -153,6 +154,11 @@ class Watcher:
             "sink_share": statistics.mean(self.sink_share) if self.sink_share else None,
             "bank_tokens": self.bank,
         }
+
+
+def spread(count: int) -> list[int]:
+    """Return which of `count` things in a row the page shows, from the first to the last; of few, some twice."""
+    return [round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)]
 
 
 def motion_of(pictures: Tensor) -> float:
@@ -202,7 +208,6 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
     for name, value in values.items():
         passed = value >= LEAST[name] if learnt and finite else None
         checks[name] = {"value": value, "at_least": LEAST[name], "passed": passed}
-    places = [round(i * (len(shown) - 1) / (SHOWN - 1)) for i in range(SHOWN)]
     return {
         "prompt": settings.prompts[0],
         "seed": settings.seed,
@@ -214,7 +219,7 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
             "sha256": hashlib.sha256(latents.contiguous().numpy().tobytes()).hexdigest(),
         },
         "checks": checks,
-        "shown": [shrunk(shown[place]) for place in places],
+        "shown": [shrunk(shown[place]) for place in spread(len(shown))],
     }
 
 

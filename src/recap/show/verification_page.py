@@ -15,7 +15,7 @@ from recap.show.clips import EMBED_LIMIT, embed, write_side_by_side
 from recap.show.models import ModelChoice
 from recap.show.page import Measured, Section, build_results_page
 from recap.show.sheet import pictures_sheet, png_bytes
-from recap.show.verification import VerifySettings, clip_name, verify
+from recap.show.verification import VerifySettings, clip_name, spread, verify
 
 PAGE, RECORD = "index.html", "verify.json"
 JUDGE = "this command, without a model of its own"
@@ -100,7 +100,7 @@ def _first_section(record: Mapping[str, Any], shown: Sequence[Sequence[Picture]]
         f"mean {latents['mean']:.4f} and deviation {latents['std']:.4f}, SHA-256 {latents['sha256'][:16]}.",
         "" if files else "There are no files: the weights are made from a seed.",
     ]
-    moments = [f"picture {round(i * (opening['pictures'] - 1) / 4) + 1}" for i in range(len(shown[0]))]
+    moments = [f"picture {picture + 1}" for picture in spread(opening["pictures"])]
     sheet = png_bytes(pictures_sheet({"sink": shown[0]}, moments))
     return Section(
         "Files and first block", remarks, measured, (), sheet=sheet, sheet_about="The first pictures."
@@ -131,9 +131,8 @@ def _prompt_section(
         )
         for run in runs
     ]
-    length = record["asked"]["seconds"]
     names = {run["memory"]: list(pictures) for run, pictures in zip(runs, shown, strict=True)}
-    moments = [f"{length * i / 4:.1f} s" for i in range(len(shown[0]))]
+    moments = [f"block {block + 1}" for block in spread(runs[0]["blocks"])]
     limit = EMBED_LIMIT // len(record["asked"]["prompts"])
     source, remark = embed(video, limit) if video else ("", "No videos were written.")
     return Section(
