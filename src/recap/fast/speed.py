@@ -200,6 +200,9 @@ def _deliver(blocks: Iterator[GeneratedBlock], watch: Stopwatch, cuda: bool, beg
         if cuda:
             host = torch.empty(pictures.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(pictures, non_blocking=True)
+        else:
+            # Waits for a GPU of another kind, so that its blocks are timed; on a CPU nothing happens.
+            pictures = pictures.cpu()
         see(block, pictures)
         watch.mark()
         if not first:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recap.backbones.wan.family import WanConfig
-from recap.config import DTYPES, Choice, check_place, choose, resolve_device, resolve_dtype
+from recap.config import DTYPES, Choice, check_place, choose, notice_place, resolve_device, resolve_dtype
 from recap.contracts import BackboneConfig
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate, accelerate_flow
@@ -67,6 +67,7 @@ class ModelChoice:
 
     def load(self, prompts: Sequence[str], notice: Notice) -> Parts:
         """Load the model and its flow; with random weights nothing is read, and flow knows nothing either."""
+        notice_place(self.device, notice)
         readable: Any
         if self.random_weights:
             made = make_parts(self.speed("sink", 2))
