@@ -1,4 +1,4 @@
-# Every target but test-oldest works from a fresh clone with nothing but python3 >= 3.11; the second run needs no network.
+# Every target but test-oldest and test-gpu works from a fresh clone with nothing but python3 >= 3.11; the second run needs no network.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -12,7 +12,10 @@ OLDEST_TESTS := tests/test_plan.py tests/test_rollout.py tests/attention tests/m
   tests/contracts/test_policies.py tests/fast/test_backbone.py tests/backbones/wan/test_wan_model.py \
   $(addprefix tests/attach/test_,attach.py cache.py hooks.py two_threads.py upstream.py)
 
-.PHONY: demo test test-slow test-all test-oldest lint docs clean
+# What is tested on a GPU, where the sources are not a checkout: make test-gpu COMMIT=13348c0
+COMMIT ?=
+
+.PHONY: demo test test-slow test-all test-oldest test-gpu lint docs clean
 
 demo: .venv/ready
 	$(BIN)/python -m recap.cli.demo
@@ -29,6 +32,10 @@ test-all: test test-slow
 # The oldest Python and torch that the package promises, in an environment of its own: 5 GB, as that torch brings CUDA.
 test-oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -m pytest --numprocesses auto --dist loadfile -m 'not slow' -k 'not helios and not embedded' $(OLDEST_TESTS)
+
+# What needs CUDA, by the Python that has torch and Triton there, with nothing installed; docs/log/gpu.txt is its log.
+test-gpu:
+	PYTHONPATH='$(CURDIR)/src:$(CURDIR)' $(PYTHON) -m tests.gpu --commit '$(COMMIT)'
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from recap.io.files import OFFLINE, weights_folder
 from recap.io.older import tomllib
 from recap.registry import load_backbone
 from recap.types import BackboneSpec
+from tests.gpu import MARKED
 
 # The tensors here are small: a second thread costs more than it brings, most of all on a busy machine.
 torch.set_num_threads(1)
@@ -227,10 +228,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    if not torch.cuda.is_available():
-        for item in items:
-            if "cuda" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+        if item.get_closest_marker("cuda") is None:
+            continue
+        if not MARKED.search(item.path.read_text("utf-8")):
+            raise pytest.UsageError(f"{item.path} has a test for a GPU that `make test-gpu` does not find")
+        if not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
 @pytest.fixture(scope="session")

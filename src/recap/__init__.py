@@ -5,6 +5,13 @@
 pipeline.
 """
 
+import os as _os
+import sys as _sys
+
+if _sys.platform == "darwin":
+    # Read when torch is loaded: what an Apple GPU cannot compute runs on the CPU, instead of stopping the run.
+    _os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+
 from recap.attach import attach
 from recap.config import RunConfig
 from recap.contracts import Admission, Backbone, MemoryPolicy

@@ -21,6 +21,7 @@ from recap.backbones.wan.family import WanConfig
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.io.lookup import look_up
+from recap.io.report import Notice
 from recap.memory.recap import RecapConfig
 from recap.plan import Shot, check_amount, check_shots
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
@@ -36,7 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(device: str) -> str:
-    """Name the device that `auto` means here: a GPU where torch can use one, else the CPU."""
+    """Name the device that `auto` means here: a GPU where CUDA can use one, else the CPU; mps must be named."""
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,15 +55,33 @@ def check_place(device: str, dtype: str, field: str = "device") -> None:
     """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise refuse(field, device, "must be cpu, cuda or auto", "cuda:1 names the second GPU")
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise refuse(field, device, "must be cpu, cuda, mps or auto", "cuda:1 names the second GPU")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise refuse(field, device, _why_no_gpu(), "choose cpu or auto") from error
+        raise refuse(field, device, _why_no_gpu(kind), "choose cpu or auto") from error
 
 
-def _why_no_gpu() -> str:
+MPS_NOTICE = (
+    "device mps: positions and sums are computed in fp32, where other devices use fp64, so results differ in the "
+    "last digits; what this GPU cannot compute runs on the CPU; no release was tested on such a machine"
+)
+
+
+def notice_place(device: str, notice: Notice) -> None:
+    """Say what differs on a device, where something does."""
+    if device.startswith("mps"):
+        notice(MPS_NOTICE)
+
+
+def _why_no_gpu(kind: str) -> str:
+    if kind == "mps":
+        built = torch.backends.mps.is_built()
+        return f"torch {torch.__version__} " + (
+            "finds no Apple GPU, or a macOS older than 14" if built else "is built without Apple's MPS"
+        )
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built for the CPU only"
     if not torch.cuda.is_available():

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS
-from recap.config import DTYPES, RunConfig, from_settings
+from recap.config import DTYPES, RunConfig, from_settings, notice_place
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -61,6 +61,7 @@ def build_backbone(
     ranks: Ranks = LONE,
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
+    notice_place(config.device, notice)
     prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice

@@ -149,11 +149,21 @@ class Block:
         return self.first_frame + self.num_frames
 
 
+NO_FLOAT64 = {"mps"}
+"""Apple's GPUs have no fp64: what is computed in it elsewhere is computed in fp32 there."""
+
+
+def widest(device: torch.device | str) -> torch.dtype:
+    """Return the widest float of a device."""
+    return torch.float32 if torch.device(device).type in NO_FLOAT64 else torch.float64
+
+
 def frame_positions(phases: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return positions 1 N 3 of whole frames at the given temporal phases, row-major as the tokens are."""
     rows, columns = grid
-    sides = (torch.arange(side, dtype=torch.float64, device=phases.device) for side in (rows, columns))
-    axes = torch.meshgrid(phases.to(torch.float64), *sides, indexing="ij")
+    wide = widest(phases.device)
+    sides = (torch.arange(side, dtype=wide, device=phases.device) for side in (rows, columns))
+    axes = torch.meshgrid(phases.to(wide), *sides, indexing="ij")
     return torch.stack(axes, dim=-1).reshape(1, -1, 3)
 
 

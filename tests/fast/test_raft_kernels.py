@@ -11,6 +11,8 @@ import torch
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Where there is a GPU it is the compiled kernels that count, so `make test-gpu` runs this, too.
+pytestmark = [pytest.mark.cuda] if DEVICE == "cuda" else []
 
 CHECK = """
 import torch

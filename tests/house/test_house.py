@@ -98,6 +98,10 @@ OPTIONS = {
         "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",
         "--eager", "--help",
     },
+    "verify": {
+        "--out", "--prompt", "--seconds", "--memories", "--seed", "--random-weights", "--decoder", "--set", "--flow",
+        "--device", "--dtype", "--eager", "--help",
+    },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
         "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",

@@ -88,6 +88,22 @@ def test_every_lower_limit_is_the_version_that_is_tested():
     assert PROJECT["requires-python"] == ">=3.10"
 
 
+def test_every_lower_limit_that_users_install_has_a_reason():
+    """A comment right above the requirement, or above the extra if that is one line."""
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    extras = PROJECT["optional-dependencies"]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(line for name in ("wan", "studio", "ray", "helios") for line in extras[name]),
+    ]
+    for requirement in wanted:
+        if requirement.startswith(("recap-forcing", "tomli", "typing-extensions")):
+            continue
+        (at,) = [i for i, line in enumerate(lines) if f'"{requirement}"' in line and not line.startswith("#")]
+        above = lines[at - 1].strip()
+        assert above.startswith("# ") and len(above) > 20, requirement
+
+
 def test_the_demo_needs_no_tools_and_no_large_packages():
     names = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
     assert not names & {

@@ -16,7 +16,7 @@ from torch import Tensor
 from recap.attention.attend import Attended, Readable, attend
 from recap.attention.rope import rotate, rotation
 from recap.contracts import MemoryPolicy
-from recap.types import Past, Role, Segment, Tokens, frame_positions
+from recap.types import Past, Role, Segment, Tokens, frame_positions, widest
 
 
 class ContextKernels:
@@ -96,7 +96,8 @@ class BlockContext:
         """Return positions 1 N 3 of the block's own tokens: one tensor all block long, so one rotary table."""
         if self._reads.positions is None:
             # A blocking copy would wait for all work queued so far.
-            self._reads.positions = frame_positions(self.phases.to(device, non_blocking=True), grid)
+            phases = self.phases.to(device, widest(device), non_blocking=True)
+            self._reads.positions = frame_positions(phases, grid)
         return self._reads.positions
 
     def attend(self, layer: int, query: Tensor, own: list[Segment]) -> Tensor:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recap.types import widest
+
 THETA = 10000.0
 
 
@@ -32,13 +34,13 @@ def bands(head_dim: int) -> tuple[int, int, int]:
 
 def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
     """Return the angle per unit of phase for each pair of a band."""
-    exponent = torch.arange(pairs, dtype=torch.float64, device=device) / max(pairs, 1)
+    exponent = torch.arange(pairs, dtype=widest(device or "cpu"), device=device) / max(pairs, 1)
     return torch.pow(THETA, -exponent)
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:
     """Return the turn of every pair at positions B N 3; in fp32 the angles would be off by 3e-5 at phase 1,000."""
-    phases = positions.to(torch.float64).unbind(-1)
+    phases = positions.to(widest(positions.device)).unbind(-1)
     parts = zip(phases, bands(head_dim), strict=True)
     turns = [phase[..., None] * frequencies(pairs, positions.device) for phase, pairs in parts]
     angles = torch.cat(turns, dim=-1)[..., None, :]

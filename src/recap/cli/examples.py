@@ -34,6 +34,11 @@ _LINES = {
     "convert": ("recap convert self_forcing_dmd.pt converted",),
     "bench": ("recap bench", "recap bench --memory recap --blocks 30 --plot growth.svg"),
     "probe": ("recap probe embedded", "recap probe self-forcing --out self-forcing.json"),
+    "verify": (
+        "recap verify embedded --seconds 10",
+        "recap verify self-forcing --out self-forcing",
+        "recap verify longlive --random-weights --seconds 6",
+    ),
     "reproduce": (
         "recap reproduce reappearance --prompts 1 --seeds 1",
         "recap reproduce main --suite vbench128 --backbone self-forcing",

@@ -29,6 +29,7 @@ from recap.cli import (
     show,
     studio,
     study,
+    verify,
 )
 from recap.cli.console import show_error
 from recap.cli.examples import EXAMPLES
@@ -68,6 +69,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert.convert_command,
     "bench": bench.bench_command,
     "probe": probe.probe_command,
+    "verify": verify.verify_command,
     "reproduce": reproduce.reproduce_command,
     "report": reproduce.report_command,
 }

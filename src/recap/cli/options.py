@@ -20,7 +20,8 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="A setting, e.g. memory.reinforcement=5; repeatable.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or auto, which is a GPU where there is one [default: auto].")
+    str | None,
+    typer.Option(help="cpu, cuda, mps (Apple) or auto, which is cuda where there is one [default: auto]."),
 ]
 Devices = Annotated[
     str | None,

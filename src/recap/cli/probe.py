@@ -12,17 +12,11 @@ import torch
 import typer
 
 from recap.backbones.helios.family import HeliosConfig
-from recap.backbones.wan.family import WanConfig
 from recap.cli.console import progress_bar
 from recap.cli.options import Device, Dtype, Eager, Flow
-from recap.config import DTYPES, Choice, check_place, choose, resolve_device, resolve_dtype
-from recap.contracts import Backbone, BackboneConfig
 from recap.errors import refuse
-from recap.fast.accelerate import accelerate, accelerate_flow
-from recap.fast.speed import SpeedSettings, make_parts
-from recap.flow import build_flow, resolve_flow
 from recap.io.files import write_whole
-from recap.io.report import Notice
+from recap.show.models import ModelChoice
 from recap.show.probing import ProbeSettings, probe, refuse_carried
 
 
@@ -47,25 +41,25 @@ def probe_command(
     model's own keys, layer by layer; what would the rule `keys` choose; how much does every head look at the sink?
     """
     settings = ProbeSettings(before, after, blocks, seed)
-    chosen: Choice[BackboneConfig] = choose("backbone", name)
-    place = resolve_device("auto" if device is None else device)
-    precision = resolve_dtype("auto" if dtype is None else dtype, place, type(chosen.settings))
-    check_place(place, precision)
+    chosen = ModelChoice.of(
+        name, device, dtype, flow, random_weights=random_weights, decoder="tiny", eager=eager
+    )
+    place, precision = chosen.device, chosen.dtype
+    if isinstance(chosen.backbone.settings, HeliosConfig):
+        # Before its 14B weights are loaded.
+        raise refuse_carried(name)
     path = out or Path(f"probe-{name.replace(':', '-')}.json")
     if path.is_dir():
         raise refuse("--out", str(path), "is a folder", "name a file")
     began = time.perf_counter()
     with progress_bar("probing", "blocks", "loading the model") as reporter:
-        backbone, weights = _load(chosen, settings, place, precision, random_weights, eager, reporter.notice)
-        own = backbone.spec.name
-        used = resolve_flow("auto" if flow is None else flow, reporter.notice, backbone=own, device=place)
-        found = build_flow(used, device=place, notice=reporter.notice, backbone=own)
-        made = probe(backbone, found if eager else accelerate_flow(found), settings, reporter)
+        parts = chosen.load((before, after), reporter.notice)
+        made = probe(parts.backbone, parts.flow, settings, reporter)
     gpu = torch.cuda.get_device_name(place) if place.startswith("cuda") else platform.machine()
     result: dict[str, Any] = {
         "backbone": name,
-        "weights": weights,
-        "flow": used,
+        "weights": parts.about["weights"],
+        "flow": parts.about["flow"],
         "device": gpu,
         "dtype": precision,
         "torch": torch.__version__,
@@ -76,31 +70,6 @@ def probe_command(
     write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
     typer.echo(_summary(result))
     typer.echo(path)
-
-
-def _load(
-    chosen: Choice[BackboneConfig],
-    settings: ProbeSettings,
-    device: str,
-    dtype: str,
-    random_weights: bool,
-    eager: bool,
-    notice: Notice,
-) -> tuple[Backbone, str]:
-    """Return the model, and whose weights it has."""
-    public = isinstance(chosen.settings, WanConfig)
-    if isinstance(chosen.settings, HeliosConfig):
-        # Before its 14B weights are loaded.
-        raise refuse_carried(chosen.name)
-    if random_weights:
-        if not public:
-            limit = "random weights are for the public models of the Wan family"
-            raise refuse("--random-weights", chosen.name, limit, "leave it out")
-        speed = SpeedSettings(chosen.name, "sink", "tiny", device, dtype, blocks=2, eager=eager)
-        return make_parts(speed).backbone, "random"
-    prompts = (settings.before, settings.after)
-    made = chosen.settings.build(device=device, dtype=DTYPES[dtype], prompts=prompts, notice=notice)
-    return made if eager else accelerate(made), "published" if public else "the package's own"
 
 
 def _summary(result: dict[str, Any]) -> str:

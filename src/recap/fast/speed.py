@@ -40,7 +40,10 @@ from recap.io.files import write_whole
 from recap.memory.recap import RecapMemory
 from recap.plan import Shot, make_plan
 from recap.rollout import at_once, rollout
-from recap.types import BackboneSpec
+from recap.types import BackboneSpec, GeneratedBlock
+
+See = Callable[[GeneratedBlock, Tensor], None]
+"""Is shown every block, and its pictures as bytes."""
 
 MOST_BLOCKS = 10_000
 # Channels of the public decoder's last stage.
@@ -163,13 +166,26 @@ def random_decoder(
     return vae.arrange(dtype).open_decoder
 
 
-def measure(parts: Parts, settings: SpeedSettings, blocks: int, *, closely: bool = False) -> dict[str, Any]:
-    """Run one rollout; return milliseconds per stage and block, and the memory used; closely: also by part."""
+def measure(
+    parts: Parts,
+    settings: SpeedSettings,
+    blocks: int,
+    *,
+    closely: bool = False,
+    prompt: str = PROMPT,
+    seed: int = 0,
+    see: See = lambda block, pictures: None,
+) -> dict[str, Any]:
+    """Run one rollout; return milliseconds per stage and block, and the memory used.
+
+    `see` is called with every block and its pictures, 1 T 3 Y X, uint8; what it does counts. `closely` also
+    measures what a bank calls.
+    """
     backbone, spec, cuda = parts.backbone, parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
     (policy, rules), decoder = parts.policy_and_rule(settings), backbone.decoder()
     length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    plan = make_plan([[Shot(PROMPT, length)]], spec)
+    plan = make_plan([[Shot(prompt, length)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
     owners = (backbone, decoder, policy, backbone, policy)
     watched: list[tuple[object, str]] = list(zip(owners, STAGES, strict=True))
@@ -177,8 +193,8 @@ def measure(parts: Parts, settings: SpeedSettings, blocks: int, *, closely: bool
         watched += zip((*rules * 3, policy.bank, policy), BANK_PARTS, strict=True)
     with watch.listening(watched):
         began = time.perf_counter()
-        blocks_made = rollout(backbone, policy, plan, seeds=[0], decoder=decoder, aside=aside)
-        first_picture_s = _deliver(blocks_made, watch, cuda, began)
+        blocks_made = rollout(backbone, policy, plan, seeds=[seed], decoder=decoder, aside=aside)
+        first_picture_s = _deliver(blocks_made, watch, cuda, began, see)
     if cuda:
         torch.cuda.synchronize()
     stages = {name: watch.milliseconds(name) for _, name in watched}
@@ -193,7 +209,7 @@ def measure(parts: Parts, settings: SpeedSettings, blocks: int, *, closely: bool
     }
 
 
-def _deliver(blocks: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) -> float:
+def _deliver(blocks: Iterator[GeneratedBlock], watch: Stopwatch, cuda: bool, began: float, see: See) -> float:
     """Copy every block's pictures to the host as bytes, one block late; return the seconds to the first picture."""
     first, done = 0.0, None
     for block in blocks:
@@ -201,6 +217,10 @@ def _deliver(blocks: Iterator[Any], watch: Stopwatch, cuda: bool, began: float) 
         if cuda:
             host = torch.empty(pictures.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(pictures, non_blocking=True)
+        else:
+            # Waits for a GPU of another kind, so that its blocks are timed; on a CPU nothing happens.
+            pictures = pictures.cpu()
+        see(block, pictures)
         watch.mark()
         if not first:
             if cuda:

@@ -70,7 +70,7 @@ def resolve_flow(
     """
     if name != "auto":
         return name
-    if backbone == WORLD and torch.device(device).type == "cpu":
+    if backbone == WORLD and torch.device(device).type in ("cpu", "mps"):
         return "world-flow"
     home, why = weights_folder(), f"could not be fetched; {INSTALL}"
     if RAFT_SMALL.find() is None and is_offline():

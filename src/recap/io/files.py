@@ -145,7 +145,8 @@ def _hidden(path: Path) -> Path:
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
+    # Windows flushes only what is open for writing.
+    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
         os.fsync(file.fileno())
 
 

@@ -30,7 +30,7 @@ from recap.errors import refuse, unknown_name
 from recap.memory.base import WindowMemory
 from recap.memory.store import Store
 from recap.memory.window import Window, check_frames, own_window
-from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, Tokens, frame_positions
+from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, Segment, Tokens, frame_positions, widest
 
 VARIANTS = ("release", "paper", "sink-only")
 # The names, in a state, of what is known about chosen tokens.
@@ -294,7 +294,7 @@ class DeepForcing(WindowMemory):
     def _positions(self, frame: Tensor, spot: Tensor) -> Tensor:
         """Return positions B M 3 of tokens B M by frame and index in the frame."""
         columns = self.window.spec.grid[1]
-        return torch.stack([frame, spot // columns, spot % columns], dim=-1).to(torch.float64)
+        return torch.stack([frame, spot // columns, spot % columns], dim=-1).to(widest(frame.device))
 
 
 @dataclass(frozen=True, slots=True)

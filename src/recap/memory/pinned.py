@@ -16,7 +16,7 @@ from torch import Tensor
 from recap.contracts import LAST_FRAME, Entry, State
 from recap.errors import refuse
 from recap.memory.window import Window
-from recap.types import BackboneSpec, Candidates, Role
+from recap.types import BackboneSpec, Candidates, Role, widest
 
 MOST_TOKENS_FRAMES = 64
 """How many frames' worth of tokens may be pinned in all: more would be a window, not a memory."""
@@ -68,7 +68,8 @@ class PinnedTokens:
         """Let the block see the tokens of these names, or all of them, with this bias."""
         for name, group in self.groups.items():
             if names is None or name in names:
-                source = group.entries.source.to(torch.float64)
+                source = group.entries.source
+                source = source.to(widest(source.device))
                 positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
                 window.add(Role.CAST, group.keys, group.values, positions, log_bias=log_bias, in_front=True)
 

@@ -24,7 +24,7 @@ from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.reinforcement import read_reinforcement
 from recap.memory.sharing import shared_scores
 from recap.memory.window import Window, make_window
-from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, widest
 
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
@@ -65,7 +65,8 @@ class RecapMemory(WindowMemory):
     def begin(self, block: Block) -> Tensor:
         phases = super().begin(block)
         if self.bank.count:
-            source = self.bank.entries.source.to(torch.float64)
+            source = self.bank.entries.source
+            source = source.to(widest(source.device))
             positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
             self.window.add(
                 Role.BANK,

@@ -9,6 +9,9 @@ import types
 
 import pytest
 import torch
+
+pytest.importorskip("diffusers")
+
 from diffusers.hooks import group_offloading
 from helios_fakes import (
     CHUNKS,

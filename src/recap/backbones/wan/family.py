@@ -105,6 +105,19 @@ class WanConfig:
         if not (self.checkpoint and text and decoder):
             find_weights(self.row.name)
 
+    def all_files(self) -> list[Path]:
+        """List the files of weights that `build` reads; all of them are there."""
+        self.check_files()
+        checkpoint, _, own = self._weights()
+        parts = [checkpoint, *(choice.path for choice in own)]
+        files = [file for part in parts for file in files_of(part, "backbone.checkpoint")]
+        if not self.prompt_embeds:
+            encoder, tokenizer = self._find_encoder()
+            files += files_of(encoder, "backbone.text_encoder")
+            files += sorted(file for file in tokenizer.iterdir() if file.is_file())
+        decoder = self._find_autoencoder() if self.decoder == "full" else self._find_tiny_decoder()
+        return [*files, *files_of(decoder, "backbone.autoencoder"), *self.added_files()]
+
     def added_files(self) -> list[Path]:
         """List the files of the LoRAs on top of the model: they decide what a run generates, and may change."""
         return [file for choice in self._added() for file in files_of(choice.path, "backbone.loras")]

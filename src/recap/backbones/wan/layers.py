@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from recap.backbones.wan.spec import WanSpec
 from recap.contracts import Context
-from recap.types import Role, Segment
+from recap.types import Role, Segment, widest
 
 
 def sinusoid(time: Tensor, size: int) -> Tensor:
     """Embed times of any shape in `size` channels: cosines, then sines, of falling frequency, in fp64."""
     half = size // 2
-    exponents = torch.arange(half, dtype=torch.float64, device=time.device) / half
-    angles = time.to(torch.float64).unsqueeze(-1) * torch.pow(10000.0, -exponents)
+    exponents = torch.arange(half, dtype=widest(time.device), device=time.device) / half
+    angles = time.to(exponents.dtype).unsqueeze(-1) * torch.pow(10000.0, -exponents)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 

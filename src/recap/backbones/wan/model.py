@@ -16,6 +16,7 @@ from recap.backbones.wan.layers import Head, TransformerBlock, sinusoid
 from recap.backbones.wan.spec import WanSpec
 from recap.contracts import Context
 from recap.errors import refuse
+from recap.types import widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class CausalWan(nn.Module):
         if isinstance(timestep, Tensor):
             time = timestep.to(self.device)
         else:
-            time = torch.full((1, 1), timestep, dtype=torch.float64, device=self.device)
+            time = torch.full((1, 1), timestep, dtype=widest(self.device), device=self.device)
         embedded: Tensor = self.time_embedding(sinusoid(time, self.spec.freq_dim).to(self.dtype))
         projected: Tensor = self.time_projection(embedded)
         return embedded, projected.reshape(*time.shape, 6, self.spec.dim)

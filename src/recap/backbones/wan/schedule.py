@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recap.backbones.wan.spec import NUM_TRAIN_STEPS
+from recap.types import widest
 
 
 def warp(steps: tuple[int, ...], shift: float) -> tuple[float, ...]:
@@ -28,7 +29,8 @@ def model_time(sigma: float) -> float:
 
 def clean_estimate(noisy: Tensor, flow: Tensor, sigma: float) -> Tensor:
     """Compute clean = x - sigma v in fp64 and round back: half precision loses the difference of near equals."""
-    return (noisy.to(torch.float64) - sigma * flow.to(torch.float64)).to(noisy.dtype)
+    wide = widest(noisy.device)
+    return (noisy.to(wide) - sigma * flow.to(wide)).to(noisy.dtype)
 
 
 def renoise(clean: Tensor, noise: Tensor, sigma: float) -> Tensor:

@@ -1,0 +1,72 @@
+"""`recap verify` checks a model for whoever has its weights, and writes a page about it to publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recap.cli.console import byte_bar, progress_bar
+from recap.cli.options import DecoderName, Device, Dtype, Eager, Flow, Setting
+from recap.config import override
+from recap.errors import refuse
+from recap.show.models import ModelChoice
+from recap.show.verification import VerifySettings
+from recap.show.verification_page import PAGE, describe, write_verification
+
+USUAL = VerifySettings()
+
+
+def verify_command(
+    name: Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")] = "embedded",
+    out: Annotated[Path | None, typer.Option(help="Folder of the result [default: verify-NAME].")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", help="A prompt; repeatable [default: three usual ones].")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of every video.")] = USUAL.seconds,
+    memories: Annotated[str, typer.Option(help="Which memories, separated by commas.")] = ",".join(
+        USUAL.memories
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = USUAL.seed,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
+    ] = False,
+    decoder: DecoderName = None,
+    settings: Setting = None,
+    flow: Flow = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    eager: Eager = False,
+) -> None:
+    """Verify a model: hashes, a first block, and videos with every memory.
+
+    Times and peak memory are measured. A page to publish and its record, verify.json, are written to a folder.
+    """
+    wanted = VerifySettings(
+        prompts=tuple(prompts) if prompts else USUAL.prompts,
+        memories=tuple(word.strip() for word in memories.split(",")),
+        seconds=seconds,
+        seed=seed,
+    )
+    for text in settings or []:
+        if not text.startswith("backbone."):
+            raise refuse(
+                "--set", text, "only the model has settings here", "for example backbone.checkpoint=FILE"
+            )
+    own = [*(settings or []), *([f"backbone.decoder={decoder}"] if decoder and not random_weights else [])]
+    backbone = override({"backbone": {"name": name}}, own)["backbone"]
+    choice = ModelChoice.of(
+        backbone, device, dtype, flow,
+        random_weights=random_weights, decoder="full" if decoder is None else decoder, eager=eager,
+    )  # fmt: skip
+    folder = out or Path(f"verify-{name.replace(':', '-')}")
+    with (
+        byte_bar("hashing") as hashing,
+        progress_bar("verifying", "pictures", "loading the model") as reporter,
+    ):
+        record = write_verification(choice, wanted, folder, reporter, hashing)
+    typer.echo(describe(record))
+    typer.echo(folder / PAGE)
+    if not record["passed"]:
+        raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""Runs every test that needs CUDA, from the source tree, and keeps a log of the last run: `make test-gpu`.
+
+Only files that hold such tests are collected, so that the packages of all others need not be there. Nothing is
+installed and no environment is used: any Python with torch, Triton, pytest and OpenCV will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = ROOT / "docs" / "log" / "gpu.txt"
+MARKED = re.compile(r"pytest\.mark\.cuda|\bDEVICES\b")
+"""Finds the marker itself, or the list of devices that tests/attention shares."""
+
+
+def find_marked(folder: Path = ROOT / "tests") -> list[Path]:
+    """List the test files that hold tests for a GPU."""
+    return [file for file in sorted(folder.rglob("test_*.py")) if MARKED.search(file.read_text("utf-8"))]
+
+
+class Outcomes:
+    """Counts what became of the tests, and keeps why some were skipped or failed."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.by_file: dict[str, Counter[str]] = {}
+        self.remarks: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        # A test is one "call"; what stops it before or after that is reported in its place.
+        if report.when == "call" or report.outcome != "passed":
+            self._count(report, "error" if report.failed and report.when != "call" else report.outcome)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.outcome != "passed":
+            self._count(report, "error" if report.failed else "skipped")
+
+    def _count(self, report: Any, outcome: str) -> None:
+        self.counts[outcome] += 1
+        self.by_file.setdefault(report.nodeid.partition("::")[0], Counter())[outcome] += 1
+        if outcome != "passed":
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            lines = [line for line in text.strip().splitlines() if line.strip()] or [""]
+            self.remarks.append(f"{outcome:8} {report.nodeid}: {lines[-1].strip()}")
+
+    def describe(self) -> str:
+        names = ("passed", "skipped", "failed", "error")
+        total = ", ".join(f"{self.counts[name]} {name}" for name in names)
+        files = [
+            f"{file}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            for file, counts in sorted(self.by_file.items())
+        ]
+        return "\n".join([f"result   {total}", "", *self.remarks, *([""] if self.remarks else []), *files])
+
+
+def run(files: list[Path], log: Path, commit: str) -> int:
+    """Run the marked tests of some files and write the log; returns pytest's exit code."""
+    outcomes, began = Outcomes(), time.time()
+    code = pytest.main(["-m", "cuda", "-rs", "--durations=8", *map(str, files)], plugins=[outcomes])
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
+    text = "\n".join(
+        [
+            "The last run of `make test-gpu`.",
+            "",
+            f"commit   {commit}",
+            f"date     {date}",
+            f"machine  {describe_machine()}",
+            f"seconds  {time.time() - began:.0f}",
+            outcomes.describe(),
+        ]
+    )
+    log.write_text(text + "\n", encoding="utf-8")
+    return int(code)
+
+
+def describe_machine() -> str:
+    python = f"torch {torch.__version__}, Python {platform.python_version()}"
+    if not torch.cuda.is_available():
+        return f"no GPU, {python}"
+    about = torch.cuda.get_device_properties(0)
+    memory = f"{about.total_memory / 2**30:.0f} GiB"
+    return f"{about.name}, {memory}, CUDA {torch.version.cuda}, {python}"
+
+
+def find_commit() -> str:
+    """Name the commit that is checked out, and whether files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown, as this is no checkout: name it, as in make test-gpu COMMIT=13348c0"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--commit", default="", help="what is tested [default: as git says]")
+    parser.add_argument("--log", type=Path, default=LOG, help="the file to write [default: docs/log/gpu.txt]")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("NOT TESTED: torch finds no CUDA device here; the log of the last run stays", file=sys.stderr)
+        return 2
+    return run(find_marked(), given.log, given.commit or find_commit())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
