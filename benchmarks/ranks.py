@@ -35,6 +35,7 @@ from recap.fast.ranks.states import join_state, load_state
 from recap.fast.ranks.wan import RankedKernels, split_backbone
 from recap.io.report import SILENT
 from recap.io.trace import BlockTrace
+from recap.memory.base import WindowMemory
 from recap.plan import make_plan
 from recap.rollout import Resume, reach, rollout
 from recap.run import build_memory
@@ -120,8 +121,8 @@ def generate(
                 return
 
     run(policy, Resume(), stop)
-    window: Any = policy
-    assert window.window.current.keys.shape[3] * ranks.count == SPEC.heads, "a process keeps its own heads"
+    assert isinstance(policy, WindowMemory)
+    assert policy.window.current.keys.shape[3] * ranks.count == SPEC.heads, "a process keeps its own heads"
     if stop is not None:
         state, decoded = join_state(policy, ranks), decoder.state()
         policy, decoder = build_memory(config, made.spec, SILENT.notice, ranks), made.decoder()
