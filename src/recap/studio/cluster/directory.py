@@ -64,7 +64,11 @@ class Directory:
             if not sent.done():
                 raise Lost(seat.address)
             return sent.result()
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
+        except (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError) as error:
+            # Nobody listens there any more; Ray may need some time to notice that a machine is gone.
+            seat.leave()
+            raise Lost(seat.address) from error
+        except aiohttp.ClientPayloadError as error:
             raise Lost(seat.address) from error
         finally:
             sent.cancel()

@@ -61,7 +61,7 @@ class Front:
         aiohttp = import_extra("aiohttp", "recap serve", "ray")
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=600)
+            connector=connector, timeout=aiohttp.ClientTimeout(total=600, sock_connect=5)
         ) as client:
             seats = Seats(self._seating, self.settings.seats, self.settings.queue)
             store = await asyncio.to_thread(open_store, self.settings.store)
@@ -210,7 +210,6 @@ def add_forwarding(front: Front) -> None:
                     )
                 )
             except Lost:
-                seat.gone.set()
                 if request.method == "POST" and rest != "open":
                     raise busy(
                         "its machine was lost before it answered, so it may have happened or not"

@@ -24,9 +24,10 @@ import torch
 from recap.io.extras import import_extra
 from recap.studio.cluster.metrics import Metric, Stages, as_text
 from recap.studio.cluster.settings import ClusterSettings
-from recap.studio.cluster.shared import SharedFolder, SharedShelf
+from recap.studio.cluster.shared import SharedFolder, SharedSession, SharedShelf
 from recap.studio.cluster.snapshots import open_store
 from recap.studio.listening import bound_socket
+from recap.studio.live import LiveSession
 from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import Studio
@@ -39,6 +40,23 @@ class ReplicaStudio(Studio):
     """Is a studio that forgets the files of closed sessions, since they are in the store."""
 
     folder: SharedFolder
+
+    def open(self, name: str) -> LiveSession:
+        with self._lock:
+            live = self.sessions.get(name)
+        if live is not None and not self._is_ours(live):
+            # It was given up by mistake and went on elsewhere; what is here is old.
+            self.close_session(name)
+        return super().open(name)
+
+    def _is_ours(self, live: LiveSession) -> bool:
+        return isinstance(live.store, SharedSession) and live.store.is_ours()
+
+    def close_lost(self) -> None:
+        """Close sessions that another replica has opened."""
+        for name, live in list(self.sessions.items()):
+            if not self._is_ours(live):
+                self.close_session(name)
 
     def close_session(self, name: str) -> None:
         super().close_session(name)
@@ -122,6 +140,7 @@ class Replica:
             self._ping = (time.monotonic(), self.studio.engine.call(lambda: None))
         elif time.monotonic() - self._ping[0] > STUCK_S:
             raise RuntimeError(f"the model has not come to its next block for {STUCK_S:.0f} s")
+        await asyncio.to_thread(self.studio.close_lost)
 
     async def _metrics(self) -> Any:
         from fastapi import Response

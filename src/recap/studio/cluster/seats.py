@@ -14,6 +14,10 @@ AGAIN_S = 0.25
 """How long somebody who was turned away waits before the next try."""
 
 
+MUTE_S = 5.0
+"""How long a session that moves waits for an answer: it may have been asked of a machine that is gone, too."""
+
+
 class Busy(RecapError):
     """Says that there is no seat now; later there may be one."""
 
@@ -104,10 +108,10 @@ class Seats:
             while (left := end - time.monotonic()) > 0:
                 request = self._seating.ask()
                 try:
-                    first = await asyncio.wait_for(anext(request), left)
-                except (TimeoutError, asyncio.TimeoutError):
+                    first = await asyncio.wait_for(anext(request), min(left, MUTE_S) if insist else left)
+                except asyncio.TimeoutError:
                     request.cancel()
-                    break
+                    continue
                 except asyncio.CancelledError:
                     request.cancel()
                     raise

@@ -99,8 +99,12 @@ class Relay:
                     return None
                 # Other codes are those of connections that fell.
                 return replica.close_code if replica.close_code in (ENDED, NOT_FOUND) else None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError):
+            # Nobody listens there any more; Ray may need some time to notice that a machine is gone.
+            seat.leave()
             return None
+        except aiohttp.ClientError:
+            return LATER
 
     async def _pass_on(self, replica: Any) -> None:
         async for message in replica:

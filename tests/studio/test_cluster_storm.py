@@ -1,0 +1,124 @@
+"""Replicas and nodes of a real Ray cluster are killed at random; every session ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("ray.serve")
+
+from recap.studio.cluster.deploy import Cluster
+from recap.studio.cluster.seats import ServeSeating
+from recap.studio.cluster.settings import ClusterSettings
+from recap.studio.cluster.snapshots import open_store
+from recap.studio.store import MEDIA
+from tests.studio.clusters import (
+    TOKEN,
+    RayNodes,
+    Watcher,
+    ask,
+    check_same,
+    kept,
+    kill,
+    replica_processes,
+    serving,
+)
+
+SESSIONS, REPLICAS, KILLS, PACE_S = 50, 3, 20, 4.0
+
+
+@pytest.fixture
+def nodes():
+    made = RayNodes(REPLICAS)
+    yield made
+    made.close()
+
+
+def settings_of(tmp_path, **more):
+    plain = {"backbone": "untrained", "flow": "classical", "replicas": REPLICAS, "cpus": 1, "patience_s": 60}
+    return ClusterSettings(str(tmp_path / "store"), **{**plain, **more})
+
+
+def storm(nodes, rng, watching):
+    """Kill a replica, or now and then a node, at random moments."""
+    for number in range(KILLS):
+        time.sleep(rng.uniform(0.5, 6.0))
+        if watching.done():
+            return
+        if number % 7 == 3:
+            print(f"kill {number}: node {(which := rng.randrange(REPLICAS))}", flush=True)
+            nodes.lose(which)
+            continue
+        while not (found := replica_processes()):
+            time.sleep(0.2)
+        print(f"kill {number}: one of {len(found)} replicas", flush=True)
+        kill(rng.choice(found))
+    time.sleep(10.0)
+
+
+@pytest.mark.slow
+def test_fifty_sessions_survive_twenty_kills_bit_for_bit(tmp_path, nodes, backbone):
+    settings = settings_of(tmp_path, sessions=25, queue=100)
+    rng = random.Random(0)
+    with (
+        Cluster(settings, TOKEN) as cluster,
+        serving(settings, ServeSeating(cluster.handle)) as (front, address),
+    ):
+        watchers = []
+        for number in range(SESSIONS):
+            status, hello = ask(address, "/v1/sessions", {"prompt": "a red boat", "seed": number})
+            assert status == 201, hello
+            orders = [
+                (rng.randrange(1, 12), {"type": "prompt", "text": f"boat {number}"}),
+                (rng.randrange(12, 18), {"type": "set", "reinforcement": 2.0 + number % 3}),
+            ]
+            watchers.append(Watcher(address, hello["session"], PACE_S, orders if number % 2 else ()))
+
+        done = threading.Event()
+
+        async def watch_all():
+            await asyncio.gather(*(watcher.watch(done) for watcher in watchers))
+
+        began = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(asyncio.run, watch_all())
+            # Ray starts nodes on the main thread only.
+            storm(nodes, rng, watching)
+            done.set()
+            watching.result()
+        print(f"{SESSIONS} sessions, {KILLS} kills in {time.monotonic() - began:.0f} s", flush=True)
+        assert len(ask(address, "/v1/sessions")[1]) == SESSIONS
+        moves, waits = front.directory.moves, sorted(front.pauses)
+    pauses = sorted(pause for watcher in watchers for pause in watcher.pauses)
+    assert pauses and moves
+    print(f"{moves} moves; from the loss to the next hello: median {statistics.median(waits):.2f} s, "
+          f"the longest {waits[-1]:.2f} s", flush=True)  # fmt: skip
+    print(f"{len(pauses)} pauses until the next block: median {statistics.median(pauses):.2f} s, "
+          f"the longest {pauses[-1]:.2f} s", flush=True)  # fmt: skip
+    blocks, frames = 0, {}
+    for watcher in watchers:
+        session = kept(str(tmp_path / "store"), watcher.session, tmp_path / "read")
+        blocks += check_same(session, backbone)
+        shown = {
+            block: hash_of(session.read("main", session.record.current, block, MEDIA))
+            for block in watcher.media
+        }
+        assert watcher.media == shown, "somebody saw other frames than those of their session"
+        frames[watcher.session] = set(shown.values())
+    assert len(set.union(*frames.values())) == sum(map(len, frames.values())), (
+        "two sessions have equal frames"
+    )
+    print(f"{blocks} blocks equal an undisturbed run bit for bit")
+    assert open_store(str(tmp_path / "store")).children("sessions") == sorted(frames)
+
+
+def hash_of(data):
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
