@@ -165,7 +165,7 @@ class Watcher:
                 size = struct.unpack_from(">I", message)[0]
                 header = json.loads(message[4 : 4 + size])
                 if header["kind"] == "media":
-                    self.media[header["block"]] = hashlib.sha256(message[4 + size :]).hexdigest()
+                    self.media[header["block"]] = hash_of(message[4 + size :])
                 continue
             event = json.loads(message)
             if event["type"] == "hello":
@@ -193,6 +193,10 @@ class Watcher:
                 self._asked = None
             elif event["type"] == "error":
                 self.errors.append(event["text"])
+
+
+def hash_of(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 def kept(store, name, place):

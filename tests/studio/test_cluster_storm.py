@@ -24,6 +24,7 @@ from tests.studio.clusters import (
     Watcher,
     ask,
     check_same,
+    hash_of,
     kept,
     kill,
     replica_processes,
@@ -116,9 +117,3 @@ def test_fifty_sessions_survive_twenty_kills_bit_for_bit(tmp_path, nodes, backbo
     )
     print(f"{blocks} blocks equal an undisturbed run bit for bit")
     assert open_store(str(tmp_path / "store")).children("sessions") == sorted(frames)
-
-
-def hash_of(data):
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()

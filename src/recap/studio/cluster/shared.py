@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load, save
+import numpy as np
+from safetensors.numpy import load, save
 from torch import Tensor
 
 from recap.errors import refuse
@@ -50,11 +50,12 @@ log = logging.getLogger("recap.studio")
 
 def pack_block(files: dict[str, bytes]) -> bytes:
     """Return the files of a block as one object."""
-    return save({kind: torch.frombuffer(bytearray(data), dtype=torch.uint8) for kind, data in files.items()})
+    packed: bytes = save({kind: np.frombuffer(data, np.uint8) for kind, data in files.items()})
+    return packed
 
 
 def unpack_block(data: bytes) -> dict[str, bytes]:
-    return {kind: value.numpy().tobytes() for kind, value in load(data).items() if kind in KINDS}
+    return {kind: value.tobytes() for kind, value in load(data).items() if kind in KINDS}
 
 
 class SharedSession(SessionStore):
