@@ -1,10 +1,10 @@
 """How many viewers on how many replicas? `python -m benchmarks.capacity --block-ms 310 --replicas 8 --sessions 2`
 
 A simulation of `recap serve` by discrete events: viewers arrive, wait for a seat or are refused, watch for some
-minutes and leave; the model of a replica makes one block at a time, for its sessions in turn, up to a lead beyond what
-was seen; encoding and writing follow on another thread; replicas fail, come back after a while, and their sessions
-move. Block times are measured ones. `--check` starts a real cluster on this machine instead, lets viewers watch it, and
-prints what was measured next to what the simulation says for the block times that the cluster itself reports.
+minutes and leave; the model of a replica makes one block at a time, for its sessions in turn, up to a lead beyond
+what was seen; encoding and writing follow on another thread; replicas fail, come back after a while, and their
+sessions move. Block times are measured ones. `--check` starts a real cluster on this machine instead, lets viewers
+watch it, and prints what was measured next to what the simulation says for the block times that it reports.
 """
 
 from __future__ import annotations

@@ -93,6 +93,21 @@ def replica_processes():
     return found
 
 
+def running_replicas():
+    """How many replicas Ray Serve says can be asked."""
+    from ray import serve
+
+    states = serve.status().applications["recap"].deployments["replica"].replica_states
+    return sum(count for state, count in states.items() if str(state).endswith("RUNNING"))
+
+
+def seats_taken(address):
+    """How many seats the replicas say are taken."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("recap_seats_taken{"))
+
+
 def ancestors(process):
     found = []
     while process > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from contextlib import suppress
 from typing import Any
@@ -19,10 +18,11 @@ from recap.studio.store import ID, RECORD, SessionRecord
 SPARED_S = 5.0
 """A session that was used so recently is not parked for somebody else."""
 
-MOVING_S = 120.0
+MOVING_S = 600.0
 """How long a session that lost its replica may wait for another one."""
 
-log = logging.getLogger("recap.studio")
+Answer = tuple[int, bytes, str, dict[str, str]]
+"""Status, body, media type, and the headers that a client needs."""
 
 
 class Lost(Exception):
@@ -53,8 +53,8 @@ class Directory:
 
     async def send(
         self, seat: Seat, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes, str, dict[str, str]]:
-        """Send a request to a replica; returns status, body, media type and the headers that a client needs."""
+    ) -> Answer:
+        """Send a request to a replica, which may be gone before it answers."""
         import aiohttp
 
         sent = asyncio.create_task(self._send(seat.address, method, path, body, headers or {}))
@@ -77,7 +77,7 @@ class Directory:
 
     async def _send(
         self, address: str, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes, str, dict[str, str]]:
+    ) -> Answer:
         import yarl
 
         url = yarl.URL(address + path, encoded=True)
@@ -141,9 +141,7 @@ class Directory:
             await self.park_idle(SPARED_S, most=1)
         return await self.seats.take(patience_s, insist=insist)
 
-    async def begin(
-        self, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes, str, dict[str, str]]:
+    async def begin(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         """Begin a session on a seat: by a description, or by an uploaded run."""
         if (kept := len(await asyncio.to_thread(self.names))) >= self.settings.kept_sessions:
             raise refuse(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from recap.errors import refuse
 from recap.io.extras import import_extra
-from recap.studio.cluster.directory import Directory, Lost
+from recap.studio.cluster.directory import Answer, Directory, Lost
 from recap.studio.cluster.metrics import Metric, as_text
 from recap.studio.cluster.seats import Busy, Seating, Seats, busy
 from recap.studio.cluster.settings import ClusterSettings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PARK_EVERY_S = 1.0
 RETRY_S = "15"
 KEPT_PAUSES = 1000
+MOST_LOSSES = 20
 PASSED_HEADERS = ("content-type",)
 """What of a client's request a replica needs to know."""
 
@@ -174,10 +175,6 @@ def add_forwarding(front: Front) -> None:
 
     app, limits = front.app, front.own.limits
 
-    def give(answer: tuple[int, bytes, str, dict[str, str]]) -> Response:
-        status, body, kind, headers = answer
-        return Response(body, status, headers=headers, media_type=kind)
-
     async def begin(request: Request) -> Response:
         """Begin a session on some replica."""
         upload = request.url.path.endswith("upload-run")
@@ -187,52 +184,61 @@ def add_forwarding(front: Front) -> None:
     async def anybody(request: Request) -> Response:
         """Ask any replica."""
         body = await read_body(request, limits.upload_bytes)
-        return give(
-            await front.directory.anybody(request.method, path_of(request), body, headers_of(request))
-        )
+        path, headers = path_of(request), headers_of(request)
+        return give(await front.directory.anybody(request.method, path, body, headers))
 
     async def videos() -> Response:
         limit = "a cluster serves sessions; queued videos live on one machine"
         raise refuse("videos", "cluster", limit, "begin a session and download its video.mp4")
 
     async def session(request: Request, name: str, rest: str = "") -> Response:
-        """Send a request on to the replica that has the session; what only reads is asked again after a loss."""
+        """Send a request on to the replica that has the session."""
         body = await read_body(request, limits.message_bytes)
-        if rest == "commands":
-            with suppress(ValueError, AttributeError):
-                note_pause(front.directory, name, json.loads(body).get("type"))
-        for _ in range(20):
-            seat = await front.directory.find(name, reopen=rest == "open")
-            try:
-                return give(
-                    await front.directory.send(
-                        seat, request.method, path_of(request), body, headers_of(request)
-                    )
-                )
-            except Lost:
-                if request.method == "POST" and rest != "open":
-                    raise busy(
-                        "its machine was lost before it answered, so it may have happened or not"
-                    ) from None
-        raise busy("its replicas were lost one after another")
+        return give(await forward(front.directory, request, name, rest, body))
 
     async def stream(socket: WebSocket, name: str) -> None:
         await socket.accept()
         await Relay(front.directory, socket, name, front.pauses).run()
 
-    app.add_api_route("/v1/sessions", begin, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/sessions/upload-run", begin, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/casts", anybody, methods=["GET", "POST"], response_model=None)
-    app.add_api_route("/v1/casts/{name}", anybody, methods=["GET", "DELETE"], response_model=None)
-    app.add_api_route("/docs", anybody, response_model=None)
-    app.add_api_route("/openapi.json", anybody, response_model=None)
-    app.add_api_route("/v1/videos", videos, methods=["GET", "POST"], response_model=None)
-    app.add_api_route("/v1/videos/{rest:path}", videos, methods=["GET", "DELETE"], response_model=None)
+    def add(path: str, act: Any, *methods: str) -> None:
+        app.add_api_route(path, act, methods=list(methods), response_model=None)
+
+    add("/v1/sessions", begin, "POST")
+    add("/v1/sessions/upload-run", begin, "POST")
+    add("/v1/casts", anybody, "GET", "POST")
+    add("/v1/casts/{name}", anybody, "GET", "DELETE")
+    add("/docs", anybody, "GET")
+    add("/openapi.json", anybody, "GET")
+    add("/v1/videos", videos, "GET", "POST")
+    add("/v1/videos/{rest:path}", videos, "GET", "DELETE")
     app.add_api_websocket_route("/v1/sessions/{name}/stream", stream)
-    app.add_api_route("/v1/sessions/{name}", session, response_model=None)
-    app.add_api_route(
-        "/v1/sessions/{name}/{rest:path}", session, methods=["GET", "POST"], response_model=None
-    )
+    add("/v1/sessions/{name}", session, "GET")
+    add("/v1/sessions/{name}/{rest:path}", session, "GET", "POST")
+
+
+async def forward(directory: Directory, request: "Request", name: str, rest: str, body: bytes) -> Answer:
+    """Ask the replica that has a session; what only reads is asked again after a loss."""
+    if rest == "commands":
+        with suppress(ValueError, AttributeError):
+            note_pause(directory, name, json.loads(body).get("type"))
+    for _ in range(MOST_LOSSES):
+        seat = await directory.find(name, reopen=rest == "open")
+        try:
+            return await directory.send(seat, request.method, path_of(request), body, headers_of(request))
+        except Lost:
+            if request.method == "POST" and rest != "open":
+                raise busy(
+                    "its machine was lost before it answered, so it may have happened or not"
+                ) from None
+    raise busy("its replicas were lost one after another")
+
+
+def give(answer: Answer) -> Any:
+    """Answer as a replica did."""
+    from fastapi import Response
+
+    status, body, kind, headers = answer
+    return Response(body, status, headers=headers, media_type=kind)
 
 
 def path_of(request: "Request") -> str:
