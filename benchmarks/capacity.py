@@ -16,7 +16,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.timing import print_json
@@ -43,6 +43,8 @@ class Setting:
     failure_s: float = float("inf")
     back_s: float = 30.0
     open_s: float = 0.5
+    # How often somebody types another prompt, on average: what was made ahead is then made again.
+    prompt_s: float = 20.0
     seconds: float = 3600.0
     # How much block times vary, as a part of them.
     jitter: float = 0.05
@@ -65,6 +67,10 @@ class Viewer:
     stood_s: float = 0.0
     pauses: list[float] = field(default_factory=list)
     lost_at: float | None = None
+    # Counts prompts, so that what was made for an earlier one is not shown.
+    prompts: int = 0
+    asked_at: float | None = None
+    answers: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -121,6 +127,7 @@ class Simulation:
         )
         watched = sum(min(v.leaves_at, self.now) - (v.begun_at or 0.0) for v in seen)
         pauses = sorted(pause for viewer in self.viewers for pause in viewer.pauses)
+        answers = sorted(answer for viewer in self.viewers for answer in viewer.answers)
         return {
             "viewers": len(self.viewers),
             "refused": round(self.refused / max(1, self.came), 4),
@@ -128,6 +135,8 @@ class Simulation:
             "playing": round(1 - stood / watched, 4) if watched else 0.0,
             "blocks_per_s": round(self.blocks / self.now, 3),
             "busy": round(sum(r.work_s for r in self._replicas) / self.now / len(self._replicas), 4),
+            "prompt_s": round(statistics.median(answers), 3) if answers else 0.0,
+            "prompt_95_s": round(answers[int(0.95 * len(answers))], 3) if answers else 0.0,
             "pauses": len(pauses),
             "pause_s": round(statistics.median(pauses), 3) if pauses else 0.0,
             "longest_pause_s": round(pauses[-1], 3) if pauses else 0.0,
@@ -224,7 +233,8 @@ class Simulation:
             place.busy = True
             viewer.made += 1
             place.work_s += spent
-            self._at(spent, lambda: self._made(place, viewer, life))
+            prompts = viewer.prompts
+            self._at(spent, lambda: self._made(place, viewer, life, prompts))
 
     def _opened(self, place: Replica, viewer: Viewer, life: int) -> None:
         if place.life == life:
@@ -233,24 +243,28 @@ class Simulation:
             place.busy = False
             self._work(place)
 
-    def _made(self, place: Replica, viewer: Viewer, life: int) -> None:
+    def _made(self, place: Replica, viewer: Viewer, life: int, prompts: int) -> None:
         if place.life != life:
             return
         place.busy = False
         self.blocks += 1
         place.free_at = max(self.now, place.free_at) + self.setting.after_s
-        self._at(place.free_at - self.now, lambda: self._arrived(place, viewer, life))
+        self._at(place.free_at - self.now, lambda: self._arrived(place, viewer, life, prompts))
         self._work(place)
 
-    def _arrived(self, place: Replica, viewer: Viewer, life: int) -> None:
-        if place.life != life or viewer.gone:
+    def _arrived(self, place: Replica, viewer: Viewer, life: int, prompts: int) -> None:
+        if place.life != life or viewer.gone or viewer.prompts != prompts:
             return
         viewer.arrived += 1
+        if viewer.asked_at is not None:
+            viewer.answers.append(self.now - viewer.asked_at)
+            viewer.asked_at = None
         if viewer.lost_at is not None:
             viewer.pauses.append(self.now - viewer.lost_at)
             viewer.lost_at = None
         if viewer.begun_at is None:
             viewer.begun_at = self.now
+            self._plan_prompt(viewer)
         if not viewer.playing:
             self._play(viewer)
 
@@ -272,6 +286,21 @@ class Simulation:
     def _played(self, viewer: Viewer) -> None:
         viewer.played += 1
         self._play(viewer)
+
+    def _plan_prompt(self, viewer: Viewer) -> None:
+        if self.setting.prompt_s < float("inf"):
+            self._at(self._rng.expovariate(1 / self.setting.prompt_s), lambda: self._prompt(viewer))
+
+    def _prompt(self, viewer: Viewer) -> None:
+        """Drop what nobody has seen; the next block is under the new prompt."""
+        if viewer.gone:
+            return
+        self._plan_prompt(viewer)
+        viewer.prompts += 1
+        viewer.made = viewer.arrived = viewer.played + viewer.playing
+        viewer.asked_at = self.now
+        if viewer.replica is not None:
+            self._work(viewer.replica)
 
     # Failing
 
@@ -295,19 +324,6 @@ class Simulation:
         place.alive, place.free_at = True, self.now
         self._plan_failure(place)
         self._fill()
-
-
-def most_sessions(setting: Setting, playing: float) -> int:
-    """Return how many sessions a replica can hold so that viewers see a picture that moves this part of the time."""
-    held = 1
-    while held < 1000:
-        one = replace(
-            setting, replicas=1, sessions=held + 1, arrivals=0.0, failure_s=float("inf"), seconds=600
-        )
-        if Simulation(one).run()["playing"] < playing:
-            return held
-        held += 1
-    return held
 
 
 def main() -> None:

@@ -69,6 +69,7 @@ def watch(address: str, viewers: int) -> dict[str, Any]:
         block_s=spent["generate"] / blocks,
         after_s=(spent["encode"] + spent["store"]) / blocks,
         open_s=0.1,
+        prompt_s=float("inf"),
         seconds=600.0,
     )
     told = Simulation(setting).run()

@@ -62,7 +62,8 @@ def storm(nodes, rng, watching):
             print(f"kill {number}: node {(which := rng.randrange(REPLICAS))}", flush=True)
             nodes.lose(which)
         else:
-            found = replica_processes()
+            while not (found := replica_processes()):
+                time.sleep(0.2)
             print(f"kill {number}: one of {len(found)} replicas", flush=True)
             kill(rng.choice(found))
     time.sleep(10.0)
@@ -95,8 +96,10 @@ def test_fifty_sessions_survive_twenty_kills_bit_for_bit(tmp_path, nodes, backbo
         with ThreadPoolExecutor(1) as pool:
             watching = pool.submit(asyncio.run, watch_all())
             # Ray starts nodes on the main thread only.
-            storm(nodes, rng, watching)
-            done.set()
+            try:
+                storm(nodes, rng, watching)
+            finally:
+                done.set()
             watching.result()
         print(f"{SESSIONS} sessions, {KILLS} kills in {time.monotonic() - began:.0f} s", flush=True)
         assert len(ask(address, "/v1/sessions")[1]) == SESSIONS
