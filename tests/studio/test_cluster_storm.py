@@ -53,7 +53,7 @@ def storm(nodes, rng, watching):
     """Kill a replica, or now and then a node, at random moments."""
     for number in range(KILLS):
         # Not faster than replicas come back, but for every fifth: without any, only the start of one is measured.
-        while number % 5 != 4 and running_replicas() < REPLICAS and not watching.done():
+        while number % 5 != 4 and running_replicas() < REPLICAS - 1 and not watching.done():
             time.sleep(0.5)
         time.sleep(rng.uniform(0.5, 6.0))
         if watching.done():

@@ -90,7 +90,7 @@ class Directory:
     def connect(self, seat: Seat, path: str) -> Any:
         """Open a stream of a replica; a machine that vanished is noticed by its silence."""
         address = seat.address.replace("http", "ws", 1)
-        return self._client.ws_connect(address + path, headers=self._headers, heartbeat=10.0, max_msg_size=0)
+        return self._client.ws_connect(address + path, headers=self._headers, heartbeat=30.0, max_msg_size=0)
 
     # Placing sessions
 

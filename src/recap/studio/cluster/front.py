@@ -171,27 +171,27 @@ def add_own(front: Front) -> None:
 
 def add_forwarding(front: Front) -> None:
     """Add the routes whose requests go on to a replica."""
-    from fastapi import Request, Response, WebSocket
+    from fastapi import Request, WebSocket
 
     app, limits = front.app, front.own.limits
 
-    async def begin(request: Request) -> Response:
+    async def begin(request: Request) -> Any:
         """Begin a session on some replica."""
         upload = request.url.path.endswith("upload-run")
         body = await read_body(request, limits.upload_bytes if upload else limits.message_bytes)
         return give(await front.directory.begin(path_of(request), body, headers_of(request)))
 
-    async def anybody(request: Request) -> Response:
+    async def anybody(request: Request) -> Any:
         """Ask any replica."""
         body = await read_body(request, limits.upload_bytes)
         path, headers = path_of(request), headers_of(request)
         return give(await front.directory.anybody(request.method, path, body, headers))
 
-    async def videos() -> Response:
+    async def videos() -> Any:
         limit = "a cluster serves sessions; queued videos live on one machine"
         raise refuse("videos", "cluster", limit, "begin a session and download its video.mp4")
 
-    async def session(request: Request, name: str, rest: str = "") -> Response:
+    async def session(request: Request, name: str, rest: str = "") -> Any:
         """Send a request on to the replica that has the session."""
         body = await read_body(request, limits.message_bytes)
         return give(await forward(front.directory, request, name, rest, body))

@@ -111,7 +111,10 @@ class Relay:
             if isinstance(message.data, bytes):
                 await self._socket.send_bytes(message.data)
                 continue
-            text = str(message.data)
+            if not isinstance(message.data, str):
+                # A connection that fell says so with an exception instead of a text.
+                return
+            text = message.data
             if self._lost_at is not None and '"type": "hello"' in text[:40]:
                 self._pauses.append(time.monotonic() - self._lost_at)
                 self._lost_at = None
