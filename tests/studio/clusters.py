@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -28,6 +30,15 @@ from recap.studio.listening import bound_socket
 from recap.studio.settings import StudioSettings
 
 TOKEN = "only for this test"
+REPLICA = """
+import sys, time
+from recap.studio.cluster.replica import Replica
+from recap.studio.cluster.settings import ClusterSettings
+settings = ClusterSettings(sys.argv[1], backbone="untrained", flow="classical", cpus=1)
+replica = Replica(settings, sys.argv[2], "127.0.0.1")
+print(replica.address, flush=True)
+sys.stdin.read()
+"""
 
 
 @contextmanager
@@ -49,6 +60,78 @@ def serving(settings, seating):
             server.should_exit = True
             thread.join(60)
             assert not thread.is_alive()
+
+
+class Full(Exception):
+    """As Ray Serve says that too many wait."""
+
+
+class Processes:
+    """Gives seats on replicas that are processes of this test."""
+
+    def __init__(self, store, number, seats, queue):
+        self.seats, self.queue, self.waiting = seats, queue, 0
+        self.taken = {}
+        command = [sys.executable, "-c", REPLICA, store, TOKEN]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.processes = [
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment
+            )
+            for _ in range(number)
+        ]
+        self.addresses = [process.stdout.readline().strip() for process in self.processes]
+
+    def alive(self, number):
+        return self.processes[number].poll() is None
+
+    def ask(self):
+        return Request(self)
+
+    def is_refusal(self, error):
+        return isinstance(error, Full)
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stdin.close()
+
+
+class Request:
+    def __init__(self, owner):
+        self.owner, self.number = owner, None
+        self.cancelled = False
+
+    async def __anext__(self):
+        owner = self.owner
+        if self.number is not None:
+            while owner.alive(self.number) and not self.cancelled:
+                await asyncio.sleep(0.01)
+            raise ConnectionError
+        if owner.waiting >= owner.queue and not self.free():
+            raise Full
+        owner.waiting += 1
+        try:
+            while not (free := self.free()):
+                await asyncio.sleep(0.01)
+        finally:
+            owner.waiting -= 1
+        self.number = min(free, key=lambda number: len(owner.taken.get(number, ())))
+        owner.taken.setdefault(self.number, set()).add(self)
+        return {"address": owner.addresses[self.number]}
+
+    def free(self):
+        numbers = range(len(self.owner.processes))
+        return [
+            n for n in numbers if self.owner.alive(n) and len(self.owner.taken.get(n, ())) < self.owner.seats
+        ]
+
+    def cancel(self):
+        self.cancelled = True
+        if self.number is not None:
+            self.owner.taken[self.number].discard(self)
 
 
 class RayNodes:
