@@ -18,8 +18,8 @@ from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
 from tests.studio.clusters import TOKEN, Watcher, ask, replica_processes, serving
 
-SEATS, WINDOW_S, INTRUDERS = 6, 20.0, 40
-PACE_S = 0.75
+SEATS, ROUNDS, WINDOW_S, INTRUDERS = 6, 3, 12.0, 42
+PACE_S = 2.0
 
 
 def resident_mb(process):
@@ -58,19 +58,20 @@ def test_those_who_watch_keep_their_rate_while_others_are_refused(cluster):
     with ThreadPoolExecutor(12) as pool:
         watching = pool.submit(asyncio.run, watch_all())
         time.sleep(5.0)
-        alone = rate()
-        answers = [
-            pool.submit(ask, address, "/v1/sessions", {"prompt": "a boat", "seed": seed})
-            for seed in range(INTRUDERS)
-        ]
-        beside = rate()
-        refusals = [answer.result() for answer in answers]
+        alone, beside, refusals = [], [], []
+        # In turns, since what else this machine does changes meanwhile.
+        for _ in range(ROUNDS):
+            alone += rate()
+            asked = [{"prompt": "a boat", "seed": seed} for seed in range(INTRUDERS // ROUNDS)]
+            answers = [pool.submit(ask, address, "/v1/sessions", body) for body in asked]
+            beside += rate()
+            refusals += [answer.result() for answer in answers]
         done.set()
         watching.result()
     assert all(status == 503 and f"all {SEATS} seats are taken" in told["text"] for status, told in refusals)
     assert any("2 wait already" in told["text"] for _, told in refusals)
     print(f"blocks/s of a session alone {statistics.mean(alone):.3f} (least {min(alone):.3f}), "
-          f"while {INTRUDERS} were refused {statistics.mean(beside):.3f} (least {min(beside):.3f})")  # fmt: skip
+          f"while {len(refusals)} were refused {statistics.mean(beside):.3f} (least {min(beside):.3f})")  # fmt: skip
     assert statistics.mean(beside) >= 0.9 * statistics.mean(alone)
 
 
