@@ -8,12 +8,14 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("ray.serve")
 
-from recap.studio.cluster.deploy import Cluster
+from recap.studio.cluster.deploy import NAME, Cluster, deployment_options
+from recap.studio.cluster.replica import Replica
 from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.snapshots import open_store
@@ -126,3 +128,43 @@ def test_fifty_sessions_survive_twenty_kills_bit_for_bit(tmp_path, nodes, backbo
     )
     print(f"{blocks} blocks equal an undisturbed run bit for bit")
     assert open_store(str(tmp_path / "store")).children("sessions") == sorted(frames)
+
+
+@pytest.mark.slow
+def test_sessions_of_a_drained_replica_go_on_elsewhere(tmp_path, backbone):
+    from ray import serve
+
+    settings = settings_of(tmp_path, replicas=2, sessions=4)
+    with (
+        Cluster(settings, TOKEN) as cluster,
+        serving(settings, ServeSeating(cluster.handle)) as (front, address),
+    ):
+        names = [
+            ask(address, "/v1/sessions", {"prompt": "a boat", "seed": s})[1]["session"] for s in range(4)
+        ]
+        watchers = [Watcher(address, name, 0.5) for name in names]
+        assert len({seat.address for seat in front.directory.sessions.values()}) == 2
+        done = threading.Event()
+
+        async def watch_all():
+            await asyncio.gather(*(watcher.watch(done) for watcher in watchers))
+
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(asyncio.run, watch_all())
+            try:
+                wait_for(lambda: all(watcher.seen >= 2 for watcher in watchers), "blocks", 120)
+                fewer = serve.deployment(Replica, **deployment_options(replace(settings, replicas=1)))
+                serve.run(fewer.bind(settings, TOKEN, "127.0.0.1"), name=NAME, route_prefix=None)
+                wait_for(
+                    lambda: front.directory.moves and len(replica_processes()) == 1, "the end of one", 120
+                )
+                seen = [watcher.seen for watcher in watchers]
+                wait_for(
+                    lambda: all(w.seen > s + 2 for w, s in zip(watchers, seen, strict=True)), "more", 120
+                )
+            finally:
+                done.set()
+            watching.result()
+        print(f"{front.directory.moves} moves, pauses {[round(pause, 2) for pause in front.pauses]} s")
+    for name in names:
+        assert check_same(kept(settings.store, name, tmp_path / "read"), backbone) >= 5

@@ -135,3 +135,19 @@ def test_a_damaged_snapshot_is_not_generated_from(replica, tmp_path):
     with pytest.raises(RecapError, match=r"000001.block.*damaged"):
         studio.open(live.record.id)
     assert not (studio.folder.root / "sessions" / live.record.id).exists()
+
+
+def test_ray_serve_takes_the_settings_of_replicas():
+    serve = pytest.importorskip("ray.serve")
+    from recap.studio.cluster.deploy import deployment_options
+    from recap.studio.cluster.replica import Replica
+
+    fixed = serve.deployment(
+        Replica, **deployment_options(ClusterSettings("store", replicas=3, sessions=5, queue=7))
+    )
+    assert (fixed.num_replicas, fixed.max_ongoing_requests, fixed.max_queued_requests) == (3, 5, 7)
+    scaled = ClusterSettings("store", replicas=1, most_replicas=4, sessions=4, gpus=1)
+    made = serve.deployment(Replica, **deployment_options(scaled))
+    rules = made._deployment_config.autoscaling_config
+    assert (rules.min_replicas, rules.max_replicas, rules.target_ongoing_requests) == (1, 4, 3.0)
+    assert made.ray_actor_options["num_gpus"] == 1 and scaled.seats == 16
