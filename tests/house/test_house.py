@@ -87,6 +87,10 @@ OPTIONS = {
     "studio": {
         "--port", "--host", "--token", "--folder", "--backbone", "--demo", "--open", "--no-open", "--help",
     },
+    "serve": {
+        "--port", "--host", "--token", "--store", "--backbone", "--ray", "--replicas", "--most-replicas",
+        "--sessions", "--cpus", "--gpus", "--queue", "--patience", "--idle", "--memory-gb", "--help",
+    },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
     "weights": {"--dry-run", "--help"},

@@ -58,6 +58,9 @@ EXTRAS = {
     "uvicorn",
     "websockets",
     "pydantic",
+    "aiohttp",
+    "yarl",
+    "fsspec",
 }
 
 

@@ -24,6 +24,7 @@ _LINES = {
     "cast show": ("recap cast show fox.cast --out fox.png",),
     "cast merge": ("recap cast merge fox.cast bus.cast --out both.cast",),
     "show": ("recap show runs/20261116-082017-a-fox-on-a-beach-recap --open",),
+    "serve": ("recap serve", "recap serve --replicas 3 --sessions 4 --store /mnt/shared/recap --ray auto"),
     "studio": ("recap studio", "recap studio --demo", "recap studio --backbone longlive --port 9000"),
     "inspect": (
         "recap inspect holiday.mp4",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import threading
 import webbrowser
@@ -14,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import show_notice
-from recap.errors import refuse
 from recap.io.extras import import_extra
+from recap.studio.listening import bound_socket
 from recap.studio.server import make_app
 from recap.studio.settings import StudioSettings
 from recap.studio.studio import Studio
@@ -67,24 +66,6 @@ def wait_asleep() -> None:
     if own and "OMP_WAIT_POLICY" not in os.environ:
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-
-
-def bound_socket(settings: StudioSettings) -> socket.socket:
-    """Bind the port, or say who might have it."""
-    if not 0 <= settings.port < 2**16:
-        raise refuse("--port", settings.port, "must be 0 to 65535", "leave it out")
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((settings.host, settings.port))
-        # From here on a browser that is faster than the server waits instead of being refused.
-        made.listen()
-    except OSError as error:
-        made.close()
-        limit = f"{settings.host} cannot be listened on there ({error.strerror or error})"
-        raise refuse("--port", settings.port, limit, "choose another port, or --port 0") from error
-    return made
 
 
 def serve(studio: Studio, listening: Any) -> None:

@@ -11,12 +11,12 @@ import typer
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.examples import EXAMPLES
-from recap.cli.studio import bound_socket
 from recap.errors import refuse
 from recap.eval.study.box import BallotBox
 from recap.eval.study.findings import COUNTED
 from recap.io.extras import import_extra
 from recap.show.study_page import PAGE, PARTS
+from recap.studio.listening import bound_socket
 from recap.studio.settings import StudioSettings
 from recap.studio.voting import make_voting_app
 from recap.tables.study.folder import STUDY, VIDEOS, StudyAsk, make_study, read_questions, read_study

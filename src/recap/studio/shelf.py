@@ -69,8 +69,11 @@ class Shelf:
         if len(self.names()) >= self._most:
             limit = f"at most {self._most} subjects are kept"
             raise refuse("casts", len(self.names()), limit, "delete one of them")
-        write_cast(self._folder / f"{subject.name}{SUFFIX}", [subject])
+        self._put(subject)
         return self.shown(subject.name)
+
+    def _put(self, subject: Subject) -> None:
+        write_cast(self._folder / f"{subject.name}{SUFFIX}", [subject])
 
     def upload(self, data: bytes) -> list[dict[str, Any]]:
         """Put all subjects of an uploaded cast file on the shelf; what kind of file it is, its bytes say."""

@@ -39,15 +39,18 @@ FIRST_SHOT_S = 1.0
 class Studio:
     """Opens, keeps and closes sessions; safe to call from any thread."""
 
-    def __init__(self, settings: StudioSettings) -> None:
+    def __init__(
+        self, settings: StudioSettings, folder: StudioFolder | None = None, shelf: Shelf | None = None
+    ) -> None:
+        """Open a studio; `folder` and `shelf` say where else than in its own folder things are kept."""
         if settings.backbone not in BACKBONES:
             raise unknown_name("backbone", settings.backbone, BACKBONES)
         self.settings = settings
-        self.folder = StudioFolder(settings.folder, settings.limits.disk_bytes)
+        self.folder = folder or StudioFolder(settings.folder, settings.limits.disk_bytes)
         # Until this studio is closed, or its process is gone.
         self._alone = ExitStack()
         self._alone.enter_context(alone_in(self.folder.root, *BUSY))
-        self.shelf = Shelf(self.folder.root / "casts", settings.limits.casts)
+        self.shelf = shelf or Shelf(self.folder.root / "casts", settings.limits.casts)
         self.engine = Engine()
         self.sessions: dict[str, LiveSession] = {}
         # Sessions that are being built.

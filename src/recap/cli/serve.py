@@ -1,0 +1,93 @@
+"""`recap serve` serves the studio from many machines: sessions live on replicas, and outlive them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recap.cli.console import show_notice
+from recap.io.extras import import_extra
+from recap.studio.cluster.deploy import Cluster
+from recap.studio.cluster.front import Front
+from recap.studio.cluster.seats import ServeSeating
+from recap.studio.cluster.settings import ClusterSettings
+from recap.studio.listening import bound_socket
+from recap.studio.settings import Limits, StudioSettings
+
+DEFAULT = ClusterSettings("")
+
+
+def serve_command(
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
+    store: Annotated[
+        str,
+        typer.Option(help="Where sessions are kept: a folder that all machines see, or an fsspec address."),
+    ] = "store",
+    backbone: Annotated[
+        str, typer.Option(help="Which model generates; see `recap list backbones`.")
+    ] = DEFAULT.backbone,
+    ray: Annotated[
+        str, typer.Option(help="Address of a Ray cluster; local starts one on this machine.")
+    ] = "local",
+    replicas: Annotated[int, typer.Option(help="Processes that hold the model.")] = DEFAULT.replicas,
+    most_replicas: Annotated[
+        int, typer.Option(help="Add replicas up to this number as seats fill; 0 adds none.")
+    ] = DEFAULT.most_replicas,
+    sessions: Annotated[int, typer.Option(help="Sessions open on a replica at once.")] = DEFAULT.sessions,
+    cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
+    gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
+    queue: Annotated[
+        int, typer.Option(help="How many may wait for a seat; others are refused.")
+    ] = DEFAULT.queue,
+    patience_s: Annotated[
+        float, typer.Option("--patience", help="Seconds that somebody waits for a seat before being refused.")
+    ] = DEFAULT.patience_s,
+    idle_s: Annotated[
+        float, typer.Option("--idle", help="Seconds after which a session that nobody watches is parked.")
+    ] = DEFAULT.idle_s,
+    memory_gb: Annotated[
+        float, typer.Option(help="Memory of a replica's process above which it takes no session.")
+    ] = DEFAULT.memory_gb,
+) -> None:
+    """Serve the studio from one machine or many, with sessions that outlive the replica that generates them.
+
+    Needs the extras studio and ray. Whatever was shown is in the store: when a replica or a machine dies, its
+    sessions go on elsewhere with the same bits.
+    """
+    for package in ("fastapi", "uvicorn", "websockets"):
+        import_extra(package, "recap serve", "studio")
+    import_extra("ray.serve", "recap serve", "ray")
+    place = store if "://" in store else str(Path(store).expanduser().resolve())
+    settings = ClusterSettings(
+        place, backbone, replicas=replicas, most_replicas=most_replicas, sessions=sessions, cpus=cpus, gpus=gpus,
+        queue=queue, patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
+    )  # fmt: skip
+    own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
+    secret = secrets.token_urlsafe(24)
+    with bound_socket(own) as listening, Cluster(settings, secret, ray) as cluster:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        show_notice(f"serve: {address} ({settings.seats} seats; end it with Ctrl-C)")
+        listen(Front(settings, own, ServeSeating(cluster.handle), secret), listening)
+
+
+def listen(front: Front, listening: Any) -> None:
+    """Serve a front until the process is told to end."""
+    uvicorn = import_extra("uvicorn", "recap serve", "studio")
+    logging.getLogger("recap.studio").addHandler(logging.StreamHandler())
+    config = uvicorn.Config(
+        front.app,
+        log_level="warning",
+        ws_max_size=4 * front.own.limits.message_bytes,
+        ws_max_queue=32,
+        timeout_graceful_shutdown=3,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,141 @@
+"""Seats: who wants a session on a replica holds a request to Ray Serve for as long as the session is open there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from recap.errors import RecapError, refuse
+
+AGAIN_S = 0.25
+"""How long somebody who was turned away waits before the next try."""
+
+
+MUTE_S = 5.0
+"""How long a session that moves waits for an answer: it may have been asked of a machine that is gone, too."""
+
+
+class Busy(RecapError):
+    """Says that there is no seat now; later there may be one."""
+
+
+class Seating(Protocol):
+    """Gives seats; the handle of Ray Serve's deployment, or a stand-in of a simulation."""
+
+    def ask(self) -> SeatRequest:
+        """Ask for a seat."""
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether too many wait already."""
+
+
+class SeatRequest(Protocol):
+    """Is a request that lasts: its first answer names the replica, and its end says that the replica is gone."""
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]: ...
+
+    async def __anext__(self) -> dict[str, Any]: ...
+
+    def cancel(self) -> None:
+        """Give the seat back."""
+
+
+class ServeSeating:
+    """Gives seats on the replicas of a deployment on Ray Serve."""
+
+    def __init__(self, handle: Any) -> None:
+        from ray.serve.exceptions import BackPressureError
+
+        self._handle = handle
+        self._refusal = BackPressureError
+
+    def ask(self) -> Any:
+        return self._handle.options(stream=True).seat.remote()
+
+    def is_refusal(self, error: BaseException) -> bool:
+        return isinstance(error, self._refusal)
+
+
+class Seat:
+    """Is a place for one session on a replica; `gone` is set when the replica is, or when the seat was given back."""
+
+    def __init__(self, request: SeatRequest, address: str) -> None:
+        self.address = address
+        self.gone = asyncio.Event()
+        self.watchers = 0
+        self.used = time.monotonic()
+        self._request = request
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        # Whatever ended the request ended the seat.
+        with suppress(Exception, asyncio.CancelledError):
+            await anext(self._request)
+        self.gone.set()
+
+    @property
+    def idle_s(self) -> float:
+        """Return how long nobody has watched the session or asked for it."""
+        return 0.0 if self.watchers else time.monotonic() - self.used
+
+    def leave(self) -> None:
+        """Give the seat back."""
+        self.gone.set()
+        self._request.cancel()
+
+
+class Seats:
+    """Takes seats, and says in words why there is none."""
+
+    def __init__(self, seating: Seating, total: int, queue: int) -> None:
+        self._seating = seating
+        self._total = total
+        self._queue = queue
+        self.waiting = 0
+        self.refused = 0
+        # The address of the replica that gave the last seat.
+        self.last = ""
+
+    async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
+        """Take a seat, or wait for one; who insists is not turned away because others wait too."""
+        end = time.monotonic() + patience_s
+        why = f"all {self._total} seats are taken"
+        self.waiting += 1
+        try:
+            while (left := end - time.monotonic()) > 0:
+                request = self._seating.ask()
+                try:
+                    first = await asyncio.wait_for(anext(request), min(left, MUTE_S) if insist else left)
+                except asyncio.TimeoutError:
+                    request.cancel()
+                    continue
+                except asyncio.CancelledError:
+                    request.cancel()
+                    raise
+                except Exception as error:
+                    # A replica that died between the question and the answer is no refusal.
+                    if self._seating.is_refusal(error) and not insist:
+                        why += f", and {self._queue} wait already"
+                        break
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                if "address" in first:
+                    self.last = first["address"]
+                    return Seat(request, self.last)
+                why = first["full"]
+                request.cancel()
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            self.waiting -= 1
+        self.refused += 1
+        raise busy(why)
+
+
+def busy(why: str) -> Busy:
+    plain = refuse("sessions", "full", why, "try again in a minute, or close a session")
+    error = Busy(str(plain))
+    error.field, error.value, error.limit, error.remedy = plain.field, plain.value, plain.limit, plain.remedy
+    return error

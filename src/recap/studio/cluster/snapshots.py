@@ -1,0 +1,140 @@
+"""A snapshot store keeps bytes by name where every replica finds them: in a folder, or behind an fsspec address.
+
+Every object begins with the SHA-256 of what follows, so that damage is found when it is read. An object is written
+whole or not at all: in a folder by renaming, elsewhere as the address's own kind of storage does it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+from recap.errors import refuse
+from recap.io.extras import import_extra
+from recap.io.files import write_whole
+
+DIGEST_BYTES = 64
+
+
+class SnapshotStore(Protocol):
+    """Keeps sealed objects by name; names are parts joined by `/`."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Seal and keep an object, in place of an older one."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object, checked; None if there is none."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names below a prefix, sorted."""
+
+    def children(self, prefix: str) -> list[str]:
+        """Return the first parts of the names below a prefix, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+
+    def delete_all(self, prefix: str) -> None:
+        """Delete every object below a prefix."""
+
+
+def seal(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode() + data
+
+
+def unseal(name: str, sealed: bytes) -> bytes:
+    """Return what was sealed; refuses what is not as it was written."""
+    data = sealed[DIGEST_BYTES:]
+    if hashlib.sha256(data).hexdigest().encode() != sealed[:DIGEST_BYTES]:
+        limit = "its digest is not that of its bytes: it is damaged"
+        raise refuse("snapshot", name, limit, "delete the session, or put the file back")
+    return data
+
+
+class FolderStore:
+    """Keeps objects as files of a folder that all machines see."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.expanduser().resolve()
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, seal(data))
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return unseal(name, (self._root / name).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        found = (self._root / prefix).rglob("*")
+        # What is being written has a hidden name.
+        files = (path for path in found if not path.name.startswith(".") and path.is_file())
+        return sorted(path.relative_to(self._root).as_posix() for path in files)
+
+    def children(self, prefix: str) -> list[str]:
+        place = self._root / prefix
+        return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+
+    def delete(self, name: str) -> None:
+        (self._root / name).unlink(missing_ok=True)
+
+    def delete_all(self, prefix: str) -> None:
+        shutil.rmtree(self._root / prefix, ignore_errors=True)
+
+
+class AddressStore:
+    """Keeps objects behind an address that fsspec knows, such as `s3://bucket/place`."""
+
+    def __init__(self, address: str) -> None:
+        fsspec = import_extra("fsspec", f"the store {address}", "ray")
+        try:
+            self._files: Any
+            self._files, self._root = fsspec.core.url_to_fs(address)
+        except (ImportError, ValueError) as error:
+            limit = f"fsspec cannot open it ({error})"
+            raise refuse(
+                "--store", address, limit, "install what that address needs, or name a folder"
+            ) from error
+        self._root = self._root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(path, seal(data))
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return unseal(name, self._files.cat_file(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        self._files.invalidate_cache()
+        return sorted(path.removeprefix(f"{self._root}/") for path in self._files.find(self._path(prefix)))
+
+    def children(self, prefix: str) -> list[str]:
+        start = f"{prefix}/"
+        return sorted({name.removeprefix(start).split("/")[0] for name in self.names(prefix)})
+
+    def delete(self, name: str) -> None:
+        if self._files.exists(self._path(name)):
+            self._files.rm_file(self._path(name))
+
+    def delete_all(self, prefix: str) -> None:
+        self._files.invalidate_cache()
+        if self._files.exists(self._path(prefix)):
+            self._files.rm(self._path(prefix), recursive=True)
+
+
+def open_store(place: str) -> SnapshotStore:
+    """Open a store: an address with `://`, or a folder."""
+    return AddressStore(place) if "://" in place else FolderStore(Path(place))
