@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from recap import RecapError
-from recap.cli.studio import bound_socket, serve, wait_asleep
+from recap.cli.studio import serve, wait_asleep
+from recap.studio.listening import bound_socket
 from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import Studio
 
