@@ -116,16 +116,20 @@ SCHEDULES = (
     *("5@layers:last-half", "5@layers:first-half", "5@heads:top-0.5", "5@heads:bottom-0.5"),
     *("5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
 )
-# Options that the paper does not have, one at a time.
+# Options that the paper does not have, one or two at a time.
 BEYOND = (
     SINK_5,
     RECAP,
+    MATCHED,
     BANK,
     Row("keys", RECAP.memory, "keys"),
+    Row("keys, lambda 2.5", MATCHED.memory, "keys"),
     Row("keys, lambda 1", BANK.memory, "keys"),
     Row("flow+keys", RECAP.memory, "flow+keys"),
     Row("bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}),
+    Row("lambda 2.5, bank 2", {**MATCHED.memory, "bank_reinforcement": 2.0}),
     Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
+    Row("keys, lambda 1, bank 2", {**BANK.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
     Row("shared by block", {**RECAP.memory, "share_by_block": True}),
     *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
@@ -178,6 +182,7 @@ TIMED = tuple(
 OVERLAP = {"bank_overlap": paper_value("scalars", "oracle_overlap")}
 
 IDENTITY = ("identity", "dynamics")
+ENTERING = ("entering", "identity", "subject_motion")
 REAPPEARANCE = Recipe(
     "reappearance",
     "Controlled reappearance",
@@ -320,6 +325,14 @@ RECIPES = (
         (*IDENTITY, "subject_motion"),
         plane=("subject_path", "identity_crop"),
     ),
+    Recipe(
+        "beyond-entering",
+        "Options beyond the paper: a second subject enters, leaves and returns",
+        BEYOND,
+        ENTERING,
+        script="entering",
+        plane=("late_found_on_return", "return_crop"),
+    ),
     # The rows whose bank is filled by flow: what another --flow changes is all in them.
     replace(REAPPEARANCE, name="flows", title="The flow of the bank: reappearance", rows=(BANK, RECAP)),
     Recipe("flows-60s", "The flow of the bank: one scene of a minute", FLOW_RULES, IDENTITY),
@@ -328,7 +341,7 @@ RECIPES = (
         "entering",
         "A second subject enters, leaves and returns",
         (NONE, SINK, SINK_5, *RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP),
-        ("entering", "identity", "subject_motion"),
+        ENTERING,
         script="entering",
     ),
     # Several come and go for minutes, with cuts: likeness over the length of their absence.
