@@ -90,13 +90,16 @@ class WholePicture:
     """A detector for which the subject fills the picture, except where it is dark."""
 
     backend = "whole picture"
+    # Of a language model, which this one asks nothing.
+    answers = ()
 
     def find(self, pictures, subject):
         return [Box(0, 0, p.shape[1], p.shape[0]) if p.mean() > 5 else None for p in pictures]
 
 
 def test_a_detector_gives_public_models_a_subject_score(tmp_path, monkeypatch):
-    monkeypatch.setattr("recap.eval.judged._qwen", lambda source, device: WholePicture())
+    monkeypatch.setattr("recap.eval.judged.qwen_model", lambda source, device: WholePicture())
+    monkeypatch.setattr("recap.eval.judged.QwenDetector", lambda model: model)
     job = jobs_of("reappearance", backbone="untrained", seconds=9, detector="qwen2.5-vl")[0]
     scores = generate_and_score(job, tmp_path / "run")["reappearance"]
     assert scores["reappearance_subject"]["backend"] == "standin:hsv-8x4x4 in whole picture"
