@@ -20,6 +20,7 @@ from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
+from recap.io.files import check_plain
 from recap.io.lookup import look_up
 from recap.io.report import Notice
 from recap.memory.recap import RecapConfig
@@ -274,6 +275,22 @@ def refuse_code(config: Any, source: Path | str) -> None:
             limit = f"{source} names code that would be imported and run"
             remedy = "add --trust-code (in Python trust_code=True) if you trust whoever wrote it"
             raise refuse(part, name, limit, remedy)
+
+
+def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
+    """Read the run.json of a run: its `config`, `versions` and the `spec` of its backbone.
+
+    Refuses links in the folder and, without `trust_code`, a config that names code to import.
+    """
+    if not (folder / "run.json").is_file():
+        raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
+    check_plain(folder, field)
+    about = read_json(folder / "run.json")
+    if not isinstance(about, dict) or "config" not in about:
+        raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
+    if not trust_code:
+        refuse_code(about["config"], folder / "run.json")
+    return about
 
 
 def choose(part: str, values: Any) -> Choice[Any]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS
 from recap.config import DTYPES, RunConfig, from_settings, notice_place
+from recap.config import read_record as read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -38,7 +39,6 @@ from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove
 from recap.io.opening import read_opening
 from recap.io.record import VERSION as VERSION
 from recap.io.record import check_record, write_record
-from recap.io.record import read_record as read_record
 from recap.io.record import versions as versions
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening

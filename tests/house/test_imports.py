@@ -22,8 +22,8 @@ MAY_IMPORT = {
     "attention": GROUND,
     "flow": GROUND | {"io"},
     "admission": GROUND | {"flow.warp", "attention.likeness"},
-    # A memory may choose by rotated keys, as attention reads them, and by how alike keys are.
-    "memory": GROUND | {"attention.rope", "attention.likeness", "io.cast"},
+    # A memory may choose by rotated keys, as attention reads them, and by how alike keys are, over all heads.
+    "memory": GROUND | {"attention.heads", "attention.rope", "attention.likeness", "io.cast"},
     "backbones": GROUND | {"attention", "io"},
     "plan": GROUND,
     "rollout": GROUND | {"attention.context", "backbones.noise", "plan"},

@@ -1,4 +1,4 @@
-"""This module writes and reads run.json, which tells what a run depends on; a resumed run must have the same."""
+"""This module writes run.json, which tells what a run depends on, and compares it with what a resumed run has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from recap.config import read_json, refuse_code
 from recap.errors import refuse
-from recap.io.files import check_plain, write_whole
+from recap.io.files import write_whole
 from recap.io.run_folder import digest_file
 from recap.types import BackboneSpec
 
@@ -40,22 +39,6 @@ def check_record(about: Mapping[str, Any], spec: BackboneSpec, settings: object)
         if not isinstance(added, Mapping) or added.get(file) != digest:
             limit = "it is not the file that the run began with"
             raise refuse("file", file, limit, "put that one back, or start another run")
-
-
-def read_record(folder: Path, field: str = "run", *, trust_code: bool = False) -> dict[str, Any]:
-    """Read the run.json of a run: its `config`, `versions` and the `spec` of its backbone.
-
-    Refuses links in the folder and, without `trust_code`, a config that names code to import.
-    """
-    if not (folder / "run.json").is_file():
-        raise refuse(field, str(folder), "holds no run.json", "name the folder of an earlier run")
-    check_plain(folder, field)
-    about = read_json(folder / "run.json")
-    if not isinstance(about, dict) or "config" not in about:
-        raise refuse(field, str(folder), "its run.json holds no config", "start the run again")
-    if not trust_code:
-        refuse_code(about["config"], folder / "run.json")
-    return about
 
 
 def versions() -> dict[str, Any]:
