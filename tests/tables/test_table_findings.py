@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import warnings
 
 import pytest
 
 from recap.show.chart import Place, not_exceeded
 from recap.tables.findings import Numbers, claim_of, plane_of
 from recap.tables.report import write_report
+from tests.studio.test_studio_page import browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+__all__ = ["browser"]
 
 
 def cell(row, measure, mean, difference=None, spread=0.02, visible=0.01, paper=None, prompts=20):
@@ -181,22 +180,6 @@ def test_a_table_whose_cells_are_broken_is_refused(tmp_path):
     write_table(tmp_path / "identity", [{"row": "recap"}])
     with pytest.raises(ValueError, match="is no whole table"):
         write_report([tmp_path])
-
-
-@pytest.fixture
-def browser():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if sync_playwright is None or CHROMIUM is None:
-        missing = "playwright" if sync_playwright is None else "chromium"
-        warnings.warn(f"the report is NOT TESTED in a browser: there is no {missing}", stacklevel=1)
-        pytest.skip(f"no {missing}: the report is not tested in a browser")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def test_the_page_in_a_browser_on_a_desk_and_a_phone_and_as_a_pdf(tmp_path, browser):

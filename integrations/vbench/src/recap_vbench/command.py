@@ -38,6 +38,12 @@ SuiteName = Annotated[str, typer.Option("--suite", help=f"Which prompts: {', '.j
 Prompts = Annotated[
     Path | None, typer.Option(help="File of the prompts, a line each, if VBench does not have them.")
 ]
+Seconds = Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")]
+Seeds = Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")]
+First = Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU].")
+]
 PAPERS_SECONDS = 60.0
 
 
@@ -72,13 +78,10 @@ def draw_command(
     memory: Memory = None,
     settings: Setting = None,
     flow: Flow = None,
-    seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
-    seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
-    num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
-    ] = None,
+    seconds: Seconds = PAPERS_SECONDS,
+    seeds: Seeds = None,
+    num: First = None,
+    workers: Workers = None,
     device: Device = None,
     dtype: Dtype = None,
     folder: Folder = None,
@@ -174,13 +177,10 @@ def reproduce_command(
     prompts: Prompts = None,
     backbone: Backbone = None,
     flow: Flow = None,
-    seconds: Annotated[float, typer.Option(help="Length of a video; the paper uses 60.")] = PAPERS_SECONDS,
-    seeds: Annotated[int | None, typer.Option(help="Videos per prompt [default: the suite's 5].")] = None,
-    num: Annotated[int | None, typer.Option(help="Only the first NUM prompts, for a trial.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that generate in parallel [default: one per core, or per GPU]."),
-    ] = None,
+    seconds: Seconds = PAPERS_SECONDS,
+    seeds: Seeds = None,
+    num: First = None,
+    workers: Workers = None,
     device: Device = None,
     dtype: Dtype = None,
     out: Annotated[Path, typer.Option(help="Folder of videos, scores and tables.")] = Path("results"),
