@@ -322,7 +322,7 @@ def test_a_server_that_is_gone_is_said_and_one_that_is_back_is_found(browser, tm
 
 @pytest.mark.slow
 def test_enter_to_picture_on_the_real_model(browser, tmp_path):
-    """The issue's promise: at most 2.5 s at the default lead, where the model generates as fast as it plays."""
+    """The promise: at most 2.5 s at the default lead, where the model generates as fast as it plays."""
     with served(tmp_path, "embedded") as (url, _), opened(browser, url) as page:
         begin(page, "a beach by day")
         wait_second(page, 5)
