@@ -29,7 +29,7 @@ from recap.show.result import Run
 from recap.show.run_page import read_summary, write_run_page
 from recap.show.sheet import write_png
 from recap.tables.folder import begun_with, check_folder
-from recap.tables.page import write_report
+from recap.tables.report import write_report
 from recap.tables.runner import ResultStore
 from tests.attack.fuzzing import BYTES, FEW, HEADS, JSON_LIKE, MANY, Reader, attack
 from tests.io.test_cast import subject_of

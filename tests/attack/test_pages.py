@@ -15,7 +15,7 @@ import pytest
 from recap import generate
 from recap.show.page import skeleton
 from recap.show.run_page import write_run_page
-from recap.tables.page import write_report
+from recap.tables.report import write_report
 
 EVIL = "<script>document.title='RAN'</script><img src=x onerror=\"document.title='RAN'\">"
 

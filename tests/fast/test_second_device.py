@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recap.cli.settings import Generation
 from recap.config import RunConfig
 from recap.errors import RecapError
 from recap.fast.second_device import MovedAdmission, MovedDecoder, move_decoder
@@ -66,22 +65,6 @@ def test_a_run_without_one_has_the_settings_of_older_runs() -> None:
     told = config(decoder_device="cpu").to_dict()
     assert told["decoder_device"] == "cpu"
     assert RunConfig.from_dict(told).decoder_device == "cpu"
-
-
-def test_the_option_names_two_devices() -> None:
-    values = Generation("a fox", devices="cpu, cpu").values()
-    assert (values["device"], values["decoder_device"]) == ("cpu", "cpu")
-
-
-@pytest.mark.parametrize("devices", ["cpu", "cpu,", "cpu,cpu,cpu"])
-def test_another_number_of_devices_is_refused(devices: str) -> None:
-    with pytest.raises(RecapError, match=r"--devices is .*must name two devices"):
-        Generation("a fox", devices=devices).values()
-
-
-def test_the_option_excludes_the_other_one() -> None:
-    with pytest.raises(RecapError, match="--devices names two"):
-        Generation("a fox", device="cpu", devices="cpu,cpu").values()
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:

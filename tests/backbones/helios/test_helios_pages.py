@@ -33,8 +33,8 @@ from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
 from recap.tables.ask import Ask
 from recap.tables.generating import generate_and_score, generate_batch, look_at, score_generated, unpack_look
-from recap.tables.page import write_report
 from recap.tables.recipes import find_recipe
+from recap.tables.report import write_report
 from recap.tables.reproduce import reproduce
 from recap.tables.runner import Progress
 from recap.tables.runs import TableRuns
