@@ -31,6 +31,7 @@ RESULTS = ("latents.safetensors", "trace.jsonl", "state.safetensors")
 SCRIPT = '[{"prompt": "a red boat", "seconds": 3}, {"prompt": "a blue house", "seconds": 3}]'
 
 
+@pytest.mark.slow
 def test_two_processes_generate_what_one_does() -> None:
     assert prove(QUICK, "cpu", "float64", 2)
 
@@ -80,6 +81,7 @@ def begin(script: Path, out: Path, count: int) -> list[subprocess.Popen[str]]:
     return start(count, "generate", "--script", script, *how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_run_whose_process_dies_says_so_and_can_be_resumed(tmp_path: Path, victim: int) -> None:
     one, two = tmp_path / "one", tmp_path / "two"

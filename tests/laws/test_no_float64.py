@@ -62,7 +62,7 @@ def meta_without_float64(monkeypatch):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("model", ["untrained", "embedded"])
+@pytest.mark.parametrize("model", ["untrained", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_no_memory_needs_it(meta_without_float64, model, memory):
     if model == "untrained":
         backbone = UntrainedConfig().build(device="meta", dtype=torch.float32)

@@ -159,6 +159,7 @@ def test_random_weights_need_no_file(monkeypatch, tmp_path, kind):
     assert "not judged" in verdict(record)
 
 
+@pytest.mark.slow
 def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
     absent = ("typer", "rich", "av", "diffusers", "fastapi")
     words = ["untrained", "--out", str(tmp_path / "out"), "--memories", "sink", *SHORT]
