@@ -211,6 +211,7 @@ def test_other_versions_are_reported_once(tmp_path):
     assert len(notices) == 1 and "other versions" in notices[0]
 
 
+@pytest.mark.slow
 def test_what_a_prompt_loses_is_reported_once_in_a_run(tmp_path, capsys):
     lines = []
     texts = ("a lion on a beach", "a boat on a beach", "a lion on a beach")

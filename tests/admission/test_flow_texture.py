@@ -32,6 +32,7 @@ def seconds(length):
 # The same scenes at 60 s, with more seeds, are measured by `python -m benchmarks.texture`; see docs/admissions.md.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ["exact", "classical"])
 @pytest.mark.parametrize("name", ["rain", "ripples"])
 def test_late_subjects_are_kept_and_texture_has_few_slots(name, flow):

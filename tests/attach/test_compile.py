@@ -52,6 +52,7 @@ def parts_wrapped(pipeline):
     pipeline.generator.model = torch.compile(pipeline.generator.model, backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "compiled", "inside"),
     [

@@ -144,7 +144,7 @@ def _read_lora(file: Path) -> None:
 
 def _report(file: Path) -> None:
     (file.parent / "table.md").write_text("# t\n\nwords\n")
-    write_report(file.parent.parent)
+    write_report([file.parent.parent])
     check_folder(file.parent, {}, ["recap"])
 
 

@@ -25,7 +25,24 @@ def poisoned_table(folder: Path) -> Path:
     measured = {"name": EVIL, "judge": EVIL, "head": [EVIL], "rows": [[EVIL]], "ours": EVIL}
     section = {"title": EVIL, "remarks": [EVIL], "measured": [measured], "figures": [EVIL]}
     section |= {"video": EVIL, "video_about": EVIL, "sheet": "", "sheet_about": EVIL}
-    table = {"table": EVIL, "about": {EVIL: EVIL, "prompts": 1, "seeds": 1}, "section": section}
+    names = (
+        "mean",
+        "low",
+        "high",
+        "ours_minus_this",
+        "difference_low",
+        "difference_high",
+        "smallest_visible",
+        "paper",
+    )
+    cell = {"measure": EVIL, "backend": EVIL, "n": 100, "prompts": 20, **dict.fromkeys(names, 0.5)}
+    cells = [{"row": EVIL, **cell}, {"row": f"{EVIL} 2", **cell}]
+    table = {
+        "table": EVIL,
+        "about": {EVIL: EVIL, "prompts": 1, "seeds": 1},
+        "section": section,
+        "cells": cells,
+    }
     (folder / "evil").mkdir(parents=True)
     (folder / "evil" / "table.json").write_text(json.dumps(table))
     (folder / "evil" / "table.md").write_text(EVIL)
@@ -50,7 +67,7 @@ def check_page(page: str) -> None:
 
 
 def test_a_poisoned_table_is_only_text(tmp_path: Path) -> None:
-    page = write_report(poisoned_table(tmp_path)).read_text()
+    page = write_report([poisoned_table(tmp_path)]).read_text()
     check_page(page)
     assert page.count("data:image/svg+xml;charset=utf-8,%3Cscript%3E") == 1
 
@@ -82,7 +99,7 @@ def test_in_a_browser_nothing_runs_but_our_own_script(tmp_path: Path) -> None:
         )  # fmt: skip
         return found.stdout, found.stderr
 
-    dom, _ = shown(write_report(poisoned_table(tmp_path / "tables")))
+    dom, _ = shown(write_report([poisoned_table(tmp_path / "tables")]))
     assert "<title>RECAP: results</title>" in dom
     run = generate(EVIL, seconds=0.5, backbone="untrained", folder=tmp_path / "run", flow="classical")
     dom, log = shown(run.folder / "index.html")

@@ -103,6 +103,7 @@ def test_a_run_whose_process_dies_says_so_and_can_be_resumed(tmp_path: Path, vic
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_followers_leave_with_a_leader_who_refuses(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     leader, follower = start(2, "generate", "a boat", "--backbone", "untrained", "--out", tmp_path)

@@ -24,6 +24,7 @@ def config(**settings: Any) -> RunConfig:
     return RunConfig.from_dict({"shots": SHOTS, "flow": "classical", "device": "cpu", **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backbone", "admission"), [("untrained", "flow"), ("untrained", "recent"), ("embedded", "flow+keys")]
 )

@@ -46,6 +46,7 @@ def pictures_of(path):
     return np.stack([np.array(picture) for picture in open_clip(path).pictures()])
 
 
+@pytest.mark.slow
 def test_a_video_continues_from_a_clip(tmp_path, clip, spec):
     notices: list[str] = []
     config = RunConfig.from_dict({"shots": SHOTS, "opening": str(clip), "flow": "classical"})

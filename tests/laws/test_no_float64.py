@@ -61,8 +61,9 @@ def meta_without_float64(monkeypatch):
     monkeypatch.setattr(recap.types, "NO_FLOAT64", {"mps", "meta"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("model", ["untrained", pytest.param("embedded", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["untrained", "embedded"])
 def test_no_memory_needs_it(meta_without_float64, model, memory):
     if model == "untrained":
         backbone = UntrainedConfig().build(device="meta", dtype=torch.float32)

@@ -369,6 +369,7 @@ def test_a_stopped_comparison_is_resumed_with_its_flow_when_weights_have_come(
         compare(config(flow="raft-small"), MEMORIES, tmp_path / "out", reporter=SILENT)
 
 
+@pytest.mark.slow
 def test_what_a_prompt_loses_is_reported_once_for_all_runs(tmp_path, capsys):
     lines = []
     shots = [{"prompt": text, "seconds": 0.5} for text in ("a cute lion on a beach", "a lion on a beach")]

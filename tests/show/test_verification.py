@@ -172,6 +172,7 @@ def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "verify.json"}
 
 
+@pytest.mark.slow
 def test_a_failed_check_is_said_and_is_the_exit_code(recap, monkeypatch):
     monkeypatch.setattr("recap.show.verification.LEAST", {**LEAST, "contrast": 0.9})
     code, output, _ = recap(

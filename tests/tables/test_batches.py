@@ -161,6 +161,7 @@ def test_what_was_embedded_while_generating_is_what_judges_would_see(ours, tmp_p
     assert scored(jobs[0], known, tmp_path) == scored(jobs[0], plain, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_the_probe_said_while_generating_is_what_it_says_later(tmp_path, monkeypatch):
     jobs = jobs_of("reappearance", "recap", prompts=1, seconds=3)
     (run,) = generated(jobs, tmp_path, probe=load_probe())

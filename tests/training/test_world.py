@@ -131,6 +131,7 @@ def test_nobody_stands_still():
     assert mean.min() > 0.4 and step.sum() / both.sum() > 2.2
 
 
+@pytest.mark.slow
 def test_the_object_in_front_hides_nobody_in_the_first_block(openings):
     """Nearly all first blocks show every actor that is completely inside the picture."""
     dice = Dice(9, range(100))

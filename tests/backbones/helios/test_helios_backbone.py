@@ -137,6 +137,7 @@ def test_stages_may_have_their_own_lambda(stock):
         make_backbone("distilled", stage_reinforcement=(1.0, 0.0, 5.0))
 
 
+@pytest.mark.slow
 def test_lambda_by_layer_and_by_share_and_what_helios_cannot_do():
     backbone = make_backbone("distilled")
 

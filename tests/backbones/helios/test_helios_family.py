@@ -212,6 +212,7 @@ def test_fetching_skips_what_nothing_reads(monkeypatch, tmp_path):
         BACKBONES["helios-distilled"]().build(device="cpu", dtype=torch.float32, prompts=[], notice=print)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(folder, tmp_path):
     settings = {
         "shots": [{"prompt": PROMPT, "seconds": 4 * 33 / 24}],

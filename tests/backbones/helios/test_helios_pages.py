@@ -168,7 +168,7 @@ def test_slots_from_the_subjects_segment_are_those_of_its_frames(results, ours):
 def test_the_page_and_the_report_show_cuts_where_they_are(results):
     # Figures are pictures within the page.
     page = unquote((results / "reappearance" / "index.html").read_text())
-    report = unquote(write_report(results).read_text())
+    report = unquote(write_report([results]).read_text())
     for cut in CUTS:
         # The chart's left edge and width.
         x = f"{60 + cut / LASTS * 670:.2f}".rstrip("0").rstrip(".")

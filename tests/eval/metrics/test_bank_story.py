@@ -103,6 +103,7 @@ def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(generated, row
     assert offered == [208, 312, 312, 312, 312]  # the sink owns the first frame, all else is offered
 
 
+@pytest.mark.slow
 def test_a_tampered_slot_of_a_real_bank_is_found_out(generated):
     """The best newcomer of the last block is replaced by one that the bank had refused."""
     *before, last = generated[0][:3]
