@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from benchmarks.capacity import Setting, Simulation
-from benchmarks.studio import TICK_S, Viewer, wait_for
+from benchmarks.studio import TICK_S, Viewer, start_server
 
 WARM_S, WINDOW_S = 10.0, 30.0
 PROMPT = "a fox on a beach by day"
@@ -21,18 +19,8 @@ PROMPT = "a fox on a beach by day"
 
 def start_cluster(store: Path, backbone: str, sessions: int) -> tuple[subprocess.Popen[str], str]:
     """Start a cluster of one replica on a free port; return its process and address."""
-    words = ["serve", "--port", "0", "--store", str(store), "--backbone", backbone]
-    words += ["--sessions", str(sessions), "--cpus", "1", "--idle", "600"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recap", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"serve: (http://\S+?:\d+)", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            wait_for(f"{found[1]}/v1/about")
-            return process, found[1]
-    raise SystemExit("the cluster ended before it listened")
+    words = ("--store", str(store), "--backbone", backbone, "--sessions", str(sessions))
+    return start_server("serve", *words, "--cpus", "1", "--idle", "600")
 
 
 def stages(address: str) -> dict[str, float]:

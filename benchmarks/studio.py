@@ -37,18 +37,18 @@ PROMPTS = (
 TICK_S = 0.1
 
 
-def start_server(folder: Path, backbone: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a studio on a free port; return its process and address."""
-    words = ["studio", "--port", "0", "--no-open", "--folder", str(folder), "--backbone", backbone]
+def start_server(command: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start `recap studio` or `recap serve` on a free port; return its process and address."""
+    words = (command, "--port", "0", *words)
     process = subprocess.Popen(
         [sys.executable, "-m", "recap", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.search(r"http://\S+?:\d+", line):
+        if found := re.search(rf"{command}: (http://\S+?:\d+)", line):
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            wait_for(f"{found[0]}/v1/about")
-            return process, found[0]
+            wait_for(f"{found[1]}/v1/about")
+            return process, found[1]
     raise SystemExit("the server ended before it listened")
 
 
@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--prompt-every", type=float, default=15.0, help="seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        process, address = start_server(Path(folder), options.backbone)
+        process, address = start_server(
+            "studio", "--no-open", "--folder", folder, "--backbone", options.backbone
+        )
         try:
             record = watch(process.pid, address, options)
         finally:

@@ -16,9 +16,10 @@ from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.config import RunConfig
 from recap.flow import RAFT_SMALL, resolve_flow
 from recap.io.cast import read_cast, write_cast
+from recap.io.record import versions
 from recap.io.report import SILENT, Reporter
 from recap.io.trace import read_trace
-from recap.run import RunRecord, generate, resume, settle_flow, versions
+from recap.run import RunRecord, generate, resume, settle_flow
 from recap.show.sheet import write_png
 from tests.io.test_cast import subject_of
 

@@ -16,10 +16,10 @@ from recap.attach import attach
 from recap.config import RunConfig
 from recap.contracts import Admission, Backbone, MemoryPolicy
 from recap.errors import RecapError
+from recap.io.record import VERSION as __version__
 from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
-from recap.run import VERSION as __version__
 from recap.run import build_backbone, build_memory
 from recap.session import Session
 from recap.show.result import Run, generate, resume

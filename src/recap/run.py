@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS
-from recap.config import DTYPES, RunConfig, from_settings, notice_place
-from recap.config import read_record as read_record
+from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -37,9 +36,7 @@ from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
-from recap.io.record import VERSION as VERSION
-from recap.io.record import check_record, write_record
-from recap.io.record import versions as versions
+from recap.io.record import check_record, versions, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds

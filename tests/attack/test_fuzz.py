@@ -17,13 +17,13 @@ from recap import generate
 from recap.backbones.wan.backbone import build_untrained
 from recap.backbones.wan.checkpoint import fit_tensors, open_checkpoint, read_tensors
 from recap.backbones.wan.lora import LoraChoice, open_lora
-from recap.config import RunConfig, read_json
+from recap.config import RunConfig, read_json, read_record
 from recap.io.cast import read_cast, write_cast
 from recap.io.opening import read_opening
 from recap.io.trace import read_seconds, read_trace, replay_bank
 from recap.io.video import ClipWriter, join_clips, open_clip
 from recap.plan import make_plan
-from recap.run import read_record, read_spec
+from recap.run import read_spec
 from recap.show.comparison import RECORD, _claim, _with_recorded_flow
 from recap.show.result import Run
 from recap.show.run_page import read_summary, write_run_page

@@ -65,7 +65,7 @@ def test_the_files_of_a_block_are_one_object():
 
 @pytest.mark.parametrize(("name", "value"), [("replicas", 0), ("sessions", 0), ("queue", -1), ("idle_s", 0)])
 def test_settings_out_of_bounds_are_refused(name, value):
-    with pytest.raises(RecapError, match=f"--{name.replace('_', '-')} is {value}"):
+    with pytest.raises(RecapError, match=f"--{name.removesuffix('_s')} is {value}"):
         ClusterSettings("store", **{name: value})
     with pytest.raises(RecapError, match="below --replicas"):
         ClusterSettings("store", replicas=3, most_replicas=2)

@@ -79,9 +79,12 @@ def test_what_confirms_had_no_part_in_the_search():
     assert len(confirm) == 100 * len(recipe.rows) and [run.is_shown for run in confirm].count(True) == len(
         recipe.rows
     )
+    # The last fresh seed is still the prompt's own.
+    assert Ask(half="confirm", seeds=250).own_seeds(5)[-1] < 1000
     for ask, limit in (
         ({"half": "first"}, "search or confirm"),
         ({"half": "search", "prompts": 1}, "no halves"),
+        ({"half": "confirm", "seeds": 251}, "--seeds is 251: with --half at most 250"),
     ):
         with pytest.raises(ValueError, match=limit):
             Ask(**ask)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recap.cli.examples import EXAMPLES
 from recap.cli.options import TrustCode
+from recap.config import read_record
 from recap.errors import refuse
 from recap.io.cast import (
     SUFFIX,
@@ -29,7 +30,7 @@ from recap.io.trace import BlockTrace, pictures_of_frames
 from recap.io.video import open_clip
 from recap.io.weights import open_tensors
 from recap.registry import JUDGES
-from recap.run import read_record, read_spec
+from recap.run import read_spec
 from recap.show.result import Run
 from recap.show.sheet import bar, lay_out, write_png
 

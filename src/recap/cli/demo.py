@@ -12,9 +12,9 @@ from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
 from recap.config import RunConfig, read_json
 from recap.io.files import write_whole
+from recap.io.record import versions
 from recap.io.run_folder import STATE
 from recap.plan import Shot
-from recap.run import versions
 from recap.show.clips import Excerpt, write_gif
 from recap.show.comparison import RECORD, compare
 from recap.show.run_page import PAGE, read_summary

@@ -30,10 +30,10 @@ from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.io.files import staged_folder, write_whole
 from recap.io.framing import Lens, cut_tokens, fit
+from recap.io.record import versions
 from recap.io.report import Reporter
 from recap.io.video import Clip, ClipWriter, open_clip
 from recap.memory.bank import NoveltyBank
-from recap.run import versions
 from recap.show.clips import embed, tint
 from recap.show.page import Method, Plot, VideoPage, build_video_page, describe_bank, edge_share
 from recap.show.sheet import Patches, contact_sheet, write_png

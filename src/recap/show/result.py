@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recap import run
-from recap.config import RunConfig
+from recap.config import RunConfig, read_record
 from recap.fast.ranks.group import LONE, Ranks
 from recap.io.report import Reporter
 from recap.io.run_folder import new_folder
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
         self.folder = Path(folder)
         self._trust_code = trust_code
-        self.config = RunConfig.from_dict(run.read_record(self.folder, trust_code=trust_code)["config"])
+        self.config = RunConfig.from_dict(read_record(self.folder, trust_code=trust_code)["config"])
         self.videos: tuple[Path, ...] = tuple(
             self.folder / name for name in read_summary(self.folder)["videos"]
         )

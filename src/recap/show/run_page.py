@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recap.config import RunConfig, read_json
+from recap.config import RunConfig, read_json, read_record
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
 from recap.io.files import write_whole
+from recap.io.record import versions
 from recap.io.trace import (
     BlockTrace,
     Position,
@@ -30,7 +31,7 @@ from recap.io.trace import (
 from recap.io.video import Picture, open_clip
 from recap.memory.reinforcement import read_reinforcement
 from recap.registry import JUDGES
-from recap.run import read_record, read_spec, versions
+from recap.run import read_spec
 from recap.show.clips import EMBED_LIMIT, embed
 from recap.show.page import Method, Plot, Scene, VideoPage, build_video_page, describe_bank
 from recap.show.sheet import cut_out, gather_patches

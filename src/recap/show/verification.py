@@ -31,11 +31,11 @@ from recap.contracts import BackboneConfig
 from recap.errors import refuse
 from recap.fast.speed import Parts, measure
 from recap.io.files import sha256_of
+from recap.io.record import versions
 from recap.io.report import Reporter
 from recap.io.video import ClipWriter, Picture
 from recap.plan import Shot, check_amount, check_shots, make_plan
 from recap.rollout import rollout
-from recap.run import versions
 from recap.show.models import ModelChoice
 from recap.show.run_page import contrast, histogram_cosine
 from recap.types import BackboneSpec, GeneratedBlock, Role

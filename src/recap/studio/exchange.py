@@ -18,11 +18,11 @@ from recap.config import RunConfig, refuse_code
 from recap.errors import RecapError, refuse
 from recap.io.cast import Subject, digest_of_cast, read_cast, write_cast
 from recap.io.files import append_line, write_whole
+from recap.io.record import versions
 from recap.io.run_folder import CAST, LATENTS, RunFolder
 from recap.io.trace import BlockTrace
 from recap.io.video import ClipWriter
 from recap.plan import Shot, make_plan
-from recap.run import versions
 from recap.session.values import Cue, MemoryState
 from recap.studio.engine import Engine
 from recap.studio.live import LiveSession

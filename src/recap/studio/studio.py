@@ -15,9 +15,10 @@ from recap.contracts import Backbone
 from recap.errors import RecapError, refuse, unknown_name
 from recap.io.cast import write_cast
 from recap.io.files import alone_in
+from recap.io.record import VERSION
 from recap.io.report import SILENT, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
-from recap.run import VERSION, build_backbone
+from recap.run import build_backbone
 from recap.session import Session
 from recap.session.values import Cue
 from recap.studio import messages as say

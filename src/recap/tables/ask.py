@@ -13,7 +13,8 @@ MOST_SEEDS = 1000
 """Seed k of prompt n is 1000 n + k."""
 HALVES = {"search": "the first prompts", "confirm": "the last prompts, fresh seeds"}
 FRESH_SEEDS = 500
-"""The first seed of a prompt in the half that confirms; nothing else asks for that many."""
+"""The first seed of a prompt in the half that confirms, above all that a search may ask for."""
+MOST_HALVED = (MOST_SEEDS - FRESH_SEEDS) // 2
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Ask:
             )
         if self.half and self.prompts < 2:
             raise refuse("--half", self.half, "one prompt has no halves", "ask for more --prompts")
+        if self.half and (self.seeds or 1) > MOST_HALVED:
+            limit = f"with --half at most {MOST_HALVED}: more would be another prompt's, or not fresh"
+            raise refuse("--seeds", self.seeds, limit, "5 is the paper's number")
         if self.seconds is not None and not self.seconds > 0:
             raise refuse("--seconds", self.seconds, "must be above 0", "60 is the paper's length")
 

@@ -24,7 +24,7 @@ from recap.eval.judged import EMBEDDED
 from recap.eval.metrics import find_measures
 from recap.fast.threads import QUOTA, fair_threads
 from recap.io.files import write_whole
-from recap.run import versions
+from recap.io.record import versions
 from recap.show.page import Section, build_results_page
 from recap.tables.ask import HALVES, Ask
 from recap.tables.recipes import Recipe

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recap.config import read_record
 from recap.eval.judged import MotionJudge, build_motion_judge
 from recap.eval.judges.subject import KEPT, ProbeWitness
 from recap.eval.metrics.presence import Stretch
@@ -18,7 +19,7 @@ from recap.eval.sampling import InMemoryClip
 from recap.io.trace import BlockTrace, bank_before, has_bank, pictures_of_frames, read_trace
 from recap.io.video import open_clip
 from recap.plan import Shot
-from recap.run import read_record, read_spec
+from recap.run import read_spec
 from recap.show.clips import embed
 from recap.show.run_page import PAGE, read_summary
 from recap.show.sheet import Patches, cut_out, gather_patches

@@ -17,8 +17,8 @@ from typing import Any
 
 from recap.errors import refuse
 from recap.eval.judged import JudgedRun, Measure
+from recap.eval.metrics.dynamics import VISIBLE
 from recap.eval.scores import Score
-from recap.eval.visible import CLIPS, FLICKERING, LIKENESS
 from recap.show.page import Section
 from recap.tables.folder import LEFT_OUT, begin_folder, begun_with, check_folder, write_table
 from recap.tables.page import figures_of
@@ -50,12 +50,7 @@ MEASURE = Measure(
     _not_here,
     headlines=(*TOTALS, *DIMENSIONS),
     paper={name: (column, 0.01) for name, column in COLUMNS.items()},
-    visible={
-        "temporal_flickering": FLICKERING,
-        "dynamic_degree": CLIPS,
-        "subject_consistency": LIKENESS,
-        "background_consistency": LIKENESS,
-    },
+    visible=VISIBLE,
 )
 """The entry by which tables find names, order and the paper's columns of VBench's scores."""
 

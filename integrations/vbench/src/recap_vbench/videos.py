@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from recap.backbones.tiny.vocabulary import parse_prompt
-from recap.config import RunConfig, read_json
+from recap.config import RunConfig, read_json, read_record
 from recap.errors import refuse
 from recap.eval.judged import EMBEDDED
 from recap.flow import FLOWS, resolve_flow
 from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
+from recap.io.record import versions
 from recap.io.report import SILENT, Notice
-from recap.run import generate, read_record, resume, versions
+from recap.run import generate, resume
 from recap.tables.executors import Processes
 from recap.tables.folder import RECORD, VERSIONS, cores
 from recap.tables.preflight import find_missing_weights, looks_at_flow

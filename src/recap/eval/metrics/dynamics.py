@@ -11,7 +11,7 @@ moves if n / 4 of its pairs do. VBench uses RAFT trained on Things.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,18 +120,20 @@ def _prefixes(run: JudgedRun) -> list[tuple[int, int]]:
 COLUMNS = {
     "temporal_flickering": "TF", "dynamic_degree": "DD", "subject_consistency": "SC", "background_consistency": "BC",
 }  # fmt: skip
+# From which difference on a viewer could see it.
+VISIBLE: Mapping[str, float | Mapping[str, float]] = {
+    "temporal_flickering": FLICKERING,
+    "dynamic_degree": CLIPS,
+    "subject_consistency": LIKENESS,
+    "background_consistency": LIKENESS,
+}
 MEASURES = (
     Measure(
         "dynamics",
         _measure,
         headlines=("dynamic_degree",),
         paper={name: (column, 0.01) for name, column in COLUMNS.items()},
-        visible={
-            "temporal_flickering": FLICKERING,
-            "dynamic_degree": CLIPS,
-            "subject_consistency": LIKENESS,
-            "background_consistency": LIKENESS,
-        },
+        visible=VISIBLE,
         uses_flow=True,
     ),
     Measure(

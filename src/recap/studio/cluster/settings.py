@@ -52,7 +52,8 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():
             if not least <= (value := getattr(self, name)) <= most:
-                flag = f"--{name.replace('_', '-')}"
+                # Options leave out the unit of seconds.
+                flag = f"--{name.removesuffix('_s').replace('_', '-')}"
                 raise refuse(flag, value, f"must be {least:g} to {most:g}", "leave it out for the default")
         if self.most_replicas and self.most_replicas < self.replicas:
             limit = f"is below --replicas, {self.replicas}"

@@ -20,10 +20,10 @@ from recap.config import read_json
 from recap.errors import refuse, unknown_name
 from recap.eval.study.design import IDENTICAL, MOST_PAIRS, PAIR, Key, PairFacts, Study, choose_pairs, lay_out
 from recap.io.files import staged_folder, write_whole
+from recap.io.record import versions
 from recap.io.report import Progress, Reporter, no_progress
 from recap.io.run_folder import digest_file
 from recap.io.video import join_clips, open_clip
-from recap.run import versions
 from recap.show.study_page import study_files
 from recap.tables.study.videos import StudyVideo, find_videos
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.config import read_json
+from recap.config import read_json, read_record
 from recap.errors import refuse
 from recap.io.run_folder import SUMMARY
-from recap.run import is_finished, read_record
+from recap.run import is_finished
 from recap.show.comparison import RECORD
 from recap.show.run_page import read_summary
 from recap.tables.folder import TABLE
