@@ -20,6 +20,7 @@ from recap.io.report import SILENT, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import build_backbone
 from recap.session import Session
+from recap.session.company import Company
 from recap.session.values import Cue
 from recap.studio import messages as say
 from recap.studio.directing import carry_out, check_prompt
@@ -52,7 +53,8 @@ class Studio:
         self._alone = ExitStack()
         self._alone.enter_context(alone_in(self.folder.root, *BUSY))
         self.shelf = shelf or Shelf(self.folder.root / "casts", settings.limits.casts)
-        self.engine = Engine()
+        self._company = Company(settings.batch)
+        self.engine = Engine(self._company)
         self.sessions: dict[str, LiveSession] = {}
         # Sessions that are being built.
         self._opening: set[str] = set()
@@ -170,7 +172,14 @@ class Studio:
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
         config = dataclasses.replace(self.config_of(asked), cast=cast)
-        return Session(config, backbone=self._load(), reporter=SILENT, history_s=0.0, states_bytes=0)
+        return Session(
+            config,
+            backbone=self._load(),
+            reporter=SILENT,
+            history_s=0.0,
+            states_bytes=0,
+            company=self._company,
+        )
 
     def _check_words(self, prompt: str) -> None:
         if not prompt.strip():
@@ -239,7 +248,7 @@ class Studio:
             elif cast and name == say.MAIN:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
-            tracks.append(Track(name, config, backbone, store, reporter))
+            tracks.append(Track(name, config, backbone, store, reporter, self._company))
         live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
         live.begin()
         if run is not None:

@@ -17,7 +17,7 @@ from recap.errors import RecapError, refuse
 from recap.io.files import write_whole
 from recap.plan import make_plan
 from recap.session import Session
-from recap.studio.engine import Engine, in_words
+from recap.studio.engine import Asking, Engine, in_words
 from recap.studio.messages import NewVideo
 from recap.studio.segments import Pictures, encode_block, join_segments
 from recap.studio.settings import Limits
@@ -148,7 +148,7 @@ class VideoQueue:
         # The last block is with the encoder, which ends the video.
         return self._present is None or self._present[0] is not video or video.done < video.blocks
 
-    def make_block(self) -> None:
+    def make_block(self) -> Asking:
         video = self._next()
         if video is None:
             return
@@ -158,7 +158,7 @@ class VideoQueue:
             video.status, video.done, video.blocks = "in_progress", 0, len(plan.blocks)
             self._present, self._pieces = (video, session), []
         session = self._present[1]
-        made = session.step()
+        made = yield session
         video.done += 1
         clock = Clock(session.backbone.spec)
         self._engine.encoder.submit(self._encode, video, made.block.index, pictures_of(made), clock)

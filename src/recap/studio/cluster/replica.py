@@ -83,6 +83,7 @@ class Replica:
             settings.backbone,
             settings.flow,
             settings.device,
+            batch=settings.batch,
             host=host,
             port=0,
             token=token,
