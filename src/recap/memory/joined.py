@@ -86,8 +86,10 @@ class JoinedMemory(MemoryPolicy):
 
     def write(self, layer: int, tokens: Tokens) -> None:
         for row, member in enumerate(self._members):
-            own = (part[row : row + 1] for part in (tokens.queries, tokens.keys, tokens.values))
-            member.write(layer, Tokens(*own, tokens.positions))
+            queries, keys, values = (
+                part[row : row + 1] for part in (tokens.queries, tokens.keys, tokens.values)
+            )
+            member.write(layer, Tokens(queries, keys, values, tokens.positions))
 
     def measure(self, layer: int, share: Tensor) -> None:
         for row, member in enumerate(self._members):
