@@ -41,6 +41,8 @@ class JoinedMemory(MemoryPolicy):
         # Layers share positions and biases, so these are joined once.
         self._joined: dict[tuple[int, ...], Tensor] = {}
         self.traces: list[MemoryTrace] = []
+        # Whether rows that show the same member were the same, bit for bit; None where nobody asked.
+        self.even: bool | None = None
 
     @property
     def sink_frames(self) -> int:
@@ -85,11 +87,17 @@ class JoinedMemory(MemoryPolicy):
         return self._joined[key]
 
     def write(self, layer: int, tokens: Tokens) -> None:
+        if self.even is not None:
+            self.even &= self.is_even(tokens.keys) and self.is_even(tokens.values)
         for row, member in enumerate(self._members):
             queries, keys, values = (
                 part[row : row + 1] for part in (tokens.queries, tokens.keys, tokens.values)
             )
             member.write(layer, Tokens(queries, keys, values, tokens.positions))
+
+    def is_even(self, rows: Tensor) -> bool:
+        """Tell whether rows that show the same member are the same, bit for bit; waits for the device."""
+        return torch.equal(rows, rows[self.rows])
 
     def measure(self, layer: int, share: Tensor) -> None:
         for row, member in enumerate(self._members):

@@ -1,9 +1,9 @@
 """A company generates several videos in one forward: as rows of one batch, where they stand alike.
 
 Kernels round differently for another number of rows, so a company has a fixed width: a block is always generated in
-that many rows, and where fewer videos are there, rows are repeated. At one width a row's bits depend on neither the
-other rows nor its own place among them. So a video is the same bit for bit whoever is generated with it, and another
-one, by roundings, than at another width.
+that many rows, and where fewer videos are there, rows are repeated. No row reads another one, and at one width a row
+is rounded alike at every place, which `check` makes sure of: on some devices, at some widths, it is not so. So a
+video is the same bit for bit whoever is generated with it, and another one, by roundings, than at another width.
 
 Videos stand alike when their memories show as many tokens of every role, under equal biases, and their blocks have
 the same phases: from the fourth block or so on, all of one config do, whatever their age. A memory that chooses by
@@ -25,7 +25,7 @@ from recap.attention.context import ContextKernels
 from recap.contracts import Decoder, Noise, State
 from recap.errors import refuse
 from recap.memory.joined import JoinedMemory, layout_of
-from recap.rollout import Conductor
+from recap.rollout import Conductor, reach
 from recap.types import Block, GeneratedBlock
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Company:
         if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MOST_ROWS:
             raise refuse("batch", width, f"must be 1 to {MOST_ROWS}", "1 generates videos one by one")
         self.width = width
+        self._checks = False
         self._conditioned: dict[tuple[str, ...], Any] = {}
 
     def run(self, turns: Sequence[Turn]) -> list[GeneratedBlock]:
@@ -81,14 +82,31 @@ class Company:
                     made[id(row.turn)] = own
         return [made[id(turn)] for turn in turns]
 
+    def check(self, session: Session) -> None:
+        """Refuse a width at which bits depend on a row's place: a session alone is the same video in every row.
+
+        It is generated until its memory is full, so it should be one that nobody else needs.
+        """
+        self._checks = self.width > 1
+        try:
+            for _ in range(reach(session.backbone.spec) + 3 if self._checks else 0):
+                session.step()
+        finally:
+            self._checks = False
+
     def _run_joint(self, rows: Sequence[_Row]) -> list[GeneratedBlock]:
         joint = _JointConductor(rows, self.width)
+        joint.memory.even = True if self._checks else None
         prompts = tuple(rows[row].turn.block.prompts[0] for row in joint.memory.rows)
         if prompts not in self._conditioned:
             while len(self._conditioned) >= KEPT_PROMPTS:
                 del self._conditioned[next(iter(self._conditioned))]
             self._conditioned[prompts] = rows[0].turn.conductor.backbone.condition(prompts)
-        return joint.run_rows(prompts, self._conditioned[prompts])
+        made = joint.run_rows(prompts, self._conditioned[prompts])
+        if joint.memory.even is False:
+            limit = "on this device a row's bits depend on its place in a batch of that many"
+            raise refuse("batch", self.width, limit, "try another number, or 1")
+        return made
 
 
 def _stage_of(row: _Row) -> Hashable:
@@ -128,6 +146,8 @@ class _JointConductor(Conductor):
         block = replace(turn.block, prompts=prompts, clears_prior=False, rereads_prior=False)
         known = None if turn.latents is None else turn.latents.repeat(len(self.memory.rows), 1, 1, 1, 1)
         made = self._run(block, conditioning, known, turn.again and turn.conductor.policy.needs_steps)
+        if self.memory.even:
+            self.memory.even = self.memory.is_even(made.latents)
         return [self._take_row(made, index, row.turn) for index, row in enumerate(self._own)]
 
     def _take_row(self, made: GeneratedBlock, index: int, turn: Turn) -> GeneratedBlock:

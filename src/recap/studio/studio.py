@@ -35,6 +35,8 @@ from recap.studio.track import Clock, Track
 from recap.studio.videos import VideoQueue
 
 BUSY = ("--folder", "another studio is working in it", "end that one, or choose another folder")
+TRIED_PROMPT = "a fox on a beach by day"
+"""Every model can read it."""
 FIRST_SHOT_S = 1.0
 """A session has no end; its config needs a shot of some length."""
 
@@ -72,7 +74,11 @@ class Studio:
         """Return the model; what made it fail may have been mended since, so every call tries."""
         if self._backbone is None:
             config = self.config_of(say.NewSession(prompt="", memory="none"))
-            self._backbone = build_backbone(config, lambda line: None)
+            found = build_backbone(config, lambda line: None)
+            if self.settings.batch > 1:
+                tried = self.config_of(say.NewSession(prompt=TRIED_PROMPT))
+                self._company.check(Session(tried, backbone=found, reporter=SILENT, company=self._company))
+            self._backbone = found
         return self._backbone
 
     def config_of(self, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
