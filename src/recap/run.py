@@ -27,10 +27,11 @@ from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, M
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.ranks.admission import LedAdmission
+from recap.fast.ranks.backbone import split_backbone
 from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
 from recap.fast.ranks.states import split_memory
-from recap.fast.ranks.wan import RankedKernels, split_backbone
+from recap.fast.ranks.wan import RankedKernels
 from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
