@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,12 @@ ROWS = (
     Row("fast", "tiny"),
     Row("eager", "tiny"),
     Row("fast", "full", 16),
-    Row("fast", "full", 24),
     Row("fast", "tiny", 12),
     Row("fast", "tiny", 10),
     Row("eager", "tiny", 8),
-    Row("fast", "full", allocator=EXPANDABLE),
     Row("fast", "tiny", allocator=EXPANDABLE),
+    Row("fast", "full", allocator=EXPANDABLE),
+    Row("fast", "full", 24),
 )
 
 
@@ -154,10 +154,13 @@ def describe(row: Row, result: dict[str, Any]) -> str:
 
 
 def choose_rows(beside: str, only: str) -> list[Row]:
-    """Return the rows to measure; with another source tree, its rows follow those without a card."""
-    rows = [row for row in ROWS if only in str(row)]
-    older = [Row(row.path, row.decoder, source=beside) for row in rows if not (row.card or row.allocator)]
-    return [*rows, *(older if beside else [])]
+    """Return the rows to measure; with another source tree, every row without a card is followed by its own."""
+    rows = []
+    for row in ROWS:
+        rows.append(row)
+        if beside and not (row.card or row.allocator):
+            rows.append(replace(row, source=beside))
+    return [row for row in rows if only in str(row)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
