@@ -204,6 +204,7 @@ def from_settings(kind: type[Any], values: Any, path: str) -> Any:
     if not isinstance(values, Mapping):
         raise refuse(path, values, "must be a table of settings", f"known: {', '.join(_hints(kind))}")
     hints = _hints(kind)
+    values = _without_retired(getattr(kind, "retired", {}), values, path)
     for name in values:
         if name not in hints:
             raise unknown_name(f"{path} setting", name, hints)
@@ -217,6 +218,14 @@ def from_settings(kind: type[Any], values: Any, path: str) -> Any:
     if missing:
         raise refuse(f"{path}.{missing[0]}", None, "has no default", "give it a value")
     return kind(**{name: _typed(hints[name], value, f"{path}.{name}") for name, value in values.items()})
+
+
+def _without_retired(retired: Mapping[str, Any], values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Leave out settings that an older version had, where its run left them as usual."""
+    for name, usual in retired.items():
+        if name in values and values[name] != usual:
+            raise refuse(f"{path}.{name}", values[name], "there is no such setting any more", "leave it out")
+    return {name: value for name, value in values.items() if name not in retired}
 
 
 def override(
