@@ -34,6 +34,8 @@ BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
 
 MOST_ROWS = 256
 
+LOW_MEMORY = ("auto", "on", "off")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -129,6 +131,8 @@ class RunConfig:
     dtype: str = "auto"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
+    # "auto" takes the readable path where the fast one does not fit the card, "on" whatever needs the least memory.
+    low_memory: str = "auto"
     # Blocks between two states on disk.
     checkpoint_every: int = 1
     # The trace also lists what the bank did not take: some 2 KB a block.
@@ -141,6 +145,8 @@ class RunConfig:
             raise refuse("seeds", [], "at least 1 is needed", "0 is as good as any")
         check_shots(self.shots)
         check_amount("number of seeds", len(self.seeds), MOST_ROWS, "rows of a batch", "run them one by one")
+        if self.low_memory not in LOW_MEMORY:
+            raise unknown_name("low_memory", self.low_memory, LOW_MEMORY)
         if self.checkpoint_every < 1:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
@@ -193,9 +199,11 @@ class RunConfig:
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
         plain["seeds"], plain["cast"] = list(self.seeds), list(self.cast)
+        # As older versions have it, so that their runs can be resumed.
         if not self.decoder_device:
-            # As older versions have it, so that their runs can be resumed.
             del plain["decoder_device"]
+        if self.low_memory == "auto":
+            del plain["low_memory"]
         return plain
 
 

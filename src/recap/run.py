@@ -26,6 +26,7 @@ from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_re
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.ranks.admission import LedAdmission
 from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
@@ -59,6 +60,8 @@ def build_backbone(
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
     notice_place(config.device, notice)
+    for line in describe_fit(config) if ranks.alone else []:
+        notice(line)
     prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
@@ -200,6 +203,8 @@ class RunParts:
         self.folder = folder
         self.reporter = reporter
         self._ranks = ranks
+        if fresh and ranks.alone:
+            config = fit_card(config, reporter.notice)
         ranks.begin(config.to_dict(), folder, fresh)
         # A resumed run has its own copy of the cast.
         copy = (str(folder / CAST),) if config.cast and not fresh else config.cast
