@@ -40,6 +40,7 @@ from recap.io.opening import read_opening
 from recap.io.record import check_record, versions, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
+from recap.io.states import states_on_host
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
 from recap.memory.casting import join_cast
@@ -309,8 +310,9 @@ class RunParts:
         """
         began = time.perf_counter()
         state: State = {"next_block": torch.tensor(done)}
-        state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
-        state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
+        with states_on_host():
+            state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
+            state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
         self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
         ended = time.perf_counter()
         took = ended - began
