@@ -31,7 +31,6 @@ TAKEN_GB = 0.7
 """What is not the allocator's on a card: the driver's own, and a small screen."""
 # A row takes ten seconds, on a new machine a minute for the first.
 LONGEST_S = 120
-EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,12 @@ class Row:
     path: str
     decoder: str
     card: float = 0.0
-    allocator: str = ""
     source: str = ""
 
     def __str__(self) -> str:
         parts = [
             f"{self.path} {self.decoder}",
             f"on {self.card:g} GB" if self.card else "",
-            f"({self.allocator})" if self.allocator else "",
             "as it was" if self.source else "",
         ]
         return " ".join(part for part in parts if part)
@@ -57,14 +54,13 @@ class Row:
 ROWS = (
     Row("fast", "full"),
     Row("fast", "tiny"),
-    Row("eager", "tiny"),
+    Row("readable", "tiny"),
     Row("fast", "full", 16),
     Row("fast", "tiny", 12),
-    Row("fast", "tiny", 10),
-    Row("eager", "tiny", 8),
-    Row("fast", "tiny", allocator=EXPANDABLE),
-    Row("fast", "full", allocator=EXPANDABLE),
+    Row("readable", "tiny", 8),
     Row("fast", "full", 24),
+    Row("readable", "tiny", 10),
+    Row("fast", "tiny", 10),
 )
 
 
@@ -75,7 +71,7 @@ def measure_row(row: Row, blocks: int, backbone: str, device: str) -> dict[str, 
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction((row.card - TAKEN_GB) * 1e9 / total)
     dtype = "bfloat16" if cuda else "float32"
-    eager = row.path == "eager"
+    eager = row.path == "readable"
     settings = SpeedSettings(backbone, "recap", row.decoder, device, dtype, blocks, eager=eager)
     began = time.perf_counter()
     parts = make_parts(settings)
@@ -124,9 +120,6 @@ def read_memory() -> dict[str, Any]:
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a row in a fresh process; a card that is too small is a result, not an error."""
     environment = dict(os.environ)
-    if row.allocator:
-        # Older versions of torch know the second name only.
-        environment |= {"PYTORCH_ALLOC_CONF": row.allocator, "PYTORCH_CUDA_ALLOC_CONF": row.allocator}
     if row.source:
         environment["PYTHONPATH"] = os.pathsep.join([row.source, str(Path.cwd())])
     command = [sys.executable, "-m", "benchmarks.card", "--row", json.dumps(asdict(row))]
@@ -158,7 +151,7 @@ def choose_rows(beside: str, only: str) -> list[Row]:
     rows = []
     for row in ROWS:
         rows.append(row)
-        if beside and not (row.card or row.allocator):
+        if beside and not row.card:
             rows.append(replace(row, source=beside))
     return [row for row in rows if only in str(row)]
 

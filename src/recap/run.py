@@ -35,6 +35,7 @@ from recap.fast.ranks.wan import RankedKernels, split_backbone
 from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
+from recap.io.devices import let_segments_grow
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.record import check_record, versions, write_record
@@ -61,6 +62,7 @@ def build_backbone(
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
     notice_place(config.device, notice)
+    let_segments_grow(config.device)
     for line in describe_fit(config) if ranks.alone else []:
         notice(line)
     prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))

@@ -144,6 +144,9 @@ class FastWanBackbone(WanBackbone):
             self._runners.clear()
             self._filled = None
             self._room = self._room.new_empty(0)
+            if self._room.is_cuda:
+                # Else what was reserved for the old one stays next to the new one.
+                torch.cuda.empty_cache()
             self._room = self._room.new_empty(elements)
 
     def _copy_text(self, text: TextConditioning) -> TextConditioning:

@@ -22,11 +22,11 @@ from recap.fast.vae import FastVae
 VAE_WIDTH = 96
 # Parameters of the tiny decoder, and of RAFT-small.
 TINY_PARAMETERS, FLOW_PARAMETERS = 9_844_611, 990_162
-WORK = {("fast", "full"): 700.0, ("fast", "tiny"): 400.0, ("eager", "full"): 1300.0, ("eager", "tiny"): 270.0}
+WORK = {"fast": {"full": 950.0, "tiny": 570.0}, "readable": {"full": 1010.0, "tiny": 275.0}}
 """Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly."""
 # Smaller parts are not listed.
 SHOWN = 5e6
-DRIVER = 0.5e9
+DRIVER = 0.8e9
 """What a process takes of a card besides its tensors: context, kernels, libraries."""
 
 
@@ -40,10 +40,10 @@ class CardSetting:
 
     def __str__(self) -> str:
         weights = "" if self.precision == "full" else f", {self.precision} weights"
-        return f"{PATHS[self.path]} path, {self.decoder} decoder{weights}"
+        return f"{self.path} path, {self.decoder} decoder{weights}"
 
 
-PATHS = {"fast": "fast", "eager": "readable"}
+PATHS = ("fast", "readable")
 REMEDIES: dict[str, dict[str, str]] = {
     "--decoder tiny": {"decoder": "tiny"},
     "--precision int8": {"precision": "int8"},
@@ -81,7 +81,6 @@ class Demand:
         spec, rows, fast = self.spec, self.rows, setting.path == "fast"
         frame = 2 * spec.layers * prod(spec.grid) * spec.dim * self.itemsize * rows
         text = 2 * spec.layers * spec.text_len * spec.dim * self.itemsize * rows
-        kept = self.frames - spec.frames_per_block
         weights, past = self._decoder(setting)
         side = spec.token_pixels // spec.patch[1]
         pixels = rows * spec.frames_per_block * spec.pictures_per_frame * prod(spec.latent_size) * side**2
@@ -89,11 +88,11 @@ class Demand:
             "transformer": self._transformer(setting),
             "text": text * (2 if fast else 1),
             "memory": self.frames * frame,
-            # The fast path has all keys and values as a block reads them, the readable one rotated keys.
-            "window": self.frames * frame if fast else kept * frame / 2,
+            # All keys and values as a block reads them; the readable path's are gone while it decodes.
+            "window": self.frames * frame * fast,
             "decoder": weights + past,
             "flow": 4.0 * FLOW_PARAMETERS * self.reads_flow,
-            "work": WORK[setting.path, setting.decoder] * pixels * self.itemsize / 2,
+            "work": WORK["fast" if fast else "readable"][setting.decoder] * pixels * self.itemsize / 2,
             "driver": DRIVER,
         }
         return CardPlan(setting, parts)
@@ -125,11 +124,10 @@ def choose(demand: Demand, asked: CardSetting, low_memory: str, free: float) -> 
 
     Only settings that differ in rounding are chosen between. `low_memory` is what `--low-memory` says.
     """
-    plan = demand.plan(asked)
-    if low_memory == "off" or asked.path == "eager" or (low_memory == "auto" and plan.total <= free):
-        return plan
-    # With the full decoder the readable path is the larger one.
-    return min(plan, demand.plan(replace(asked, path="eager")), key=lambda each: each.total)
+    paths = (asked.path,) if low_memory == "off" else PATHS[PATHS.index(asked.path) :]
+    plans = [demand.plan(replace(asked, path=path)) for path in paths]
+    fitting = [plan for plan in plans if plan.total <= free and low_memory != "on"]
+    return fitting[0] if fitting else min(plans, key=lambda plan: plan.total)
 
 
 def what_to_add(
@@ -165,7 +163,7 @@ def describe_plan(demand: Demand, setting: CardSetting, low_memory: str, free: f
         return lines
     if plan.total <= free:
         return [*lines, f"memory: fits into the {free / 1e9:.1f} GB that are free"]
-    # What the readable path was chosen for may be gone with another decoder.
+    # Whatever another path was chosen for may be gone with another decoder.
     asked = replace(setting, path="fast") if low_memory == "auto" else setting
     found = what_to_add(demand, asked, low_memory, free)
     if found is None:

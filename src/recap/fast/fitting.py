@@ -17,11 +17,13 @@ def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
     if demand is None or free is None or config.low_memory == "off":
         return config
     asked = _setting(config)
-    plan = choose(demand, asked, config.low_memory, free)
-    if plan.setting != asked:
+    path = choose(demand, asked, config.low_memory, free).setting.path
+    if path != asked.path:
         needs = f"{demand.plan(asked).total / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
-        notice(f"memory: the readable path is used, as the fast one takes {needs}; it rounds differently")
-        config = replace(config, eager=True)
+        notice(f"memory: the {path} path is used: the {asked.path} one takes {needs}")
+        config = replace(
+            config, eager=path != "fast", low_memory="on" if path == "lean" else config.low_memory
+        )
     settings = config.backbone.settings
     if config.low_memory == "on" and isinstance(settings, WanConfig) and not settings.text_device:
         config = replace(config, backbone=Choice(config.backbone.name, replace(settings, text_device="cpu")))
@@ -50,4 +52,4 @@ def _setting(config: RunConfig) -> CardSetting:
     settings = config.backbone.settings
     assert isinstance(settings, WanConfig)
     fast = config.device.startswith("cuda") and not config.eager
-    return CardSetting("fast" if fast else "eager", settings.decoder)
+    return CardSetting("fast" if fast else "readable", settings.decoder)
