@@ -22,7 +22,7 @@ LARGEST: tl.constexpr = tl.constexpr(LARGEST_FLOAT8)
 NEARLY_ZERO: tl.constexpr = tl.constexpr(SMALLEST)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store_float8(  # type: ignore[no-untyped-def]
     value, out, scale, inside,
 ):  # fmt: skip
