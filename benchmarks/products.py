@@ -19,17 +19,17 @@ from benchmarks.timing import describe_error, median_milliseconds, print_json
 from recap.backbones.wan.quantised import Float8Linear, Int8Linear, quantise_tokens
 from recap.backbones.wan.spec import WAN_1_3B
 from recap.fast import dit, dit_kernels, float8_kernels
-from recap.fast.float8_kernels import Tile
+from recap.fast.float8_kernels import ProductTile
 from recap.fast.graphs import Graphed
 
 CALLS, SETS = WAN_1_3B.layers, 6
 TILES = [
-    Tile(128, 256, 128, 8, 4),
-    Tile(128, 256, 128, 8, 3),
-    Tile(256, 128, 128, 8, 4),
-    Tile(128, 128, 128, 4, 3),
-    Tile(128, 128, 128, 8, 3),
-    Tile(128, 256, 64, 8, 5),
+    ProductTile(128, 256, 128, 8, 4),
+    ProductTile(128, 256, 128, 8, 3),
+    ProductTile(256, 128, 128, 8, 4),
+    ProductTile(128, 128, 128, 4, 3),
+    ProductTile(128, 128, 128, 8, 3),
+    ProductTile(128, 256, 64, 8, 5),
 ]
 
 

@@ -21,7 +21,7 @@ from recap.fast.triton_import import tl, triton
 LARGEST: tl.constexpr = tl.constexpr(LARGEST_FLOAT8)
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """Describes the work of one program."""
 
     rows: int
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-WIDE = Tile(128, 256, 128, 8, 4)
+WIDE = ProductTile(128, 256, 128, 8, 4)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def widen_kernel(
     out_tiles.store([first, column], fitted.to(out_tiles.dtype))
 
 
-def widen(x: Float8Tokens, linear: Float8Linear, scale: Tensor, tile: Tile = WIDE) -> Float8Tokens:
+def widen(x: Float8Tokens, linear: Float8Linear, scale: Tensor, tile: ProductTile = WIDE) -> Float8Tokens:
     """Compute a linear layer of tokens B N M and its GELU, in 8 bits with a given scale B N 1."""
     descriptor = import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
     values = x.values.flatten(0, -2)
