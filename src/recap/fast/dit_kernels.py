@@ -26,10 +26,9 @@ NEARLY_ZERO: tl.constexpr = tl.constexpr(SMALLEST)
 def _store_float8(  # type: ignore[no-untyped-def]
     value, out, scale, inside,
 ):  # fmt: skip
-    """Write one token in 8 bits at the addresses `out`, and its scale."""
+    """Write one token in 8 bits at the addresses `out`, and its scale; the conversion ends at the largest number."""
     largest = tl.maximum(tl.max(tl.abs(value)), NEARLY_ZERO)
-    fitted = tl.minimum(tl.maximum(value * (LARGEST / largest), -LARGEST), LARGEST)
-    tl.store(out, fitted.to(out.dtype.element_ty), inside)
+    tl.store(out, (value * (LARGEST / largest)).to(out.dtype.element_ty), inside)
     tl.store(scale, largest / LARGEST)
 
 
@@ -62,18 +61,40 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _quantise(  # type: ignore[no-untyped-def]
-    x, out, out_scale, size, GELU: tl.constexpr, WIDTH: tl.constexpr,
+def gelu_of(  # type: ignore[no-untyped-def]
+    value, FAST: tl.constexpr,
 ):  # fmt: skip
+    """Return the GELU of fp32 values, by the hardware's own tanh (11 bits) where it can be FAST."""
+    inner = value * (0.7978845608028654 + 0.035677408136300125 * value * value)
+    if FAST:
+        tanh = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [inner], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        tanh = 2 * tl.sigmoid(2 * inner) - 1
+    half = 0.5 * value
+    return half + half * tanh
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantise(  # type: ignore[no-untyped-def]
+    x, out, out_scale, size, GELU: tl.constexpr, FAST: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    # In two parts, because their sizes are powers of 2, and 8,960 channels would fill half of the next one.
     token = tl.program_id(0).to(tl.int64) * size
-    channel = tl.arange(0, WIDTH)
-    inside = channel < size
-    value = tl.load(x + token + channel, inside, 0.0).to(tl.float32)
+    channel, more = tl.arange(0, WIDTH), WIDTH + tl.arange(0, REST)
+    inside = more < size
+    value = tl.load(x + token + channel).to(tl.float32)
+    rest = tl.load(x + token + more, inside, 0.0).to(tl.float32)
     if GELU:
-        # The tanh of y is 2 sigmoid(2 y) - 1.
-        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
-        value = (value * tl.sigmoid(inner)).to(x.dtype.element_ty).to(tl.float32)
-    _store_float8(value, out + token + channel, out_scale + tl.program_id(0), inside)
+        value = gelu_of(value, FAST)
+        rest = gelu_of(rest, FAST)
+    largest = tl.maximum(tl.max(tl.abs(value)), tl.max(tl.abs(rest)))
+    largest = tl.maximum(largest, NEARLY_ZERO)
+    factor = LARGEST / largest
+    tl.store(out + token + channel, (value * factor).to(out.dtype.element_ty))
+    tl.store(out + token + more, (rest * factor).to(out.dtype.element_ty), inside)
+    tl.store(out_scale + tl.program_id(0), largest / LARGEST)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -217,7 +238,18 @@ def quantise_tokens(x: Tensor, *, gelu: bool = False) -> Float8Tokens:
     size, x = x.shape[-1], x.contiguous()
     out, parts = _empty(x, x.shape, True)
     assert isinstance(out, Float8Tokens)
-    _quantise[(x.numel() // size,)](x, *parts, size, GELU=gelu, WIDTH=_width(size), num_warps=8)
+    # The largest power of 2 that is filled, and what is left.
+    width = _width(size + 1) // 2
+    _quantise[(x.numel() // size,)](
+        x,
+        *parts,
+        size,
+        GELU=gelu,
+        FAST=x.is_cuda,
+        WIDTH=width,
+        REST=_width(max(size - width, 1)),
+        num_warps=8,
+    )
     return out
 
 
