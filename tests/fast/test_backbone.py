@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.memory.window import Window
 from recap.plan import Shot, make_plan
-from recap.rollout import rollout
+from recap.rollout import at_once, rollout
 from recap.types import Block, GeneratedBlock, MemoryTrace, Role, Segment, Tokens, frame_positions
 
 MEMORIES = {
@@ -103,6 +104,38 @@ def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -
     blocks = generate(FastWanBackbone(plain), "recap")
     assert set(blocks[-1].shares) == {Role.SINK, Role.BANK, Role.PRIOR, Role.CURRENT}
     torch.testing.assert_close(sum(blocks[-1].shares.values()), torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["sink", "reinforced", "recap, no zero scores"])
+def test_only_the_largest_group_is_read_aside_and_is_waited_for(plain: WanBackbone, name: str) -> None:
+    """The work is done only when it is waited for, as late as a second stream may do it."""
+    early, late = FastWanBackbone(plain), FastWanBackbone(plain)
+    asked = 0
+
+    def last_minute(work: Callable[[], None]) -> Callable[[], None]:
+        nonlocal asked
+        asked += 1
+        return work
+
+    late._fast.aside = last_minute
+    blocks = generate(early, name)
+    for one, other in zip(blocks, generate(late, name), strict=True):
+        assert torch.equal(one.latents, other.latents)
+    # On a CPU the first block is the only one that reads a single group.
+    passes = plain.spec.num_steps + 1
+    assert asked == plain.spec.layers * passes * (len(blocks) - 1)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rule", ["flow", "keys"])
+def test_two_streams_compute_the_same_bits_as_one(rule: str) -> None:
+    """The first block of a layout is computed, the second recorded and the others replayed: all of them agree."""
+    slow = build_untrained(device="cuda")
+    one, two = FastWanBackbone(slow), FastWanBackbone(slow)
+    one._fast.aside = at_once
+    for alone, both in zip(generate(one, "recap", rule=rule), generate(two, "recap", rule=rule), strict=True):
+        assert torch.equal(alone.latents, both.latents)
+        assert alone.shares.keys() == both.shares.keys()
 
 
 @pytest.mark.cuda

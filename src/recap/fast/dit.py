@@ -4,7 +4,7 @@ The parameters are those of the readable model. The forward differs from the rea
 - everything that depends only on the time is computed once, for all steps of the sampler;
 - one product computes queries, keys and values;
 - kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
-- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others;
+- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time;
 - the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path; `recap bench --compare` measures by how much.
@@ -27,8 +27,10 @@ from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, join_linears, quantise_tokens
+from recap.contracts import Aside
 from recap.fast.biases import BiasTable, Layout
-from recap.fast.graphs import Graphed
+from recap.fast.graphs import Graphed, SideStream
+from recap.rollout import at_once
 from recap.types import Role, Segment
 
 Pair = tuple[Tensor, Tensor]
@@ -255,6 +257,7 @@ class FastWan:
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
         self.kernels = choose_kernels(model.device)
+        self.aside: Aside = SideStream(model.device, first=True) if model.device.type == "cuda" else at_once
         blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
         # Whether linear layers multiply in 8 bits: kernels then write their inputs so.
@@ -312,11 +315,7 @@ class FastWan:
         rotated, query, keys = kernels.split_rotate(
             qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
-        stores = zip(window.keys, window.values, window.token_bias, strict=True)
-        parts = [
-            read_group(rotated.transpose(1, 2), k[index].transpose(1, 2), v[index].transpose(1, 2), bias)
-            for k, v, bias in stores
-        ]
+        parts = self._read_groups(index, rotated.transpose(1, 2), window)
         if tokens is not None:
             asked = window.measured
             plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
@@ -329,6 +328,27 @@ class FastWan:
         biases = [None if table is None else table.values[step, index] for table in window.biases]
         joined: tuple[Hidden, Tensor] = kernels.merge(outputs, masses, biases, self.float8)
         return joined
+
+    def _read_groups(self, index: int, query: Tensor, window: WindowStorage) -> list[Pair]:
+        """Read every group of keys with queries B H N D; returns each one's output and log-sum-exp.
+
+        The last group has by far the most keys. Its kernel leaves many processors idle at its end, since all programs
+        take equally long and their number is no multiple of the processors'; the small groups run there.
+        """
+
+        def read(group: int) -> Pair:
+            keys, values = (store[group][index].transpose(1, 2) for store in (window.keys, window.values))
+            return read_group(query, keys, values, window.token_bias[group])
+
+        *small, last = range(len(window.keys))
+        if not small:
+            return [read(last)]
+        large: list[Pair] = []
+        # First in line, so that the small ones fill its gaps instead of delaying it.
+        wait = self.aside(lambda: large.append(read(last)))
+        parts = [read(group) for group in small]
+        wait()
+        return parts + large
 
     def _read_text(self, index: int, hidden: Hidden, text: TextConditioning) -> Tensor:
         """Compute the cross attention on hidden B N M."""

@@ -89,14 +89,16 @@ def _timed_convolutions() -> Iterator[None]:
 
 
 class SideStream:
-    """Runs small kernels, such as those of optical flow, on what a clean pass leaves idle.
+    """Runs work next to what the current stream does, each on what the other leaves idle.
+
+    With `first`, its kernels get free processors before those of the current stream do, also in a recording.
 
     Tensors cross over safely. The work starts after everything queued before it, and whoever waits for it
     continues after it, so no storage is reused while the other stream still reads it.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device | str, *, first: bool = False) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1 if first else 0)
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         """Start the work; returns a function that waits for it."""

@@ -116,8 +116,7 @@ OTHER_RULES = tuple(
     for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 SCHEDULES = (
-    *("5@layers:last-half", "5@layers:first-half", "5@heads:top-0.5", "5@heads:bottom-0.5"),
-    *("5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
+    *("5@layers:last-half", "5@heads:top-0.5", "5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
 )
 # Options that the paper does not have, one or two at a time.
 BEYOND = (
@@ -133,6 +132,7 @@ BEYOND = (
     Row("lambda 2.5, bank 2", {**MATCHED.memory, "bank_reinforcement": 2.0}),
     Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, lambda 1, bank 2", {**BANK.memory, "bank_reinforcement": 2.0}, "keys"),
+    Row("keys, last half", {**RECAP.memory, "reinforcement": "5@layers:last-half"}, "keys"),
     Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
     Row("shared by block", {**RECAP.memory, "share_by_block": True}),
     *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
