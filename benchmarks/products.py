@@ -17,20 +17,19 @@ from torch.nn import functional
 from benchmarks.timing import describe_error, median_milliseconds, print_json
 from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, Int8Linear, quantise_tokens
 from recap.backbones.wan.spec import WAN_1_3B
-from recap.fast import dit, dit_kernels, float8_kernels
-from recap.fast.float8_kernels import ProductTile
+from recap.fast import dit, dit_kernels
 from recap.fast.graphs import Graphed
+from recap.fast.quantised_kernels import ProductTile, widen_at_once
 
 CALLS, SETS = WAN_1_3B.layers, 6
 DIM, WIDE = WAN_1_3B.dim, WAN_1_3B.ffn_dim
 PRODUCTS = {"qkv": (DIM, 3 * DIM), "o, text q or text o": (DIM, DIM), "up": (DIM, WIDE), "down": (WIDE, DIM)}
 TILES = [
-    ProductTile(128, 256, 128, 8, 4),
     ProductTile(128, 256, 128, 8, 3),
-    ProductTile(256, 128, 128, 8, 3),
     ProductTile(128, 128, 128, 4, 3),
     ProductTile(128, 128, 128, 8, 3),
-    ProductTile(128, 256, 64, 8, 5),
+    ProductTile(128, 128, 128, 8, 4),
+    ProductTile(128, 128, 64, 8, 4),
 ]
 
 Call = Callable[[], object]
@@ -84,20 +83,20 @@ def measure_product(name: str, tokens: int, measured: Measured) -> None:
     whole = [Int8Linear.of(layer) for layer in layers]
     if name != "up":
         measured.tell(f"{name}, bf16", [partial(layer, x) for layer in layers], meant)
-        measured.tell(f"{name}, int8", [partial(layer, x) for layer in whole], meant)
+        measured.tell(f"{name}, int8", [partial(dit_kernels.linear, x, layer) for layer in whole], meant)
         measured.tell(f"{name}, fp8", [partial(layer, coded) for layer in eight], meant)
         return
     measured.tell("up without GELU, fp8", [partial(layer, coded) for layer in eight], meant)
     meant = functional.gelu(meant, approximate="tanh")
     measured.tell("up, bf16", [partial(dit_kernels.widen, x, layer) for layer in layers], meant)
     measured.tell("up, int8", [partial(dit_kernels.widen, x, layer) for layer in whole], meant)
-    measured.tell(
-        "up, fp8, two kernels", [partial(dit_kernels.widen, coded, layer) for layer in eight], meant
-    )
-    reaches = [float8_kernels.reach_of(layer) for layer in eight]
+
+    def in_two(layer: Float8Linear) -> Float8Tokens:
+        return dit_kernels.quantise_tokens(layer(coded), gelu=True)
+
+    measured.tell("up, fp8, two kernels", [partial(in_two, layer) for layer in eight], meant)
     for tile in TILES:
-        pairs = zip(eight, reaches, strict=True)
-        calls = [partial(float8_kernels.widen, coded, layer, reach, tile) for layer, reach in pairs]
+        calls = [partial(widen_at_once, coded, layer, tile) for layer in eight]
         measured.tell(f"up, fp8, one kernel {tuple(tile)}", calls, meant)
 
 
@@ -117,8 +116,8 @@ def measure_inputs(tokens: int, measured: Measured) -> None:
     meant_norm = dit.norm(many[0].float(), affine, WAN_1_3B.eps, many[1].float(), gate)[1]
     assert isinstance(meant_norm, Tensor)
     for float8 in (False, True):
-        calls = [partial(norm, each, float8) for each in many]
-        measured.tell(f"norm, {'fp8' if float8 else 'bf16'}", calls, meant_norm)
+        norms: list[Call] = [partial(norm, each, float8) for each in many]
+        measured.tell(f"norm, {'fp8' if float8 else 'bf16'}", norms, meant_norm)
 
 
 def main() -> None:

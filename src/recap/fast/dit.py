@@ -119,9 +119,14 @@ def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_val
     new_values.copy_(values)
 
 
-def widen(x: Hidden, linear: torch.nn.Module) -> Hidden:
-    """Compute a linear layer and its GELU."""
-    wide = functional.gelu(linear(x), approximate="tanh")
+def linear(x: Hidden, layer: Callable[[Hidden], Tensor]) -> Tensor:
+    """Compute a linear layer."""
+    return layer(x)
+
+
+def widen(x: Hidden, layer: torch.nn.Module) -> Hidden:
+    """Compute a linear layer and its GELU; a kernel may choose another scale for 8 bits."""
+    wide = functional.gelu(layer(x), approximate="tanh")
     return quantise_tokens(wide) if isinstance(x, Float8Tokens) else wide
 
 
@@ -294,11 +299,11 @@ class FastWan:
             following = head if last else table[index + 1]
             attended, share = self._attend(index, step, hidden, window, tokens)
             shares.append(share)
-            merged = layer.block.self_attn.o(attended)
+            merged = kernels.linear(attended, layer.block.self_attn.o)
             x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
             read = self._read_text(index, hidden, text)
             x, hidden = kernels.norm(x, (scale2, shift2), eps, read, None, float8)
-            fed = layer.block.ffn[2](kernels.widen(hidden, layer.block.ffn[0]))
+            fed = kernels.linear(kernels.widen(hidden, layer.block.ffn[0]), layer.block.ffn[2])
             # The head is no layer of 8 bits.
             x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2, float8 and not last)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
@@ -311,7 +316,7 @@ class FastWan:
         layer, kernels = self.layers[index], self.kernels
         norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
         own = window.own_slices(index)
-        qkv = layer.qkv(hidden)
+        qkv = kernels.linear(hidden, layer.qkv)
         rotated, query, keys = kernels.split_rotate(
             qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
@@ -352,10 +357,10 @@ class FastWan:
 
     def _read_text(self, index: int, hidden: Hidden, text: TextConditioning) -> Tensor:
         """Compute the cross attention on hidden B N M."""
-        attention, spec = self.layers[index].block.cross_attn, self.model.spec
-        normed = self.kernels.rms(attention.q(hidden), attention.norm_q.weight, spec.eps)
+        attention, spec, kernels = self.layers[index].block.cross_attn, self.model.spec, self.kernels
+        normed = kernels.rms(kernels.linear(hidden, attention.q), attention.norm_q.weight, spec.eps)
         query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
         read = functional.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(2)
-        merged: Tensor = attention.o(self.kernels.quantise_tokens(read) if self.float8 else read)
+        merged: Tensor = kernels.linear(kernels.quantise_tokens(read) if self.float8 else read, attention.o)
         return merged

@@ -6,30 +6,20 @@ read them twice and split the second kernel in four (H200: 26 and 60 us, where b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from recap.attention.rope import Rotation
-from recap.backbones.wan.quantised import E4M3, LARGEST_FLOAT8, SMALLEST, Float8Tokens
+from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, Int8Linear
 from recap.fast import dit
 from recap.fast.dit import Hidden, Pair
+from recap.fast.quantised_kernels import empty_tokens, restore, store_float8
+from recap.fast.quantised_kernels import quantise_tokens as quantise_tokens
+from recap.fast.quantised_kernels import widen as widen_float8
 from recap.fast.triton_import import tl, triton
-
-# Numbers that kernels read.
-LARGEST: tl.constexpr = tl.constexpr(LARGEST_FLOAT8)
-NEARLY_ZERO: tl.constexpr = tl.constexpr(SMALLEST)
-
-
-@triton.jit
-def _store_float8(  # type: ignore[no-untyped-def]
-    value, out, scale, inside,
-):  # fmt: skip
-    """Write one token in 8 bits at the addresses `out`, and its scale; the conversion ends at the largest number."""
-    largest = tl.maximum(tl.max(tl.abs(value)), NEARLY_ZERO)
-    tl.store(out, (value * (LARGEST / largest)).to(out.dtype.element_ty), inside)
-    tl.store(scale, largest / LARGEST)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -55,46 +45,9 @@ def _norm(  # type: ignore[no-untyped-def]
     if FLOAT8:
         # Rounded before, as in the readable path.
         rounded = scaled.to(x.dtype.element_ty).to(tl.float32)
-        _store_float8(rounded, out + token + channel, out_scale + tl.program_id(0), inside)
+        store_float8(rounded, out + token + channel, out_scale + tl.program_id(0), inside)
     else:
         tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def gelu_of(  # type: ignore[no-untyped-def]
-    value, FAST: tl.constexpr,
-):  # fmt: skip
-    """Return the GELU of fp32 values, by the hardware's own tanh (11 bits) where it can be FAST."""
-    inner = value * (0.7978845608028654 + 0.035677408136300125 * value * value)
-    if FAST:
-        tanh = tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [inner], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        tanh = 2 * tl.sigmoid(2 * inner) - 1
-    half = 0.5 * value
-    return half + half * tanh
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _quantise(  # type: ignore[no-untyped-def]
-    x, out, out_scale, size, GELU: tl.constexpr, FAST: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
-    # In two parts, because their sizes are powers of 2, and 8,960 channels would fill half of the next one.
-    token = tl.program_id(0).to(tl.int64) * size
-    channel, more = tl.arange(0, WIDTH), WIDTH + tl.arange(0, REST)
-    inside = more < size
-    value = tl.load(x + token + channel).to(tl.float32)
-    rest = tl.load(x + token + more, inside, 0.0).to(tl.float32)
-    if GELU:
-        value = gelu_of(value, FAST)
-        rest = gelu_of(rest, FAST)
-    largest = tl.maximum(tl.max(tl.abs(value)), tl.max(tl.abs(rest)))
-    largest = tl.maximum(largest, NEARLY_ZERO)
-    factor = LARGEST / largest
-    tl.store(out + token + channel, (value * factor).to(out.dtype.element_ty))
-    tl.store(out + token + more, (rest * factor).to(out.dtype.element_ty), inside)
-    tl.store(out_scale + tl.program_id(0), largest / LARGEST)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -158,7 +111,7 @@ def _merge(  # type: ignore[no-untyped-def]
     mixed = weight[:, None] * here + (1 - weight)[:, None] * there
     if FLOAT8:
         rounded = mixed.to(first.dtype.element_ty).to(tl.float32)
-        _store_float8(rounded, out + entry, out_scale + row * tokens + token, inside)
+        store_float8(rounded, out + entry, out_scale + row * tokens + token, inside)
     else:
         tl.store(out + entry, mixed.to(out.dtype.element_ty), inside)
     share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
@@ -205,13 +158,13 @@ def _width(size: int) -> int:
     return int(triton.next_power_of_2(size))
 
 
-def _empty(x: Tensor, shape: Sequence[int], float8: bool) -> tuple[Hidden, Pair]:
+def _empty(x: Tensor, shape: tuple[int, ...], float8: bool) -> tuple[Hidden, Pair]:
     """Return storage for tokens of a shape, and its two parts as kernels take them."""
-    if not float8:
-        out = x.new_empty(shape)
-        return out, (out, out)
-    tokens = Float8Tokens(x.new_empty(shape, dtype=E4M3), x.new_empty((*shape[:-1], 1), dtype=torch.float32))
-    return tokens, (tokens.values, tokens.scale)
+    if float8:
+        tokens = empty_tokens(x, shape)
+        return tokens, (tokens.values, tokens.scale)
+    out = x.new_empty(shape)
+    return out, (out, out)
 
 
 def norm(
@@ -231,26 +184,6 @@ def norm(
         ADDS=added is not None, GATES=gate is not None, FLOAT8=float8, WIDTH=_width(size), num_warps=8,
     )  # fmt: skip
     return kept, out
-
-
-def quantise_tokens(x: Tensor, *, gelu: bool = False) -> Float8Tokens:
-    """Compute `recap.backbones.wan.quantised.quantise_tokens`, of the tokens' GELU where asked."""
-    size, x = x.shape[-1], x.contiguous()
-    out, parts = _empty(x, x.shape, True)
-    assert isinstance(out, Float8Tokens)
-    # The largest power of 2 that is filled, and what is left.
-    width = _width(size + 1) // 2
-    _quantise[(x.numel() // size,)](
-        x,
-        *parts,
-        size,
-        GELU=gelu,
-        FAST=x.is_cuda,
-        WIDTH=width,
-        REST=_width(max(size - width, 1)),
-        num_warps=8,
-    )
-    return out
 
 
 def split_rotate(
@@ -302,11 +235,19 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def widen(x: Hidden, linear: torch.nn.Module) -> Hidden:
+def linear(x: Hidden, layer: Callable[[Hidden], Tensor]) -> Tensor:
+    """Compute `recap.fast.dit.linear`."""
+    if isinstance(layer, Int8Linear) and isinstance(x, Tensor):
+        return functional.linear(x, restore(layer), layer.bias)
+    return layer(x)
+
+
+def widen(x: Hidden, layer: nn.Module) -> Hidden:
     """Compute `recap.fast.dit.widen`; the library applies the GELU before it writes the product, but for 8 bits."""
     if isinstance(x, Float8Tokens):
-        return quantise_tokens(linear(x), gelu=True)
-    weight, bias = linear.weight, linear.bias
+        assert isinstance(layer, Float8Linear)
+        return widen_float8(x, layer)
+    weight, bias = restore(layer) if isinstance(layer, Int8Linear) else layer.weight, layer.bias
     assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
     flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
     wide: Tensor = flat.unflatten(0, x.shape[:2])

@@ -15,7 +15,7 @@ weights, such as a LoRA, must be there before; the layers outside the transforme
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -122,6 +122,16 @@ class Float8Linear(QuantisedLinear):
         """Quantise a layer."""
         values, scale = quantise_tokens(linear.weight.detach())
         return cls(values, scale, linear.bias.detach())
+
+    @cached_property
+    def reach(self) -> tuple[float, float]:
+        """Return a and b such that of inputs with scale s no output exceeds 448 (a s + b), before any GELU.
+
+        By Cauchy and Schwarz, from the longest weight, the number of inputs and the largest bias.
+        """
+        longest = (self.values.float() * self.scale).norm(dim=1).max()
+        factor = float(longest) * self.values.shape[1] ** 0.5
+        return factor, float(self.bias.float().abs().max()) / LARGEST_FLOAT8
 
     def forward(self, x: Tensor | Float8Tokens) -> Tensor:
         tokens = x if isinstance(x, Float8Tokens) else quantise_tokens(x)
