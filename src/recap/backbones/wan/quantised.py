@@ -182,17 +182,15 @@ def count_bytes(model: nn.Module) -> int:
 def join_linears(parts: Sequence[nn.Module]) -> Callable[[Tensor | Float8Tokens], Tensor]:
     """Return one layer that computes all parts, one after the other along the channels.
 
-    Quantised parts then keep views of the joined values; those of others are copied.
+    The parts keep views of what is joined, so that nothing is stored twice.
     """
     first = parts[0]
-    if not isinstance(first, QuantisedLinear):
-        weight, bias = (
-            torch.cat([part.get_parameter(name).detach() for part in parts]) for name in ("weight", "bias")
-        )
-        return partial(functional.linear, weight=weight, bias=bias)
-    joined = type(first)(*(torch.cat([part.get_buffer(name) for part in parts]) for name in BUFFERS))
-    sizes = [len(part.get_buffer("bias")) for part in parts]
-    for name in BUFFERS:
-        for part, own in zip(parts, joined.get_buffer(name).split(sizes), strict=True):
-            setattr(part, name, own)
-    return joined
+    names = BUFFERS if isinstance(first, QuantisedLinear) else ("weight", "bias")
+    joined = [torch.cat([getattr(part, name).detach() for part in parts]) for name in names]
+    sizes = [len(getattr(part, names[-1])) for part in parts]
+    for name, whole in zip(names, joined, strict=True):
+        for part, own in zip(parts, whole.split(sizes), strict=True):
+            getattr(part, name).data = own
+    if isinstance(first, QuantisedLinear):
+        return type(first)(*joined)
+    return partial(functional.linear, weight=joined[0], bias=joined[1])
