@@ -362,10 +362,10 @@ class FastVaeStream(FastStream):
         return self._vae.pasts(size)
 
     def _begin(self, latents: Tensor) -> Tensor:
-        decode = partial(self._vae, latents, self._kept, first=True)
+        decode: Callable[[], Tensor] = partial(self._vae, latents, self._kept, first=True)
         if not latents.is_cuda:
             return decode()
-        pixels = RecordingRoom.current().run(decode).clone()
+        pixels: Tensor = RecordingRoom.current().run(decode).clone()
         # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's cache,
         # which is gigabytes at full size.
         torch.cuda.empty_cache()
