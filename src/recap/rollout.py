@@ -235,6 +235,7 @@ class Conductor:
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
+        run.context.let_go()
         pixels = self.decoder.decode(latents)
         wait = run.look(pixels, self.aside)
         backbone.settle(self._settled(block, latents), conditioning, run.clean)

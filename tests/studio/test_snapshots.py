@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("fastapi")
 
+from recap.cli.main import app
 from recap.errors import RecapError
 from recap.io.files import LOCK, alone_in
 from recap.studio import messages as say
@@ -166,3 +168,21 @@ def test_only_the_folders_of_replicas_that_are_gone_are_deleted(tmp_path):
         clear_abandoned(tmp_path)
         assert not killed.exists() and (living / "sessions").is_dir() and (beginning / "sessions").is_dir()
     assert (tmp_path / "else" / LOCK).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--backbone", "nope"), "backbone is 'nope': no such name"),
+        (("--store", "file/below"), "nothing can be kept there"),
+        (("--store", "nowhere://at/all"), "fsspec cannot open it"),
+    ],
+)
+def test_what_no_replica_could_use_is_refused_before_one_is_started(words, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("recap.cli.serve.Cluster", lambda *_: pytest.fail("a cluster was started"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("no folder")
+    answer = CliRunner().invoke(app, ["serve", "--port", "0", *words])
+    said = str(answer.exception) + answer.output
+    assert answer.exit_code != 0 and reason in " ".join(said.split())
+    assert not (tmp_path / "store").exists() or not list((tmp_path / "store").rglob("*.*"))

@@ -81,6 +81,7 @@ def test_a_table_of_the_embedded_model_on_a_cpu_has_the_paper_s_flow_unless_anot
     assert settle(ask, recipes, {}, lambda _: None).flow == "classical"
     monkeypatch.setenv("RECAP_HOME", str(random_raft))
     assert settle(ask, recipes, {}, pytest.fail).flow == "raft-small"
+    assert settle(replace(ask, prompts=2, half="search"), recipes, {}, pytest.fail).flow == "raft-small"
     reproduce(["bank"], replace(ask, seconds=1.5, flow="world-flow"), tmp_path, notice=pytest.fail)
     assert about_of(tmp_path / "bank")["flow of the bank"] == "world-flow"
 

@@ -36,12 +36,26 @@ Dtype = Annotated[
         help="float32, bfloat16, float16 or auto, which is bfloat16 for public models on a GPU [default: auto]."
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="full, or the transformer in 8 bits: int8 (half of its memory) or fp8 (also faster, on RTX 40, H100 "
+        "and later) [default: full]."
+    ),
+]
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Import the code (package.module:Name) that a run's files name."),
 ]
 Eager = Annotated[
     bool, typer.Option("--eager", help="Use the readable code, also where there is a fast path.")
+]
+LowMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: the readable path where the fast one does not fit the card; on: the least memory; off "
+        "[default: auto]."
+    ),
 ]
 Loras = Annotated[
     list[str] | None,

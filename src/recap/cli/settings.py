@@ -13,7 +13,19 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from recap.backbones.wan.lora import read_choice, spell_choice
-from recap.cli.options import Backbone, DecoderName, Device, Devices, Dtype, Eager, Flow, Loras, TrustCode
+from recap.cli.options import (
+    Backbone,
+    DecoderName,
+    Device,
+    Devices,
+    Dtype,
+    Eager,
+    Flow,
+    Loras,
+    LowMemory,
+    Precision,
+    TrustCode,
+)
 from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
 from recap.errors import refuse
 from recap.tables.schedules import parse_schedules
@@ -67,7 +79,9 @@ class Generation:
     device: Device = None
     devices: Devices = None
     dtype: Dtype = None
+    precision: Precision = None
     eager: Eager = False
+    low_memory: LowMemory = None
     record: Annotated[
         Path | None, typer.Option("--from", help="Repeat the script and settings of this run.json.")
     ] = None
@@ -103,9 +117,11 @@ class Generation:
             "flow": self.flow,
             **self._places(),
             "dtype": self.dtype,
+            "precision": self.precision,
             "opening": None if opening is None else str(opening),
             "cast": self.cast or None,
             "eager": self.eager or None,
+            "low_memory": self.low_memory,
         }
         used = {name: value for name, value in chosen.items() if value is not None}
         kept = {name: value for name, value in start.items() if name not in used}

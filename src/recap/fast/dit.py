@@ -4,7 +4,7 @@ The parameters are those of the readable model. The forward differs from the rea
 - everything that depends only on the time is computed once, for all steps of the sampler;
 - one product computes queries, keys and values;
 - kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
-- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others;
+- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time;
 - the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path; `recap bench --compare` measures by how much.
@@ -12,8 +12,10 @@ Rounding differs from the readable path; `recap bench --compare` measures by how
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,48 +28,51 @@ from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
+from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, join_linears, quantise_tokens
+from recap.contracts import Aside
 from recap.fast.biases import BiasTable, Layout
-from recap.fast.graphs import Graphed
+from recap.fast.graphs import Graphed, SideStream
+from recap.rollout import at_once
 from recap.types import Role, Segment
 
 Pair = tuple[Tensor, Tensor]
+Hidden = Tensor | Float8Tokens
+"""The input of a linear layer; kernels write it in 8 bits where the layer multiplies in 8 bits."""
 
 
 class FastLayer(NamedTuple):
     """Keeps a transformer block, and those of its parameters that are used in another form."""
 
     block: TransformerBlock
-    # Weight (3 M) M and bias of queries, keys and values together.
-    qkv: Pair
+    # The linear layer of queries, keys and values together.
+    qkv: Callable[[Hidden], Tensor]
     # In fp32.
     norm_text: Pair
-    widen: Pair
 
 
 def read_layer(block: TransformerBlock) -> FastLayer:
-    """Prepare a block; only the three projections are copied, into one."""
-    own = block.self_attn
-    weights, biases = zip(*(_weight_bias(part) for part in (own.q, own.k, own.v)), strict=True)
-    weight, bias = _weight_bias(block.norm3)
-    qkv = torch.cat(weights), torch.cat(biases)
-    return FastLayer(block, qkv, (weight.float(), bias.float()), _weight_bias(block.ffn[0]))
-
-
-def _weight_bias(module: torch.nn.Module) -> Pair:
-    assert isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
-    return module.weight.detach(), module.bias.detach()
+    """Prepare a block; its three projections become parts of one, so that nothing is stored twice."""
+    own, norm = block.self_attn, block.norm3
+    qkv = join_linears((own.q, own.k, own.v))
+    return FastLayer(block, qkv, (norm.weight.detach().float(), norm.bias.detach().float()))
 
 
 # Element-wise work: these functions define what each kernel computes. x B N M passes from layer to layer.
 
 
 def norm(
-    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
-) -> Pair:
+    x: Tensor,
+    affine: Pair,
+    eps: float,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+    float8: bool = False,
+) -> tuple[Tensor, Hidden]:
     """Return x + gate added, and its norm over channels, scaled and shifted by the fp32 vectors of `affine`."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
-    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
+    normed = (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
+    return x, quantise_tokens(normed) if float8 else normed
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -93,7 +98,12 @@ def split_rotate(
     return rotate(query, rope), query, keys
 
 
-def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Pair:
+def merge(
+    outputs: Sequence[Tensor],
+    masses: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    float8: bool = False,
+) -> tuple[Hidden, Tensor]:
     """Merge parts B H N D by log-sum-exps B H N and biases B H into B N (H D); also return each share, parts B N."""
     parts = zip(masses, biases, strict=True)
     biased = torch.stack([mass if bias is None else mass + bias.unsqueeze(-1) for mass, bias in parts])
@@ -101,7 +111,8 @@ def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[
     merged = weights[0].unsqueeze(-1) * outputs[0]
     for weight, output in zip(weights[1:], outputs[1:], strict=True):
         merged.addcmul_(weight.unsqueeze(-1), output.to(merged.dtype))
-    return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weights.mean(dim=2)
+    read = merged.to(outputs[0].dtype).transpose(1, 2).flatten(2)
+    return quantise_tokens(read) if float8 else read, weights.mean(dim=2)
 
 
 def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
@@ -110,9 +121,15 @@ def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_val
     new_values.copy_(values)
 
 
-def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute a linear layer and its GELU."""
-    return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+def linear(x: Hidden, layer: Callable[[Hidden], Tensor]) -> Tensor:
+    """Compute a linear layer."""
+    return layer(x)
+
+
+def widen(x: Hidden, layer: torch.nn.Module) -> Hidden:
+    """Compute a linear layer and its GELU; a kernel may choose another scale for 8 bits."""
+    wide = functional.gelu(layer(x), approximate="tanh")
+    return quantise_tokens(wide) if isinstance(x, Float8Tokens) else wide
 
 
 def choose_kernels(device: torch.device) -> Any:
@@ -135,10 +152,12 @@ class WindowStorage:
     """Stores what every layer may see at fixed addresses: one group of keys per bias, the block's own tokens last.
 
     A recording reads from here, so blocks whose windows have the same layout share it. `num_passes` counts the
-    denoising steps and the clean pass.
+    denoising steps and the clean pass. `room` is where keys and values are stored, and may be longer than they are.
     """
 
-    def __init__(self, model: CausalWan, layout: Layout, rows: int, frames: int, num_passes: int) -> None:
+    def __init__(
+        self, model: CausalWan, layout: Layout, rows: int, frames: int, num_passes: int, room: Tensor
+    ) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
         # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
@@ -158,9 +177,10 @@ class WindowStorage:
         # The group of each segment, and its tokens there.
         self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
         shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
-        self.keys, self.values = (
-            [torch.empty(shape, dtype=model.dtype, device=model.device) for shape in shapes] for _ in range(2)
-        )
+        lengths = [math.prod(shape) for shape in shapes]
+        used = room[: 2 * sum(lengths)].split(lengths * 2)
+        stored = [part.view(shape) for part, shape in zip(used, shapes * 2, strict=True)]
+        self.keys, self.values = stored[: len(shapes)], stored[len(shapes) :]
         self.token_bias = [
             torch.zeros(rows, size, device=model.device) if group.token_bias else None
             for group, size in sizes.items()
@@ -176,9 +196,28 @@ class WindowStorage:
         self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
 
+    @staticmethod
+    def elements(model: CausalWan, layout: Layout, rows: int, frames: int) -> int:
+        """Return how long a room must be for the keys and values of a window."""
+        spec = model.spec
+        tokens = sum(part.tokens for part in layout) + frames * spec.grid[0] * spec.grid[1]
+        return 2 * spec.layers * rows * tokens * spec.dim
+
     def own_slices(self, layer: int) -> Pair:
         """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
+
+    def leave(self, layer: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Store a layer's unrotated queries and keys where they were read; returns both, and its values.
+
+        The clean pass does this: nobody reads the layer again before the next block fills the window.
+        """
+        own, values = self.own_slices(layer)
+        own.copy_(keys)
+        place = self.keys[-1][layer][:, : -self.own][:, : self.own]
+        if place.shape == queries.shape:
+            queries = place.copy_(queries)
+        return queries, own, values
 
     def fill(self, context: BlockContext, positions: Tensor, kernels: Any) -> None:
         """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
@@ -205,25 +244,33 @@ class WindowStorage:
             part.data_ptr() for layer in kept for segment in layer for part in (segment.keys, segment.values)
         )
         if self._copying is None or self._copying[0] != addresses:
-            self._copying = (addresses, Graphed(lambda *ropes: self._copy(kept, order, ropes, kernels)))
+            # A function instead of a method, as a reference cycle would keep a dropped window alive.
+            copying = partial(_copy, kept, order, (self.keys, self.values), self._slots, kernels)
+            self._copying = (addresses, Graphed(copying))
         self._copying[1](*(part for rope in ropes for part in rope))
 
-    def _copy(
-        self, kept: list[list[Segment]], order: list[list[int]], ropes: tuple[Tensor, ...], kernels: Any
-    ) -> None:
-        """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
-        for layer, segments in enumerate(kept):
-            for index, segment, (group, tokens) in zip(order[layer], segments, self._slots, strict=True):
-                keys, values = (
-                    part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
-                )
-                rope = Rotation(*ropes[2 * index : 2 * index + 2])
-                targets = (store[group][layer][:, tokens] for store in (self.keys, self.values))
-                kernels.fill(keys, values, rope, *targets)
+
+def _copy(
+    kept: list[list[Segment]],
+    order: list[list[int]],
+    stores: tuple[list[Tensor], list[Tensor]],
+    slots: list[tuple[int, slice]],
+    kernels: Any,
+    *ropes: Tensor,
+) -> None:
+    """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
+    for layer, segments in enumerate(kept):
+        for index, segment, (group, tokens) in zip(order[layer], segments, slots, strict=True):
+            keys, values = (
+                part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
+            )
+            rope = Rotation(*ropes[2 * index : 2 * index + 2])
+            targets = (store[group][layer][:, tokens] for store in stores)
+            kernels.fill(keys, values, rope, *targets)
 
 
 class LayerTokens(NamedTuple):
-    """Keeps what a layer computed for the block: queries, keys and values B N H D, without rotation."""
+    """Names what a layer computed for the block: queries, keys and values B N H D, without rotation."""
 
     queries: Tensor
     keys: Tensor
@@ -247,8 +294,11 @@ class FastWan:
     def __init__(self, model: CausalWan, times: Sequence[float]) -> None:
         self.model = model
         self.kernels = choose_kernels(model.device)
+        self.aside: Aside = SideStream(model.device, first=True) if model.device.type == "cuda" else at_once
         blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
+        # Whether linear layers multiply in 8 bits: kernels then write their inputs so.
+        self.float8 = isinstance(blocks[0].self_attn.q, Float8Linear)
         self.steps = []
         ones = torch.zeros(6, 1, device=model.device)
         ones[[1, 4]] = 1
@@ -270,57 +320,79 @@ class FastWan:
 
         What every layer made of the block is appended to `tokens` if it is a list.
         """
-        model, eps, kernels = self.model, self.model.spec.eps, self.kernels
+        model, eps, kernels, float8 = self.model, self.model.spec.eps, self.kernels, self.float8
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps)
+        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps, float8=float8)
         shares = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
-            following = table[index + 1] if index + 1 < len(self.layers) else head
+            last = index + 1 == len(self.layers)
+            following = head if last else table[index + 1]
             attended, share = self._attend(index, step, hidden, window, tokens)
             shares.append(share)
-            merged = layer.block.self_attn.o(attended)
-            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1)
-            x, hidden = kernels.norm(x, (scale2, shift2), eps, self._read_text(index, hidden, text))
-            fed = layer.block.ffn[2](kernels.widen(hidden, *layer.widen))
-            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2)
+            merged = kernels.linear(attended, layer.block.self_attn.o)
+            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
+            read = self._read_text(index, hidden, text)
+            x, hidden = kernels.norm(x, (scale2, shift2), eps, read, None, float8)
+            fed = kernels.linear(kernels.widen(hidden, layer.block.ffn[0]), layer.block.ffn[2])
+            # The head is no layer of 8 bits.
+            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2, float8 and not last)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
     def _attend(
-        self, index: int, step: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
-    ) -> Pair:
+        self, index: int, step: int, hidden: Hidden, window: WindowStorage, tokens: list[LayerTokens] | None
+    ) -> tuple[Hidden, Tensor]:
         """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
         layer, kernels = self.layers[index], self.kernels
         norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
         own = window.own_slices(index)
-        qkv = functional.linear(hidden, *layer.qkv)
+        qkv = kernels.linear(hidden, layer.qkv)
         rotated, query, keys = kernels.split_rotate(
             qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
-        stores = zip(window.keys, window.values, window.token_bias, strict=True)
-        parts = [
-            read_group(rotated.transpose(1, 2), k[index].transpose(1, 2), v[index].transpose(1, 2), bias)
-            for k, v, bias in stores
-        ]
+        parts = self._read_groups(index, rotated.transpose(1, 2), window)
         if tokens is not None:
             asked = window.measured
             plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
-            tokens.append(LayerTokens(query, keys, own[1], plain))
+            tokens.append(LayerTokens(*window.leave(index, query, keys), plain))
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
-            return read, read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
+            share = read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
+            return kernels.quantise_tokens(read) if self.float8 else read, share
         outputs, masses = zip(*parts, strict=True)
         biases = [None if table is None else table.values[step, index] for table in window.biases]
-        joined: Pair = kernels.merge(outputs, masses, biases)
+        joined: tuple[Hidden, Tensor] = kernels.merge(outputs, masses, biases, self.float8)
         return joined
 
-    def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:
+    def _read_groups(self, index: int, query: Tensor, window: WindowStorage) -> list[Pair]:
+        """Read every group of keys with queries B H N D; returns each one's output and log-sum-exp.
+
+        The last group has by far the most keys. Its kernel leaves many processors idle at its end, since all programs
+        take equally long and their number is no multiple of the processors'; the small groups run there.
+        """
+
+        def read(group: int) -> Pair:
+            keys, values = (store[group][index].transpose(1, 2) for store in (window.keys, window.values))
+            return read_group(query, keys, values, window.token_bias[group])
+
+        *small, last = range(len(window.keys))
+        if not small:
+            return [read(last)]
+        large: list[Pair] = []
+        # First in line, so that the small ones fill its gaps instead of delaying it.
+        wait = self.aside(lambda: large.append(read(last)))
+        parts = [read(group) for group in small]
+        wait()
+        return parts + large
+
+    def _read_text(self, index: int, hidden: Hidden, text: TextConditioning) -> Tensor:
         """Compute the cross attention on hidden B N M."""
-        attention, spec = self.layers[index].block.cross_attn, self.model.spec
-        normed = self.kernels.rms(attention.q(hidden), attention.norm_q.weight, spec.eps)
+        attention, spec, kernels = self.layers[index].block.cross_attn, self.model.spec, self.kernels
+        normed = kernels.rms(kernels.linear(hidden, attention.q), attention.norm_q.weight, spec.eps)
         query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
-        read = functional.scaled_dot_product_attention(query, keys, values)
-        return attention.merge(read.transpose(1, 2))
+        read = functional.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(2)
+        merged: Tensor = kernels.linear(kernels.quantise_tokens(read) if self.float8 else read, attention.o)
+        return merged

@@ -41,7 +41,8 @@ def settle(ask: Ask, recipes: Sequence[Recipe], begun: Mapping[str, Any], notice
         ask = replace(ask, device="cuda" if torch.cuda.is_available() else "cpu")
     if ask.embedder == "auto":
         ask = replace(ask, embedder=_best_embedder(once))
-    one_each = replace(ask, prompts=1, seeds=1)
+    # One prompt has no halves.
+    one_each = replace(ask, prompts=1, seeds=1, half="")
     configs = (run.config for recipe in recipes for run in plan_runs(recipe, one_each))
     if ask.flow == "auto" and any(map(looks_at_flow, configs)):
         ask = replace(ask, flow=resolve_flow(ask.flow, once))

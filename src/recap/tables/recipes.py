@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recap.backbones.wan.quantised import PRECISIONS
 from recap.errors import refuse
 from recap.io.lookup import look_up
 from recap.registry import ADMISSIONS, MEMORIES
@@ -43,6 +44,8 @@ class Row:
     printed: Mapping[str, float | None] = field(default_factory=dict)
     # Settings of the backbone other than its defaults.
     backbone: Mapping[str, Any] = field(default_factory=dict)
+    # How the backbone's transformer is held: see recap.backbones.wan.quantised.
+    precision: str = "full"
 
     @property
     def available(self) -> bool:
@@ -113,8 +116,7 @@ OTHER_RULES = tuple(
     for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 SCHEDULES = (
-    *("5@layers:last-half", "5@layers:first-half", "5@heads:top-0.5", "5@heads:bottom-0.5"),
-    *("5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
+    *("5@layers:last-half", "5@heads:top-0.5", "5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
 )
 # Options that the paper does not have, one or two at a time.
 BEYOND = (
@@ -130,6 +132,7 @@ BEYOND = (
     Row("lambda 2.5, bank 2", {**MATCHED.memory, "bank_reinforcement": 2.0}),
     Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, lambda 1, bank 2", {**BANK.memory, "bank_reinforcement": 2.0}, "keys"),
+    Row("keys, last half", {**RECAP.memory, "reinforcement": "5@layers:last-half"}, "keys"),
     Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
     Row("shared by block", {**RECAP.memory, "share_by_block": True}),
     *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
@@ -353,6 +356,13 @@ RECIPES = (
         script="recurrence",
         seconds=300.0,
         seeds=3,
+    ),
+    # Whether 8 bits change what is measured: the measures of `components`.
+    Recipe(
+        "precision",
+        "The transformer in 8 bits",
+        (RECAP, *(replace(RECAP, name=f"recap, {name}", precision=name) for name in PRECISIONS[1:])),
+        (*IDENTITY, "subject_motion"),
     ),
     Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank",)),
     Recipe("time", "Generation time", TIMED, ("time",), seeds=1, ours="recap, 1 min", alone=True),
