@@ -7,6 +7,8 @@ import torch
 
 from recap.config import RunConfig
 from recap.errors import RecapError
+from recap.fast.accelerate import accelerate
+from recap.fast.backbone import FastWanBackbone
 from recap.session import Session
 from recap.session.company import Company, step_together
 from tests.test_session import MEMORIES, PROMPTS, config_of, same_state
@@ -124,6 +126,18 @@ def test_a_width_at_which_places_matter_is_refused(backbone, monkeypatch):
     monkeypatch.setattr(backbone, "denoise", uneven)
     with pytest.raises(RecapError, match="depend on its place"):
         company.check(session_of(backbone, 0, company))
+
+
+def test_the_fast_path_gives_a_video_the_same_bits_in_any_company(backbone, joint):
+    fast, company = accelerate(backbone, on_cpu=True), Company(WIDTH)
+    assert isinstance(fast, FastWanBackbone)
+    alone, first, second = (session_of(fast, number, company) for number in (0, 0, 1))
+    first.step()
+    expected = [alone.step() for _ in range(4)][1:]
+    for wanted in expected:
+        same_block(step_together([second, first])[1], wanted)
+    same_state(first, alone)
+    assert joint[-1] == 2
 
 
 @pytest.mark.parametrize("width", [0, 65, True, 2.0])
