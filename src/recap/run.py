@@ -390,8 +390,7 @@ class RunParts:
             join_clips([self.files.parts(index)[1 + row] for index in blocks], video)
         latents = [load_file(self.files.parts(index)[0])["latents"] for index in blocks]
         write_whole(self.folder / LATENTS, save({"latents": torch.cat(latents, dim=1)}))
-        seconds = sum(read_seconds(self.folder / "timing.jsonl"))
-        self.files.write_summary(len(blocks), seconds)
+        self.files.write_summary(len(blocks), sum(read_seconds(self.folder / "timing.jsonl")))
 
     def _recent(self, start: int) -> range:
         """Return the blocks before `start` that the next block may need."""

@@ -45,9 +45,7 @@ def serve_command(
         int, typer.Option(help="Add replicas up to this number as seats fill; 0 adds none.")
     ] = DEFAULT.most_replicas,
     sessions: Annotated[int, typer.Option(help="Sessions open on a replica at once.")] = DEFAULT.sessions,
-    batch: Annotated[
-        int, typer.Option(help="Generate up to so many sessions in one forward, on a GPU; 1: one by one.")
-    ] = DEFAULT.batch,
+    batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = DEFAULT.batch,
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
     queue: Annotated[

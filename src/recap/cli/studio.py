@@ -32,9 +32,7 @@ def studio_command(
     backbone: Annotated[
         str, typer.Option(help="Which model generates; see `recap list backbones`.")
     ] = "embedded",
-    batch: Annotated[
-        int, typer.Option(help="Generate up to so many sessions in one forward, on a GPU; 1: one by one.")
-    ] = 1,
+    batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = 1,
     demo: Annotated[bool, typer.Option("--demo", help="Begin with a ready story.")] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
