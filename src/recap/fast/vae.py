@@ -362,7 +362,7 @@ class FastVaeStream(FastStream):
         return self._vae.pasts(size)
 
     def _begin(self, latents: Tensor) -> Tensor:
-        decode = partial(self._vae, latents, self._kept, first=True)
+        decode: Callable[[], Tensor] = partial(self._vae, latents, self._kept, first=True)
         if not latents.is_cuda:
             return decode()
         pixels = RecordingRoom.current().run(decode).clone()
