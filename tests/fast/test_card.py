@@ -41,6 +41,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch):
 
     def pretend(free: float) -> None:
         monkeypatch.setattr("recap.config.check_place", lambda *_: None)
+        monkeypatch.setattr(fitting, "can_fuse", lambda *_: True)
         for module in (fitting, devices):
             monkeypatch.setattr(module, "free_on", lambda device: free)
 
@@ -95,7 +96,7 @@ def test_what_is_left_out_makes_it_smaller() -> None:
     }
     assert all(one > other for one, other in pairwise(sizes.values()))
     assert WAN.plan(CardSetting("fast", "tiny", "int8")).total < WAN.plan(CardSetting("fast", "tiny")).total
-    for changes in ({"rows": 2}, {"frames": 17.0}, {"itemsize": 4}):
+    for changes in ({"rows": 2}, {"frames": 17.0}, {"itemsize": 4}, {"fused": False}):
         assert replace(WAN, **changes).plan(CardSetting()).total > WAN.plan(CardSetting()).total  # type: ignore[arg-type]
 
 

@@ -24,6 +24,8 @@ VAE_WIDTH = 96
 TINY_PARAMETERS, FLOW_PARAMETERS = 9_844_611, 990_162
 WORK = {"fast": {"full": 950.0, "tiny": 570.0}, "readable": {"full": 1010.0, "tiny": 275.0}}
 """Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly."""
+UNFUSED = 190.0
+"""What the fast path's full decoder needs more where its own kernels do not run: before Hopper."""
 # Smaller parts are not listed.
 SHOWN = 5e6
 DRIVER = 0.8e9
@@ -67,14 +69,15 @@ class CardPlan:
 class Demand:
     """Holds what decides how much of a card a model takes, whatever the setting.
 
-    `frames` counts the latent frames whose keys and values a block sees, its own among them.
+    `frames` counts the latent frames whose keys and values a block sees, its own among them; `fused` tells whether
+    the decoder's own kernels run on the card.
     """
 
     spec: WanSpec
     frames: float
     rows: int = 1
     itemsize: int = 2
-    reads_flow: bool = True
+    fused: bool = True
 
     def plan(self, setting: CardSetting) -> CardPlan:
         """Return the size of every part in a setting."""
@@ -83,6 +86,8 @@ class Demand:
         text = 2 * spec.layers * spec.text_len * spec.dim * self.itemsize * rows
         weights, past = self._decoder(setting)
         side = spec.token_pixels // spec.patch[1]
+        work = WORK[setting.path][setting.decoder]
+        work += UNFUSED if fast and setting.decoder == "full" and not self.fused else 0.0
         pixels = rows * spec.frames_per_block * spec.pictures_per_frame * prod(spec.latent_size) * side**2
         parts = {
             "transformer": self._transformer(setting),
@@ -91,8 +96,8 @@ class Demand:
             # All keys and values as a block reads them; the readable path's are gone while it decodes.
             "window": self.frames * frame * fast,
             "decoder": weights + past,
-            "flow": 4.0 * FLOW_PARAMETERS * self.reads_flow,
-            "work": WORK["fast" if fast else "readable"][setting.decoder] * pixels * self.itemsize / 2,
+            "flow": 4.0 * FLOW_PARAMETERS,
+            "work": work * pixels * self.itemsize / 2,
             "driver": DRIVER,
         }
         return CardPlan(setting, parts)

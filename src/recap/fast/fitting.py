@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from recap.backbones.wan.family import WanConfig
 from recap.config import DTYPES, Choice, RunConfig
 from recap.fast.card import CardSetting, Demand, choose, describe_plan
+from recap.fast.vae import can_fuse
 from recap.io.devices import free_on
 from recap.io.report import Notice
 
@@ -45,7 +48,9 @@ def _demand(config: RunConfig) -> Demand | None:
         return None
     spec = settings.spec
     frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
-    return Demand(spec, frames, len(config.seeds), DTYPES[config.dtype].itemsize)
+    dtype = DTYPES[config.dtype]
+    fused = can_fuse(torch.device(config.device), dtype)
+    return Demand(spec, frames, len(config.seeds), dtype.itemsize, fused=fused)
 
 
 def _setting(config: RunConfig) -> CardSetting:
