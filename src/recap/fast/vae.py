@@ -40,7 +40,7 @@ LAYERS = 3
 TINY = 1e-12
 HALVES = (torch.bfloat16, torch.float16)
 # Compute capabilities with enough shared memory for the kernels' tiles: Hopper and Blackwell.
-ROOMY = (9, 10)
+ROOMY: tuple[int, ...] = (9, 10)
 # Widths of the middle and of the stages up to the pictures, in multiples of the last.
 WIDTHS = (4, 4, 4, 2, 1)
 # Whether time is doubled after a stage; space always is.
