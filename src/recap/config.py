@@ -18,6 +18,7 @@ from recap.backbones.helios.family import HeliosConfig
 from recap.backbones.noise import Sampling
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
+from recap.backbones.wan.quantised import check_precision
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.io.files import check_plain
@@ -129,6 +130,8 @@ class RunConfig:
     # Where the decoder and the flow run; "" stands for `device`.
     decoder_device: str = ""
     dtype: str = "auto"
+    # How the transformer's weights are held: "full" is as `dtype` says, "int8" and "fp8" take half of the memory.
+    precision: str = "full"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
     # "auto" takes the readable path where the fast one does not fit the card, "on" whatever needs the least memory.
@@ -156,6 +159,7 @@ class RunConfig:
         device = resolve_device(self.device)
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
         check_place(device, dtype)
+        check_precision(self.precision, device, dtype)
         if self.decoder_device:
             check_place(self.decoder_device, dtype, "decoder_device")
         object.__setattr__(self, "device", device)
@@ -199,11 +203,13 @@ class RunConfig:
             plain[part] = {"name": choice.name, **dataclasses.asdict(choice.settings)}
         plain["shots"] = [dataclasses.asdict(shot) for shot in self.shots]
         plain["seeds"], plain["cast"] = list(self.seeds), list(self.cast)
-        # As older versions have it, so that their runs can be resumed.
+        # Left out as in older versions, so that their runs can be resumed.
         if not self.decoder_device:
             del plain["decoder_device"]
         if self.low_memory == "auto":
             del plain["low_memory"]
+        if self.precision == "full":
+            del plain["precision"]
         return plain
 
 

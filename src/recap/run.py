@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS
+from recap.backbones.wan.quantised import quantise
 from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
@@ -69,6 +70,7 @@ def build_backbone(
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
     )
+    quantise(made, config.precision, notice)
     if config.decoder_device and ranks.leads:
         move_decoder(made, config.decoder_device)
     if not ranks.alone:

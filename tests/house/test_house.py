@@ -73,12 +73,12 @@ OPTIONS = {
         "--seconds", "--script", "--backbone", "--memory", "--flow", "--seed", "--rows", "--set", "--device",
         "--out", "--from", "--resume", "--from-block", "--trust-code", "--help", "--continue", "--image",
         "--as-released", "--decoder", "--lora", "--prompt-embeds", "--dtype", "--eager", "--cast", "--devices",
-        "--low-memory",
+        "--low-memory", "--precision",
     },
     "compare": {
         "--memories", "--seconds", "--script", "--backbone", "--flow", "--seed", "--set", "--device", "--out",
         "--continue", "--image", "--as-released", "--decoder", "--lora", "--prompt-embeds", "--dtype", "--eager",
-        "--low-memory", "--rows", "--from", "--trust-code", "--help", "--cast", "--devices",
+        "--low-memory", "--rows", "--from", "--trust-code", "--help", "--cast", "--devices", "--precision",
     },
     "cast": {"--help"},
     "cast save": {"--name", "--at", "--box", "--pick", "--words", "--row", "--out", "--trust-code", "--help"},
@@ -97,7 +97,7 @@ OPTIONS = {
     "weights": {"--dry-run", "--help"},
     "bench": {
         "--backbone", "--memory", "--admission", "--decoder", "--blocks", "--compare", "--profile", "--plot",
-        "--device", "--dtype", "--eager", "--help",
+        "--device", "--dtype", "--precision", "--eager", "--help",
     },
     "probe": {
         "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",

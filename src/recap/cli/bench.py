@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recap.cli.options import DecoderName, Device, Dtype, Eager
+from recap.cli.options import DecoderName, Device, Dtype, Eager, Precision
 from recap.config import choose, resolve_device, resolve_dtype
 from recap.fast.speed import SpeedSettings, run, table
 
@@ -25,7 +25,10 @@ def bench_command(
     ] = None,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Also generate the same inputs by the readable path: largest error."),
+        typer.Option(
+            "--compare",
+            help="Also generate the same inputs by the readable path, of 8 bits in float32: largest error.",
+        ),
     ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also show the bank's parts, and the longest kernels.")
@@ -33,6 +36,7 @@ def bench_command(
     plot: Annotated[Path | None, typer.Option(help="Write time and memory per block here, as SVG.")] = None,
     device: Device = None,
     dtype: Dtype = None,
+    precision: Precision = None,
     eager: Eager = False,
 ) -> None:
     """Measure the speed of every stage of a block.
@@ -55,6 +59,7 @@ def bench_command(
         blocks=blocks if blocks is not None else (30 if cuda else 12),
         eager=eager,
         admission=admission,
+        precision="full" if precision is None else precision,
     )
     result = run(settings, compare=compare, plot=plot, profile=profile)
     typer.echo(table(result))

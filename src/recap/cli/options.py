@@ -36,6 +36,13 @@ Dtype = Annotated[
         help="float32, bfloat16, float16 or auto, which is bfloat16 for public models on a GPU [default: auto]."
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="full, or the transformer in 8 bits: int8 (half of its memory) or fp8 (also faster, on RTX 40, H100 "
+        "and later) [default: full]."
+    ),
+]
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Import the code (package.module:Name) that a run's files name."),

@@ -23,6 +23,7 @@ from recap.cli.options import (
     Flow,
     Loras,
     LowMemory,
+    Precision,
     TrustCode,
 )
 from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
@@ -78,6 +79,7 @@ class Generation:
     device: Device = None
     devices: Devices = None
     dtype: Dtype = None
+    precision: Precision = None
     eager: Eager = False
     low_memory: LowMemory = None
     record: Annotated[
@@ -115,6 +117,7 @@ class Generation:
             "flow": self.flow,
             **self._places(),
             "dtype": self.dtype,
+            "precision": self.precision,
             "opening": None if opening is None else str(opening),
             "cast": self.cast or None,
             "eager": self.eager or None,

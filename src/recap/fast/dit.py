@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotate, rotation
 from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
+from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, join_linears, quantise_tokens
 from recap.contracts import Aside
 from recap.fast.biases import BiasTable, Layout
 from recap.fast.graphs import Graphed, SideStream
@@ -35,46 +36,43 @@ from recap.rollout import at_once
 from recap.types import Role, Segment
 
 Pair = tuple[Tensor, Tensor]
+Hidden = Tensor | Float8Tokens
+"""The input of a linear layer; kernels write it in 8 bits where the layer multiplies in 8 bits."""
 
 
 class FastLayer(NamedTuple):
     """Keeps a transformer block, and those of its parameters that are used in another form."""
 
     block: TransformerBlock
-    # Weight (3 M) M and bias of queries, keys and values together.
-    qkv: Pair
+    # The linear layer of queries, keys and values together.
+    qkv: Callable[[Hidden], Tensor]
     # In fp32.
     norm_text: Pair
-    widen: Pair
 
 
 def read_layer(block: TransformerBlock) -> FastLayer:
-    """Prepare a block; its three projections become parts of one tensor, so that nothing is stored twice."""
-    own = block.self_attn
-    parts = (own.q, own.k, own.v)
-    weights, biases = zip(*(_weight_bias(part) for part in parts), strict=True)
-    qkv = torch.cat(weights), torch.cat(biases)
-    for part, weight, bias in zip(parts, *(whole.chunk(len(parts)) for whole in qkv), strict=True):
-        part.weight.data, part.bias.data = weight, bias
-    weight, bias = _weight_bias(block.norm3)
-    return FastLayer(block, qkv, (weight.float(), bias.float()), _weight_bias(block.ffn[0]))
-
-
-def _weight_bias(module: torch.nn.Module) -> Pair:
-    assert isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
-    return module.weight.detach(), module.bias.detach()
+    """Prepare a block; its three projections become parts of one, so that nothing is stored twice."""
+    own, norm = block.self_attn, block.norm3
+    qkv = join_linears((own.q, own.k, own.v))
+    return FastLayer(block, qkv, (norm.weight.detach().float(), norm.bias.detach().float()))
 
 
 # Element-wise work: these functions define what each kernel computes. x B N M passes from layer to layer.
 
 
 def norm(
-    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
-) -> Pair:
+    x: Tensor,
+    affine: Pair,
+    eps: float,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+    float8: bool = False,
+) -> tuple[Tensor, Hidden]:
     """Return x + gate added, and its norm over channels, scaled and shifted by the fp32 vectors of `affine`."""
     if added is not None:
         x = x + (added if gate is None else (gate * added).to(x.dtype))
-    return x, (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
+    normed = (functional.layer_norm(x, x.shape[-1:], eps=eps) * affine[0] + affine[1]).to(x.dtype)
+    return x, quantise_tokens(normed) if float8 else normed
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -100,7 +98,12 @@ def split_rotate(
     return rotate(query, rope), query, keys
 
 
-def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Pair:
+def merge(
+    outputs: Sequence[Tensor],
+    masses: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    float8: bool = False,
+) -> tuple[Hidden, Tensor]:
     """Merge parts B H N D by log-sum-exps B H N and biases B H into B N (H D); also return each share, parts B N."""
     parts = zip(masses, biases, strict=True)
     biased = torch.stack([mass if bias is None else mass + bias.unsqueeze(-1) for mass, bias in parts])
@@ -108,7 +111,8 @@ def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[
     merged = weights[0].unsqueeze(-1) * outputs[0]
     for weight, output in zip(weights[1:], outputs[1:], strict=True):
         merged.addcmul_(weight.unsqueeze(-1), output.to(merged.dtype))
-    return merged.to(outputs[0].dtype).transpose(1, 2).flatten(2), weights.mean(dim=2)
+    read = merged.to(outputs[0].dtype).transpose(1, 2).flatten(2)
+    return quantise_tokens(read) if float8 else read, weights.mean(dim=2)
 
 
 def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_values: Tensor) -> None:
@@ -117,9 +121,15 @@ def fill(keys: Tensor, values: Tensor, rope: Rotation, new_keys: Tensor, new_val
     new_values.copy_(values)
 
 
-def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute a linear layer and its GELU."""
-    return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+def linear(x: Hidden, layer: Callable[[Hidden], Tensor]) -> Tensor:
+    """Compute a linear layer."""
+    return layer(x)
+
+
+def widen(x: Hidden, layer: torch.nn.Module) -> Hidden:
+    """Compute a linear layer and its GELU; a kernel may choose another scale for 8 bits."""
+    wide = functional.gelu(layer(x), approximate="tanh")
+    return quantise_tokens(wide) if isinstance(x, Float8Tokens) else wide
 
 
 def choose_kernels(device: torch.device) -> Any:
@@ -287,6 +297,8 @@ class FastWan:
         self.aside: Aside = SideStream(model.device, first=True) if model.device.type == "cuda" else at_once
         blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         self.layers = [read_layer(block) for block in blocks]
+        # Whether linear layers multiply in 8 bits: kernels then write their inputs so.
+        self.float8 = isinstance(blocks[0].self_attn.q, Float8Linear)
         self.steps = []
         ones = torch.zeros(6, 1, device=model.device)
         ones[[1, 4]] = 1
@@ -308,32 +320,35 @@ class FastWan:
 
         What every layer made of the block is appended to `tokens` if it is a list.
         """
-        model, eps, kernels = self.model, self.model.spec.eps, self.kernels
+        model, eps, kernels, float8 = self.model, self.model.spec.eps, self.kernels, self.float8
         table, head = self.steps[step]
         x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps)
+        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps, float8=float8)
         shares = []
         for index, layer in enumerate(self.layers):
             _, _, gate1, shift2, scale2, gate2 = table[index]
-            following = table[index + 1] if index + 1 < len(self.layers) else head
+            last = index + 1 == len(self.layers)
+            following = head if last else table[index + 1]
             attended, share = self._attend(index, step, hidden, window, tokens)
             shares.append(share)
-            merged = layer.block.self_attn.o(attended)
-            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1)
-            x, hidden = kernels.norm(x, (scale2, shift2), eps, self._read_text(index, hidden, text))
-            fed = layer.block.ffn[2](kernels.widen(hidden, *layer.widen))
-            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2)
+            merged = kernels.linear(attended, layer.block.self_attn.o)
+            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
+            read = self._read_text(index, hidden, text)
+            x, hidden = kernels.norm(x, (scale2, shift2), eps, read, None, float8)
+            fed = kernels.linear(kernels.widen(hidden, layer.block.ffn[0]), layer.block.ffn[2])
+            # The head is no layer of 8 bits.
+            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2, float8 and not last)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
     def _attend(
-        self, index: int, step: int, hidden: Tensor, window: WindowStorage, tokens: list[LayerTokens] | None
-    ) -> Pair:
+        self, index: int, step: int, hidden: Hidden, window: WindowStorage, tokens: list[LayerTokens] | None
+    ) -> tuple[Hidden, Tensor]:
         """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
         layer, kernels = self.layers[index], self.kernels
         norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
         own = window.own_slices(index)
-        qkv = functional.linear(hidden, *layer.qkv)
+        qkv = kernels.linear(hidden, layer.qkv)
         rotated, query, keys = kernels.split_rotate(
             qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
         )
@@ -344,10 +359,11 @@ class FastWan:
             tokens.append(LayerTokens(*window.leave(index, query, keys), plain))
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
-            return read, read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
+            share = read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
+            return kernels.quantise_tokens(read) if self.float8 else read, share
         outputs, masses = zip(*parts, strict=True)
         biases = [None if table is None else table.values[step, index] for table in window.biases]
-        joined: Pair = kernels.merge(outputs, masses, biases)
+        joined: tuple[Hidden, Tensor] = kernels.merge(outputs, masses, biases, self.float8)
         return joined
 
     def _read_groups(self, index: int, query: Tensor, window: WindowStorage) -> list[Pair]:
@@ -371,11 +387,12 @@ class FastWan:
         wait()
         return parts + large
 
-    def _read_text(self, index: int, hidden: Tensor, text: TextConditioning) -> Tensor:
+    def _read_text(self, index: int, hidden: Hidden, text: TextConditioning) -> Tensor:
         """Compute the cross attention on hidden B N M."""
-        attention, spec = self.layers[index].block.cross_attn, self.model.spec
-        normed = self.kernels.rms(attention.q(hidden), attention.norm_q.weight, spec.eps)
+        attention, spec, kernels = self.layers[index].block.cross_attn, self.model.spec, self.kernels
+        normed = kernels.rms(kernels.linear(hidden, attention.q), attention.norm_q.weight, spec.eps)
         query = normed.unflatten(-1, (spec.heads, -1)).transpose(1, 2)
         keys, values = text.keys[index].transpose(1, 2), text.values[index].transpose(1, 2)
-        read = functional.scaled_dot_product_attention(query, keys, values)
-        return attention.merge(read.transpose(1, 2))
+        read = functional.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(2)
+        merged: Tensor = kernels.linear(kernels.quantise_tokens(read) if self.float8 else read, attention.o)
+        return merged

@@ -6,21 +6,26 @@ read them twice and split the second kernel in four (H200: 26 and 60 us, where b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from recap.attention.rope import Rotation
+from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, Int8Linear
 from recap.fast import dit
-from recap.fast.dit import Pair
+from recap.fast.dit import Hidden, Pair
+from recap.fast.quantised_kernels import empty_tokens, restore, store_float8
+from recap.fast.quantised_kernels import quantise_tokens as quantise_tokens
+from recap.fast.quantised_kernels import widen as widen_float8
 from recap.fast.triton_import import tl, triton
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm(  # type: ignore[no-untyped-def]
-    x, added, gate, scale, shift, kept, out, size, eps, ADDS: tl.constexpr, GATES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    x, added, gate, scale, shift, kept, out, out_scale, size, eps, ADDS: tl.constexpr, GATES: tl.constexpr,
+    FLOAT8: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * size
     channel = tl.arange(0, WIDTH)
@@ -37,7 +42,12 @@ def _norm(  # type: ignore[no-untyped-def]
     centred = tl.where(inside, value - mean, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / size + eps)
     scaled = normed * tl.load(scale + channel, inside, 0.0) + tl.load(shift + channel, inside, 0.0)
-    tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
+    if FLOAT8:
+        # Rounded before, as in the readable path.
+        rounded = scaled.to(x.dtype.element_ty).to(tl.float32)
+        store_float8(rounded, out + token + channel, out_scale + tl.program_id(0), inside)
+    else:
+        tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -77,8 +87,8 @@ def _split_rotate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    first, second, first_mass, second_mass, first_bias, second_bias, out, shares, tokens, heads, channels,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
+    first, second, first_mass, second_mass, first_bias, second_bias, out, out_scale, shares, tokens, heads, channels,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, FLOAT8: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     token, row, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     head, channel = tl.arange(0, HEADS), tl.arange(0, CHANNELS)
@@ -99,7 +109,11 @@ def _merge(  # type: ignore[no-untyped-def]
     here = tl.load(first + entry, inside, 0.0).to(tl.float32)
     there = tl.load(second + entry, inside, 0.0).to(tl.float32)
     mixed = weight[:, None] * here + (1 - weight)[:, None] * there
-    tl.store(out + entry, mixed.to(out.dtype.element_ty), inside)
+    if FLOAT8:
+        rounded = mixed.to(first.dtype.element_ty).to(tl.float32)
+        store_float8(rounded, out + entry, out_scale + row * tokens + token, inside)
+    else:
+        tl.store(out + entry, mixed.to(out.dtype.element_ty), inside)
     share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
     tl.store(shares + row * tokens + token, share)
     tl.store(shares + (rows + row) * tokens + token, 1 - share)
@@ -144,16 +158,30 @@ def _width(size: int) -> int:
     return int(triton.next_power_of_2(size))
 
 
+def _empty(x: Tensor, shape: tuple[int, ...], float8: bool) -> tuple[Hidden, Pair]:
+    """Return storage for tokens of a shape, and its two parts as kernels take them."""
+    if float8:
+        tokens = empty_tokens(x, shape)
+        return tokens, (tokens.values, tokens.scale)
+    out = x.new_empty(shape)
+    return out, (out, out)
+
+
 def norm(
-    x: Tensor, affine: Pair, eps: float, added: Tensor | None = None, gate: Tensor | None = None
-) -> Pair:
+    x: Tensor,
+    affine: Pair,
+    eps: float,
+    added: Tensor | None = None,
+    gate: Tensor | None = None,
+    float8: bool = False,
+) -> tuple[Tensor, Hidden]:
     """Compute `recap.fast.dit.norm`."""
     size = x.shape[-1]
-    out = torch.empty_like(x)
+    out, parts = _empty(x, x.shape, float8)
     kept = x if added is None else torch.empty_like(x)
     _norm[(x.numel() // size,)](
-        x, x if added is None else added, x if gate is None else gate, *affine, kept, out, size, eps,
-        ADDS=added is not None, GATES=gate is not None, WIDTH=_width(size), num_warps=8,
+        x, x if added is None else added, x if gate is None else gate, *affine, kept, *parts, size, eps,
+        ADDS=added is not None, GATES=gate is not None, FLOAT8=float8, WIDTH=_width(size), num_warps=8,
     )  # fmt: skip
     return kept, out
 
@@ -174,22 +202,27 @@ def split_rotate(
     return rotated_query, query, keys
 
 
-def merge(outputs: Sequence[Tensor], masses: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Pair:
+def merge(
+    outputs: Sequence[Tensor],
+    masses: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    float8: bool = False,
+) -> tuple[Hidden, Tensor]:
     """Compute `recap.fast.dit.merge`."""
     if len(outputs) != 2:
         # Only a bank with empty slots makes a third part, so a kernel for more is not worth it.
-        return dit.merge(outputs, masses, biases)
+        return dit.merge(outputs, masses, biases, float8)
     rows, heads, tokens, channels = outputs[0].shape
     # The library's outputs have the layout of the queries, so this copies nothing.
     first, second = (output.transpose(1, 2).contiguous() for output in outputs)
-    out = first.new_empty((rows, tokens, heads * channels))
-    shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=out.device)
+    out, parts = _empty(first, (rows, tokens, heads * channels), float8)
+    shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=first.device)
     known = [bias if bias is not None else shares for bias in biases]
     assert all(bias.is_contiguous() for bias in known)
     _merge[(tokens, rows)](
-        first, second, *(mass.contiguous() for mass in masses), *known, out, shares, tokens, heads, channels,
-        FIRST=biases[0] is not None, SECOND=biases[1] is not None, HEADS=_width(heads), CHANNELS=_width(channels),
-        num_warps=8,
+        first, second, *(mass.contiguous() for mass in masses), *known, *parts, shares, tokens, heads, channels,
+        FIRST=biases[0] is not None, SECOND=biases[1] is not None, FLOAT8=float8, HEADS=_width(heads),
+        CHANNELS=_width(channels), num_warps=8,
     )  # fmt: skip
     return out, shares
 
@@ -202,8 +235,20 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def widen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute `recap.fast.dit.widen`; the library applies the GELU before it writes the product."""
+def linear(x: Hidden, layer: Callable[[Hidden], Tensor]) -> Tensor:
+    """Compute `recap.fast.dit.linear`."""
+    if isinstance(layer, Int8Linear) and isinstance(x, Tensor):
+        return functional.linear(x, restore(layer), layer.bias)
+    return layer(x)
+
+
+def widen(x: Hidden, layer: nn.Module) -> Hidden:
+    """Compute `recap.fast.dit.widen`; the library applies the GELU before it writes the product, but for 8 bits."""
+    if isinstance(x, Float8Tokens):
+        assert isinstance(layer, Float8Linear)
+        return widen_float8(x, layer)
+    weight, bias = restore(layer) if isinstance(layer, Int8Linear) else layer.weight, layer.bias
+    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
     flat = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
     wide: Tensor = flat.unflatten(0, x.shape[:2])
     return wide

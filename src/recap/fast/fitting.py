@@ -57,4 +57,4 @@ def _setting(config: RunConfig) -> CardSetting:
     settings = config.backbone.settings
     assert isinstance(settings, WanConfig)
     fast = config.device.startswith("cuda") and not config.eager
-    return CardSetting("fast" if fast else "readable", settings.decoder)
+    return CardSetting("fast" if fast else "readable", settings.decoder, config.precision)

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.attention.context import BlockContext
-from recap.backbones.noise import block_noise
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.family import DECODERS, WanConfig
 from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.quantised import check_precision, quantise
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
 from recap.config import DTYPES, check_place, choose
 from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.comparing import LIMITS, largest_error
 from recap.fast.stopwatch import Stopwatch, draw_curve
 from recap.fast.taehv import FastTaehv
 from recap.fast.vae import FastVae
@@ -72,11 +72,13 @@ class SpeedSettings:
     blocks: int
     eager: bool = False
     admission: str = "flow"
+    precision: str = "full"
 
     def __post_init__(self) -> None:
         if not 2 <= self.blocks <= MOST_BLOCKS:
             raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
         check_place(self.device, self.dtype)
+        check_precision(self.precision, self.device, self.dtype)
         if self.decoder not in DECODERS:
             raise unknown_name("--decoder", self.decoder, DECODERS)
 
@@ -110,20 +112,27 @@ class Parts:
         return config.build(spec, build_rule), rules
 
 
-def make_parts(settings: SpeedSettings) -> Parts:
-    """Build the parts of a measurement, with random weights where real ones would need files."""
+def make_readable(settings: SpeedSettings) -> WanBackbone:
+    """Build the readable backbone in full precision, with random weights where real ones would need files."""
     kind = type(choose("backbone", settings.backbone).settings)
     let_segments_grow(settings.device)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):
-        readable, weights = random_backbone(settings, kind.row, device, dtype), "random, at real size"
-    elif settings.decoder != "full":
+        return random_backbone(settings, kind.row, device, dtype)
+    if settings.decoder != "full":
         limit = f"{settings.backbone} has one decoder, its own"
         raise refuse("--decoder", settings.decoder, limit, "leave it out")
-    else:
-        readable = kind().build(device=settings.device, dtype=dtype, prompts=[], notice=print)
-        weights = "the package's own"
+    made: WanBackbone = kind().build(device=settings.device, dtype=dtype, prompts=[], notice=print)
+    return made
+
+
+def make_parts(settings: SpeedSettings) -> Parts:
+    """Build the parts of a measurement."""
+    readable, device = make_readable(settings), torch.device(settings.device)
+    quantise(readable, settings.precision)
+    public = issubclass(type(choose("backbone", settings.backbone).settings), WanConfig)
+    weights = "random, at real size" if public else "the package's own"
     flow: FlowEstimator = ClassicalFlow()
     if device.type == "cuda":
         flow = RaftFlow(RaftSmall().to(device))
@@ -252,26 +261,20 @@ def _summary(values: list[float], full: int) -> dict[str, float]:
     }
 
 
-def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, float]:
-    """Return the largest relative error of a block's latents, fast against readable, on the same memory and noise."""
-    spec, policy = parts.backbone.spec, parts.policy(settings)
+def compare_paths(parts: Parts, settings: SpeedSettings) -> dict[str, Any]:
+    """Compare with the readable path; where the transformer is in 8 bits, with the same weights in float32."""
+    spec, reference, whole = parts.backbone.spec, parts.readable, settings.precision == "full"
     plan = make_plan([[Shot(PROMPT, FULL * spec.pictures_per_frame / spec.pictures_per_second)]], spec)
-    worst = 0.0
-    with torch.no_grad():
-        conditioning = parts.readable.condition(plan.blocks[0].prompts)
-        decoder = parts.backbone.decoder()
-        for block in plan.blocks:
-            found = []
-            for backbone in (parts.readable, parts.backbone):
-                context = BlockContext(policy, policy.begin(block))
-                found.append(backbone.denoise(block_noise(spec, [0], block), conditioning, context).double())
-            error = (found[1] - found[0]).norm() / found[0].norm()
-            worst = max(worst, float(error))
-            # Both continue from the readable path's block.
-            context = BlockContext(policy, policy.begin(block))
-            parts.readable.settle(found[0].float(), conditioning, context.clean_pass())
-            policy.commit(block, decoder.decode(found[0].float()))
-    return {"largest_relative_error": worst, "limit": 2e-2 if settings.dtype != "float32" else 1e-3}
+    if not whole:
+        reference = make_readable(settings)
+        reference.model.float()
+    error = largest_error(reference, parts.backbone, parts.policy(settings), plan)
+    against = f"the readable path in {settings.dtype if whole else 'float32'}"
+    return {
+        "largest_relative_error": error,
+        "limit": LIMITS[settings.dtype] if whole else None,
+        "against": against,
+    }
 
 
 def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: bool) -> dict[str, Any]:
@@ -342,7 +345,8 @@ def _title(result: dict[str, Any]) -> str:
     memory = (
         result["memory"] if result["admission"] == "flow" else f"{result['memory']} by {result['admission']}"
     )
-    return f"{result['backbone']}, {memory}, {result['device_name']}, {result['dtype']}"
+    precision = "" if result["precision"] == "full" else f", {result['precision']}"
+    return f"{result['backbone']}, {memory}, {result['device_name']}, {result['dtype']}{precision}"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -375,7 +379,8 @@ def table(result: dict[str, Any]) -> str:
     if "compare" in result:
         found = result["compare"]
         lines.append(
-            f"largest relative error {found['largest_relative_error']:.2e} (limit {found['limit']:.0e})"
+            f"largest relative error {found['largest_relative_error']:.2e} against {found['against']}"
+            + (f" (limit {found['limit']:.0e})" if found["limit"] else "")
         )
     inside = [f"{name} {spent:.2f}" for name, spent in result.get("bank_parts", {}).items()]
     if inside:

@@ -383,7 +383,7 @@ class FastVaeStream(FastStream):
         decode: Callable[[], Tensor] = partial(self._vae, latents, self._kept, first=True)
         if not latents.is_cuda:
             return decode()
-        pixels = RecordingRoom.current().run(decode).clone()
+        pixels: Tensor = RecordingRoom.current().run(decode).clone()
         # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's cache,
         # which is gigabytes at full size.
         torch.cuda.empty_cache()

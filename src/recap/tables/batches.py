@@ -140,12 +140,12 @@ class Batches(Executor):
     def _take_path(self, job: Job) -> Backbone:
         """Return the path of a job; a kind gets its own fast path, as what was captured for the last is large."""
         config = config_of(job)
-        if self._plain is None or config.backbone != self._settings:
+        if self._plain is None or (config.backbone, config.precision) != self._settings:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
             self._plain = self._backbone = build_backbone(
                 replace(config, eager=True, shots=shots), self._notice
             )
-            self._settings = config.backbone
+            self._settings = config.backbone, config.precision
         if kind_of(job) != self._kind:
             self._kind, self._backbone = kind_of(job), self._plain
             gc.collect()

@@ -77,7 +77,7 @@ _loaded: dict[str, Backbone] = {}
 
 def _backbone(config: RunConfig) -> Backbone:
     values = config.to_dict()
-    settings = canonical([values[name] for name in ("backbone", "device", "dtype", "eager")])
+    settings = canonical([values.get(name) for name in ("backbone", "device", "dtype", "precision", "eager")])
     if settings not in _loaded:
         _loaded.clear()
         _loaded[settings] = build_backbone(config, lambda _: None)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recap.backbones.wan.quantised import PRECISIONS
 from recap.errors import refuse
 from recap.io.lookup import look_up
 from recap.registry import ADMISSIONS, MEMORIES
@@ -43,6 +44,8 @@ class Row:
     printed: Mapping[str, float | None] = field(default_factory=dict)
     # Settings of the backbone other than its defaults.
     backbone: Mapping[str, Any] = field(default_factory=dict)
+    # How the backbone's transformer is held: see recap.backbones.wan.quantised.
+    precision: str = "full"
 
     @property
     def available(self) -> bool:
@@ -353,6 +356,13 @@ RECIPES = (
         script="recurrence",
         seconds=300.0,
         seeds=3,
+    ),
+    # Whether 8 bits change what is measured: the measures of `components`.
+    Recipe(
+        "precision",
+        "The transformer in 8 bits",
+        (RECAP, *(replace(RECAP, name=f"recap, {name}", precision=name) for name in PRECISIONS[1:])),
+        (*IDENTITY, "subject_motion"),
     ),
     Recipe("bank", "What the bank retains", (replace(RECAP, printed=OVERLAP),), ("bank",)),
     Recipe("time", "Generation time", TIMED, ("time",), seeds=1, ours="recap, 1 min", alone=True),

@@ -72,6 +72,7 @@ def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> Ru
             **row.sampling,
             "seeds": [seed],
             "dtype": ask.dtype,
+            "precision": row.precision,
             "trace_offered": any(each.reads_offered for each in find_measures(recipe.measures)),
         }
     )
