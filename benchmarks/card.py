@@ -41,6 +41,7 @@ class Row:
     path: str
     decoder: str
     card: float = 0.0
+    precision: str = "full"
     # Without the kernels that only Hopper and Blackwell have shared memory for.
     plain: bool = False
     source: str = ""
@@ -48,6 +49,7 @@ class Row:
     def __str__(self) -> str:
         parts = [
             f"{self.path} {self.decoder}",
+            self.precision if self.precision != "full" else "",
             "plain" if self.plain else "",
             f"on {self.card:g} GB" if self.card else "",
             "as it was" if self.source else "",
@@ -59,13 +61,14 @@ ROWS = (
     Row("fast", "full"),
     Row("fast", "tiny"),
     Row("readable", "tiny"),
-    Row("fast", "full", plain=True),
     Row("fast", "full", 16),
     Row("fast", "tiny", 12),
     Row("readable", "tiny", 8),
+    Row("readable", "tiny", 6, "int8"),
+    Row("fast", "full", plain=True),
+    Row("fast", "tiny", 10, "int8"),
     Row("fast", "full", 24),
     Row("readable", "tiny", 10),
-    Row("fast", "tiny", 10),
 )
 
 
@@ -78,8 +81,11 @@ def measure_row(row: Row, blocks: int, backbone: str, device: str) -> dict[str, 
     dtype = "bfloat16" if cuda else "float32"
     if row.plain:
         vae.ROOMY = ()
-    eager = row.path == "readable"
-    settings = SpeedSettings(backbone, "recap", row.decoder, device, dtype, blocks, eager=eager)
+    # Only where it is used, so that a version without it can be measured.
+    more = {"precision": row.precision} if row.precision != "full" else {}
+    settings = SpeedSettings(
+        backbone, "recap", row.decoder, device, dtype, blocks, eager=row.path == "readable", **more
+    )
     began = time.perf_counter()
     parts = make_parts(settings)
     latents: list[torch.Tensor] = []
