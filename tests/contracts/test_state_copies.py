@@ -8,8 +8,8 @@ import torch
 from recap.backbones.wan.taehv import Taehv
 from recap.contracts import copies
 from recap.fast.taehv import FastTaehv
-from recap.io.states import state_copy, states_on_host
 from recap.memory.store import Store
+from recap.types import state_copy, states_on_host
 
 
 def test_a_copy_is_whole_and_never_the_tensor_itself() -> None:
