@@ -23,13 +23,17 @@ VAE_WIDTH = 96
 # Parameters of the tiny decoder, and of RAFT-small.
 TINY_PARAMETERS, FLOW_PARAMETERS = 9_844_611, 990_162
 WORK = {"fast": {"full": 950.0, "tiny": 570.0}, "readable": {"full": 1010.0, "tiny": 275.0}}
-"""Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly."""
+"""Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly.
+
+From what was reserved on an H200 (2026-11-17), less the parts that are counted; for the readable path from what was
+allocated.
+"""
 UNFUSED = 190.0
-"""What the fast path's full decoder needs more where its own kernels do not run: before Hopper."""
+"""What the fast path's full decoder needs more before Hopper, without kernels of its own: counted, not measured."""
 # Smaller parts are not listed.
 SHOWN = 5e6
 DRIVER = 0.8e9
-"""What a process takes of a card besides its tensors: context, kernels, libraries."""
+"""What a process takes of a card besides its tensors, on an H200 (2026-11-17): context, kernels, libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ def what_to_add(
     """Return the fewest further options with which a run fits, and its plan then; None where none help."""
     for options in _unions(REMEDIES):
         changes = {name: value for option in options for name, value in REMEDIES[option].items()}
-        if any(getattr(asked, name) == value for name, value in changes.items()):
+        if any(getattr(asked, name) != "full" for name in changes):
             continue
         plan = choose(demand, replace(asked, **changes), low_memory, free)
         if plan.total <= free:

@@ -24,9 +24,7 @@ def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
     if path != asked.path:
         needs = f"{demand.plan(asked).total / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
         notice(f"memory: the {path} path is used: the {asked.path} one takes {needs}")
-        config = replace(
-            config, eager=path != "fast", low_memory="on" if path == "lean" else config.low_memory
-        )
+        config = replace(config, eager=True)
     settings = config.backbone.settings
     if config.low_memory == "on" and isinstance(settings, WanConfig) and not settings.text_device:
         config = replace(config, backbone=Choice(config.backbone.name, replace(settings, text_device="cpu")))
