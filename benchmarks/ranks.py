@@ -60,9 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sink, share": {"memory": {"name": "sink", "reinforcement": "share:0.3"}},
     "recap": {"memory": "recap"},
     "recap, steps": {"memory": {"name": "recap", "reinforcement": "5@steps:0-1@layers:last-half"}},
-    "recap, merged": {
-        "memory": {"name": "recap", "merge_margin": 2.0, "zero_scores_fill": False, "bank_on_host": True}
-    },
+    "recap, merged": {"memory": {"name": "recap", "merge_margin": 2.0, "zero_scores_fill": False}},
     "recap random": {"memory": {"name": "recap", "share_by_block": True}, "admission": "random"},
     "recap recent": {"memory": "recap", "admission": "recent"},
     "recap keys": {"memory": "recap", "admission": {"name": "keys", "margin": 1.0}},

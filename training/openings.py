@@ -77,7 +77,7 @@ def opening(bench: Bench) -> Answer:
     num = bench.count(EACH * len(ACTORS))
     casts = {
         "one actor": kind_prompts(num, bench.options.seed),
-        "two actors": make_prompts(min(num, 100), bench.options.seed, 2),
+        "two actors": make_prompts(min(num, 200), bench.options.seed, 2),
     }
     result: dict[str, Any] = {}
     table = [["opening block", "asked for", "found", "every one found", "not hidden", "sharpness", "n"]]

@@ -35,6 +35,8 @@ BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
 
 MOST_ROWS = 256
 
+LOW_MEMORY = ("auto", "on", "off")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -132,6 +134,8 @@ class RunConfig:
     precision: str = "full"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
+    # "auto" takes the readable path where the fast one does not fit the card, "on" whatever needs the least memory.
+    low_memory: str = "auto"
     # Blocks between two states on disk.
     checkpoint_every: int = 1
     # The trace also lists what the bank did not take: some 2 KB a block.
@@ -144,6 +148,8 @@ class RunConfig:
             raise refuse("seeds", [], "at least 1 is needed", "0 is as good as any")
         check_shots(self.shots)
         check_amount("number of seeds", len(self.seeds), MOST_ROWS, "rows of a batch", "run them one by one")
+        if self.low_memory not in LOW_MEMORY:
+            raise unknown_name("low_memory", self.low_memory, LOW_MEMORY)
         if self.checkpoint_every < 1:
             raise refuse(
                 "checkpoint_every", self.checkpoint_every, "must be 1 or more", "1 saves after every block"
@@ -200,6 +206,8 @@ class RunConfig:
         # Left out as in older versions, so that their runs can be resumed.
         if not self.decoder_device:
             del plain["decoder_device"]
+        if self.low_memory == "auto":
+            del plain["low_memory"]
         if self.precision == "full":
             del plain["precision"]
         return plain
@@ -210,6 +218,7 @@ def from_settings(kind: type[Any], values: Any, path: str) -> Any:
     if not isinstance(values, Mapping):
         raise refuse(path, values, "must be a table of settings", f"known: {', '.join(_hints(kind))}")
     hints = _hints(kind)
+    values = _without_retired(getattr(kind, "retired", {}), values, path)
     for name in values:
         if name not in hints:
             raise unknown_name(f"{path} setting", name, hints)
@@ -223,6 +232,14 @@ def from_settings(kind: type[Any], values: Any, path: str) -> Any:
     if missing:
         raise refuse(f"{path}.{missing[0]}", None, "has no default", "give it a value")
     return kind(**{name: _typed(hints[name], value, f"{path}.{name}") for name, value in values.items()})
+
+
+def _without_retired(retired: Mapping[str, Any], values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Leave out settings that an older version had, where its run left them as usual."""
+    for name, usual in retired.items():
+        if name in values and values[name] != usual:
+            raise refuse(f"{path}.{name}", values[name], "there is no such setting any more", "leave it out")
+    return {name: value for name, value in values.items() if name not in retired}
 
 
 def override(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
+from recap.io.states import state_copy
 from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Segment, Tokens
 
 State = dict[str, Tensor]
@@ -31,7 +32,7 @@ def copy_of(tensor: Tensor | None) -> Tensor | None:
 
 def copies(tensors: Mapping[str, Tensor | None]) -> State:
     """Return the state of a part that keeps these tensors: copies of those that are there."""
-    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+    return {name: state_copy(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
 class Entry(NamedTuple):

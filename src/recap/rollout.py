@@ -215,6 +215,7 @@ class Conductor:
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
+        run.context.let_go()
         pixels = self._decoder.decode(latents)
         wait = run.look(pixels, self._aside)
         backbone.settle(self._settled(block, latents), conditioning, run.clean)

@@ -27,6 +27,7 @@ from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_re
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.ranks.admission import LedAdmission
 from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
@@ -35,11 +36,13 @@ from recap.fast.ranks.wan import RankedKernels, split_backbone
 from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
+from recap.io.devices import let_segments_grow
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.record import check_record, versions, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
+from recap.io.states import states_on_host
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
 from recap.memory.casting import join_cast
@@ -60,6 +63,9 @@ def build_backbone(
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
     notice_place(config.device, notice)
+    let_segments_grow(config.device)
+    for line in describe_fit(config) if ranks.alone else []:
+        notice(line)
     prompts = list(dict.fromkeys(casts.spell_out(shot.prompt, words) for shot in config.shots))
     made: Backbone = config.backbone.settings.build(
         device=config.device, dtype=DTYPES[config.dtype], prompts=prompts, notice=notice
@@ -202,6 +208,8 @@ class RunParts:
         self.folder = folder
         self.reporter = reporter
         self._ranks = ranks
+        if fresh and ranks.alone:
+            config = fit_card(config, reporter.notice)
         ranks.begin(config.to_dict(), folder, fresh)
         # A resumed run has its own copy of the cast.
         copy = (str(folder / CAST),) if config.cast and not fresh else config.cast
@@ -306,8 +314,9 @@ class RunParts:
         """
         began = time.perf_counter()
         state: State = {"next_block": torch.tensor(done)}
-        state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
-        state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
+        with states_on_host():
+            state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
+            state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
         self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
         ended = time.perf_counter()
         took = ended - began

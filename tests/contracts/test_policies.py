@@ -252,27 +252,6 @@ def test_wrong_number_of_seeds_is_refused(backbone):
         next(rollout(backbone, policy, plan, seeds=[0]))
 
 
-@pytest.mark.cuda
-def test_a_bank_in_the_memory_of_the_host_gives_the_same():
-    backbone = load_backbone("untrained", device="cuda")
-    generated = []
-    for config in (RecapConfig(), RecapConfig(bank_on_host=True)):
-        policy = config.build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
-        plan = make_plan([[Shot(PROMPT, 4.0)]], backbone.spec)
-        generated.append([made.latents for made in rollout(backbone, policy, plan, seeds=(0,))])
-        assert policy.bank.keys.is_cuda is not config.bank_on_host
-    assert all(torch.equal(one, other) for one, other in zip(*generated, strict=True))
-
-
-def test_a_bank_in_the_memory_of_the_host_continues_bit_for_bit(backbone):
-    whole, _ = generate(backbone, RecapConfig())
-    again, policy = generate(backbone, RecapConfig(bank_on_host=True))
-    assert same(whole, again)
-    other = RecapConfig(bank_on_host=True).build(backbone.spec, lambda: SeededAdmission(backbone.spec, (0,)))
-    other.load_state(policy.state())
-    assert torch.equal(other.bank.keys, policy.bank.keys)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_memory_made_again_from_latents_is_the_memory_that_was_there(every_backbone, name):
     """A run whose state is lost has its latents: most memories are made of clean pass and commit alone."""

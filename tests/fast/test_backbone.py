@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -195,12 +197,54 @@ def test_one_backbone_serves_one_rollout_after_another(plain: WanBackbone) -> No
 
 
 def test_windows_keep_their_storage(plain: WanBackbone) -> None:
-    """What a recording reads must stay at its address."""
+    """What a recording reads must stay at its address, once the room is as large as the largest window."""
     fast = FastWanBackbone(plain)
     generate(fast, "recap")
+    generate(fast, "recap")
     addresses = {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._runners.items()}
+    assert len(addresses) > 1
     generate(fast, "recap")
     assert addresses == {key: [k.data_ptr() for k in d.window.keys] for key, d in fast._runners.items()}
+
+
+def test_all_windows_are_stored_in_one_room_of_the_largest_ones_size(plain: WanBackbone) -> None:
+    fast = FastWanBackbone(plain)
+    for name, rows in (("recap", 1), ("none", 2), ("recap", 2)):
+        generate(fast, name, rows)
+    spec, room = plain.model.spec, fast._room
+    tokens = (spec.window_frames + 1) * spec.grid[0] * spec.grid[1]
+    assert len(room) == 2 * spec.layers * 2 * tokens * spec.dim
+    storage = room.untyped_storage().data_ptr()
+    for runner in fast._runners.values():
+        for part in (*runner.window.keys, *runner.window.values):
+            assert part.untyped_storage().data_ptr() == storage
+
+
+def test_a_window_that_was_dropped_is_gone_at_once(plain: WanBackbone) -> None:
+    """Without waiting for the garbage collector: on a card it would be gigabytes."""
+    fast = FastWanBackbone(plain)
+    gc.disable()
+    try:
+        generate(fast, "recap")
+        windows = [weakref.ref(runner.window) for runner in fast._runners.values()]
+        generate(fast, "recap", rows=2)
+        assert windows and not any(window() for window in windows)
+    finally:
+        gc.enable()
+
+
+def test_joined_projections_are_stored_once_and_read_as_before() -> None:
+    plain, other = build_untrained(), build_untrained()
+    fast = FastWanBackbone(plain)
+    for block, layer in zip(plain.model.layers(), fast._fast.layers, strict=True):
+        own, joined = block.self_attn, layer.qkv[0].untyped_storage()
+        assert {p.weight.untyped_storage().data_ptr() for p in (own.q, own.k, own.v)} == {joined.data_ptr()}
+        assert joined.nbytes() == 3 * own.q.weight.nbytes
+    before, after = other.model.state_dict(), plain.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for one, two in zip(generate(other, "recap"), generate(plain, "recap"), strict=True):
+        torch.testing.assert_close(one.latents, two.latents)
 
 
 def test_a_memory_may_keep_the_tokens_it_receives(plain: WanBackbone) -> None:

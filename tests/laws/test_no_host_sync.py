@@ -7,7 +7,7 @@ refuses the operations that hand one to Python or make a shape of it. On CUDA th
 The boundary, where the values are wanted:
 - inside it: `begin`, `denoise`, `settle`, `decode`, `commit` (propose, admit, slide), RAFT-small, plain and fast;
 - outside: recorders (`BlockTrace.of` reads the trace), the run's check that a block is finite, files, states that
-  are loaded; flow by OpenCV, which works on the CPU; a bank kept in the CPU's memory (`bank_on_host`).
+  are loaded; flow by OpenCV, which works on the CPU.
 """
 
 from __future__ import annotations

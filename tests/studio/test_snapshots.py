@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("fastapi")
 
+from recap.cli.main import app
 from recap.errors import RecapError
 from recap.studio import messages as say
 from recap.studio.cluster.replica import ReplicaStudio
@@ -151,3 +153,21 @@ def test_ray_serve_takes_the_settings_of_replicas():
     rules = made._deployment_config.autoscaling_config
     assert (rules.min_replicas, rules.max_replicas, rules.target_ongoing_requests) == (1, 4, 3.0)
     assert made.ray_actor_options["num_gpus"] == 1 and scaled.seats == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--backbone", "nope"), "backbone is 'nope': no such name"),
+        (("--store", "file/below"), "nothing can be kept there"),
+        (("--store", "nowhere://at/all"), "fsspec cannot open it"),
+    ],
+)
+def test_what_no_replica_could_use_is_refused_before_one_is_started(words, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("recap.cli.serve.Cluster", lambda *_: pytest.fail("a cluster was started"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("no folder")
+    answer = CliRunner().invoke(app, ["serve", "--port", "0", *words])
+    said = str(answer.exception) + answer.output
+    assert answer.exit_code != 0 and reason in " ".join(said.split())
+    assert not (tmp_path / "store").exists() or not list((tmp_path / "store").rglob("*.*"))

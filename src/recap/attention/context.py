@@ -185,6 +185,11 @@ class BlockContext:
             for segment, ready in kept
         ]
 
+    def let_go(self) -> None:
+        """Forget what is rotated of the past: the clean pass rotates it anew, and the decoder gets the room."""
+        rotated = self._reads.kept
+        rotated.update({layer: [(segment, None) for segment, _ in kept] for layer, kept in rotated.items()})
+
     def _rotated(self, segment: Segment) -> Readable:
         """Return a segment with its keys rotated."""
         turned = self._turned(segment.keys, segment.positions)

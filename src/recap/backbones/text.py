@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recap.errors import refuse
+from recap.io.devices import place_encoder
 from recap.io.extras import import_extra
 from recap.io.files import from_home, staged_file, weights_folder
 from recap.io.report import Notice
@@ -273,7 +274,8 @@ class CachedText:
         return stored
 
     def _encode(self, missing: Mapping[Path, TokenIds]) -> dict[Path, Tensor]:
-        encoder = load_umt5(self._encoder, self._shape[2], self._device, PRECISION)
+        place = place_encoder(files_of(weights_path(self._encoder), FIELD), self._device, self._notice)
+        encoder = load_umt5(self._encoder, self._shape[2], place, PRECISION)
         made = {}
         for path, tokens in missing.items():
             made[path] = encoder(tokens).cpu()
@@ -281,7 +283,7 @@ class CachedText:
         # The transformer is loaded next and needs the memory.
         del encoder
         gc.collect()
-        if self._device.type == "cuda":
+        if place.type == "cuda":
             torch.cuda.empty_cache()
         return made
 

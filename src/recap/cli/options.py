@@ -50,6 +50,13 @@ TrustCode = Annotated[
 Eager = Annotated[
     bool, typer.Option("--eager", help="Use the readable code, also where there is a fast path.")
 ]
+LowMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: the readable path where the fast one does not fit the card; on: the least memory; off "
+        "[default: auto]."
+    ),
+]
 Loras = Annotated[
     list[str] | None,
     typer.Option(

@@ -11,10 +11,13 @@ import typer
 
 from recap.cli.console import show_notice
 from recap.io.extras import import_extra
+from recap.io.lookup import look_up
+from recap.registry import BACKBONES
 from recap.studio.cluster.deploy import Cluster
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
+from recap.studio.cluster.snapshots import check_store
 from recap.studio.listening import bound_socket
 from recap.studio.settings import Limits, StudioSettings
 
@@ -65,6 +68,7 @@ def serve_command(
     for package in ("fastapi", "uvicorn", "websockets"):
         import_extra(package, "recap serve", "studio")
     import_extra("ray.serve", "recap serve", "ray")
+    look_up("backbone", backbone, BACKBONES)
     place = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
         place, backbone, replicas=replicas, most_replicas=most_replicas, sessions=sessions, cpus=cpus, gpus=gpus,
@@ -72,6 +76,7 @@ def serve_command(
     )  # fmt: skip
     own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
     secret = secrets.token_urlsafe(24)
+    check_store(place)
     with bound_socket(own) as listening, Cluster(settings, secret, ray) as cluster:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")

@@ -22,6 +22,7 @@ from recap.cli.options import (
     Eager,
     Flow,
     Loras,
+    LowMemory,
     Precision,
     TrustCode,
 )
@@ -80,6 +81,7 @@ class Generation:
     dtype: Dtype = None
     precision: Precision = None
     eager: Eager = False
+    low_memory: LowMemory = None
     record: Annotated[
         Path | None, typer.Option("--from", help="Repeat the script and settings of this run.json.")
     ] = None
@@ -119,6 +121,7 @@ class Generation:
             "opening": None if opening is None else str(opening),
             "cast": self.cast or None,
             "eager": self.eager or None,
+            "low_memory": self.low_memory,
         }
         used = {name: value for name, value in chosen.items() if value is not None}
         kept = {name: value for name, value in start.items() if name not in used}

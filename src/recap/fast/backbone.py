@@ -65,6 +65,8 @@ class FastWanBackbone(WanBackbone):
         with torch.no_grad():
             self._fast = FastWan(self.model, times)
         self._runners: dict[tuple[Layout, tuple[int, ...]], BlockRunner] = {}
+        # Keys and values of the window that is filled; all windows begin here.
+        self._room = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         self._text: TextConditioning | None = None
         self._copied_text: TextConditioning | None = None
         self._filled: tuple[BlockRunner, object] | None = None
@@ -94,6 +96,8 @@ class FastWanBackbone(WanBackbone):
         latents = self._take(latents)
         runner = self._prepare(latents.shape, conditioning, context)
         positions = context.positions(self.model.spec.grid, self.model.device)
+        # The clean pass leaves the block's tokens in the window.
+        self._filled = None
         for layer, own in enumerate(runner.settle(latents)):
             # Copies, because a memory may keep the tokens and the next block overwrites these.
             queries, keys, values = (part.clone() for part in (own.queries, own.keys, own.values))
@@ -120,7 +124,8 @@ class FastWanBackbone(WanBackbone):
         own_text = self._copy_text(text)
         key = (layout, tuple(shape))
         if key not in self._runners:
-            window = WindowStorage(self.model, layout, rows, frames, len(self._sigmas) + 1)
+            self._widen(WindowStorage.elements(self.model, layout, rows, frames))
+            window = WindowStorage(self.model, layout, rows, frames, len(self._sigmas) + 1, self._room)
             # Functions instead of methods: without a reference cycle a dropped runner frees its gigabytes at once.
             denoise = partial(_denoise, self._fast, self._sigmas, own_text, window)
             settle = partial(_settle, self._fast, len(self._sigmas), own_text, window)
@@ -132,6 +137,17 @@ class FastWanBackbone(WanBackbone):
             runner.window.fill(context, positions, self._fast.kernels)
             self._filled = (runner, context.block_key)
         return runner
+
+    def _widen(self, elements: int) -> None:
+        """Make room for a larger window; recordings read the old room, so they go, and both before the new one."""
+        if elements > len(self._room):
+            self._runners.clear()
+            self._filled = None
+            self._room = self._room.new_empty(0)
+            if self._room.is_cuda:
+                # Else what was reserved for the old one stays next to the new one.
+                torch.cuda.empty_cache()
+            self._room = self._room.new_empty(elements)
 
     def _copy_text(self, text: TextConditioning) -> TextConditioning:
         """Copy a new prompt's keys and values to the storage that recordings read, and return that storage."""

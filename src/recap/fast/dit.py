@@ -12,8 +12,10 @@ Rounding differs from the readable path; `recap bench --compare` measures by how
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -49,7 +51,7 @@ class FastLayer(NamedTuple):
 
 
 def read_layer(block: TransformerBlock) -> FastLayer:
-    """Prepare a block; only the three projections are copied, into one."""
+    """Prepare a block; its three projections become parts of one, so that nothing is stored twice."""
     own, norm = block.self_attn, block.norm3
     qkv = join_linears((own.q, own.k, own.v))
     return FastLayer(block, qkv, (norm.weight.detach().float(), norm.bias.detach().float()))
@@ -150,10 +152,12 @@ class WindowStorage:
     """Stores what every layer may see at fixed addresses: one group of keys per bias, the block's own tokens last.
 
     A recording reads from here, so blocks whose windows have the same layout share it. `num_passes` counts the
-    denoising steps and the clean pass.
+    denoising steps and the clean pass. `room` is where keys and values are stored, and may be longer than they are.
     """
 
-    def __init__(self, model: CausalWan, layout: Layout, rows: int, frames: int, num_passes: int) -> None:
+    def __init__(
+        self, model: CausalWan, layout: Layout, rows: int, frames: int, num_passes: int, room: Tensor
+    ) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
         # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
@@ -173,9 +177,10 @@ class WindowStorage:
         # The group of each segment, and its tokens there.
         self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
         shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
-        self.keys, self.values = (
-            [torch.empty(shape, dtype=model.dtype, device=model.device) for shape in shapes] for _ in range(2)
-        )
+        lengths = [math.prod(shape) for shape in shapes]
+        used = room[: 2 * sum(lengths)].split(lengths * 2)
+        stored = [part.view(shape) for part, shape in zip(used, shapes * 2, strict=True)]
+        self.keys, self.values = stored[: len(shapes)], stored[len(shapes) :]
         self.token_bias = [
             torch.zeros(rows, size, device=model.device) if group.token_bias else None
             for group, size in sizes.items()
@@ -191,9 +196,28 @@ class WindowStorage:
         self.rope = Rotation(table, table.clone())
         self._copying: tuple[tuple[int, ...], Graphed[None]] | None = None
 
+    @staticmethod
+    def elements(model: CausalWan, layout: Layout, rows: int, frames: int) -> int:
+        """Return how long a room must be for the keys and values of a window."""
+        spec = model.spec
+        tokens = sum(part.tokens for part in layout) + frames * spec.grid[0] * spec.grid[1]
+        return 2 * spec.layers * rows * tokens * spec.dim
+
     def own_slices(self, layer: int) -> Pair:
         """Return where a step writes the layer's own rotated keys and its values."""
         return self.keys[-1][layer][:, -self.own :], self.values[-1][layer][:, -self.own :]
+
+    def leave(self, layer: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Store a layer's unrotated queries and keys where they were read; returns both, and its values.
+
+        The clean pass does this: nobody reads the layer again before the next block fills the window.
+        """
+        own, values = self.own_slices(layer)
+        own.copy_(keys)
+        place = self.keys[-1][layer][:, : -self.own][:, : self.own]
+        if place.shape == queries.shape:
+            queries = place.copy_(queries)
+        return queries, own, values
 
     def fill(self, context: BlockContext, positions: Tensor, kernels: Any) -> None:
         """Copy in everything the memory keeps, and the positions 1 N 3 of the block's own tokens."""
@@ -220,25 +244,33 @@ class WindowStorage:
             part.data_ptr() for layer in kept for segment in layer for part in (segment.keys, segment.values)
         )
         if self._copying is None or self._copying[0] != addresses:
-            self._copying = (addresses, Graphed(lambda *ropes: self._copy(kept, order, ropes, kernels)))
+            # A function instead of a method, as a reference cycle would keep a dropped window alive.
+            copying = partial(_copy, kept, order, (self.keys, self.values), self._slots, kernels)
+            self._copying = (addresses, Graphed(copying))
         self._copying[1](*(part for rope in ropes for part in rope))
 
-    def _copy(
-        self, kept: list[list[Segment]], order: list[list[int]], ropes: tuple[Tensor, ...], kernels: Any
-    ) -> None:
-        """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
-        for layer, segments in enumerate(kept):
-            for index, segment, (group, tokens) in zip(order[layer], segments, self._slots, strict=True):
-                keys, values = (
-                    part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
-                )
-                rope = Rotation(*ropes[2 * index : 2 * index + 2])
-                targets = (store[group][layer][:, tokens] for store in (self.keys, self.values))
-                kernels.fill(keys, values, rope, *targets)
+
+def _copy(
+    kept: list[list[Segment]],
+    order: list[list[int]],
+    stores: tuple[list[Tensor], list[Tensor]],
+    slots: list[tuple[int, slice]],
+    kernels: Any,
+    *ropes: Tensor,
+) -> None:
+    """Copy all layers' segments into their groups; `order` has the index of each one's cosines and sines."""
+    for layer, segments in enumerate(kept):
+        for index, segment, (group, tokens) in zip(order[layer], segments, slots, strict=True):
+            keys, values = (
+                part.to(ropes[0].device, non_blocking=True) for part in (segment.keys, segment.values)
+            )
+            rope = Rotation(*ropes[2 * index : 2 * index + 2])
+            targets = (store[group][layer][:, tokens] for store in stores)
+            kernels.fill(keys, values, rope, *targets)
 
 
 class LayerTokens(NamedTuple):
-    """Keeps what a layer computed for the block: queries, keys and values B N H D, without rotation."""
+    """Names what a layer computed for the block: queries, keys and values B N H D, without rotation."""
 
     queries: Tensor
     keys: Tensor
@@ -324,7 +356,7 @@ class FastWan:
         if tokens is not None:
             asked = window.measured
             plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
-            tokens.append(LayerTokens(query, keys, own[1], plain))
+            tokens.append(LayerTokens(*window.leave(index, query, keys), plain))
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
             share = read.new_ones((1, *read.shape[:2]), dtype=torch.float32)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -15,6 +17,58 @@ Signature = tuple[tuple[torch.Size, torch.dtype], ...]
 
 # Calls before a tuned recording: one compiles, one chooses convolution kernels, one runs as it will be recorded.
 TUNING_RUNS = 3
+
+
+class RecordingRoom:
+    """Is where the recordings that one thread replays on one stream are made: a stream, and memory they share.
+
+    Such recordings never run at the same time, so what one needs only while it runs may be where another has the
+    same. The next replay of any of them may overwrite what one returned, so callers copy that at once.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._handle: Any = None
+
+    @classmethod
+    def current(cls) -> RecordingRoom:
+        """Return the room of this thread's current stream."""
+        rooms: dict[torch.cuda.Stream, RecordingRoom] = vars(_ROOMS).setdefault("by_stream", {})
+        stream = torch.cuda.current_stream()
+        if stream not in rooms:
+            rooms[stream] = cls()
+        return rooms[stream]
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Run work apart from the current stream, which waits for it.
+
+        A stream has memory of its own. What the work needs only for a moment, gigabytes in a decoder, leaves no hole
+        between tensors that stay, and the next recording gives it back.
+        """
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        current.wait_stream(self._stream)
+        return result
+
+    def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Record work as a graph; also return what it returned, which every replay overwrites."""
+        graph = torch.cuda.CUDAGraph()
+        if not self._graphs:
+            # torch gives up the memory with the last recording in it, and refuses its handle from then on.
+            self._handle = torch.cuda.graph_pool_handle()
+        # Other threads, such as a writer of files, may use the device in the meantime.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode=mode):
+            result = work()
+        self._graphs.add(graph)
+        return graph, result
+
+
+# By thread, because two of them may be between a replay and the copy of its result at the same time.
+_ROOMS = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +84,8 @@ class Graphed(Generic[Result]):
     """Records a function of tensors once per shape of its inputs, then replays it; on the CPU it is just called.
 
     The function may change tensors that it owns in place, but must not allocate new ones for them, read values
-    on the host, or do anything in Python that later calls depend on: only its kernels are repeated. The next
-    call with inputs of the same shapes overwrites what a call returned.
+    on the host, or do anything in Python that later calls depend on: only its kernels are repeated. The next call
+    of this or any other recorded function may overwrite what a call returned: see `RecordingRoom`.
 
     With `tune`, cuDNN times its convolution kernels before the recording, which takes a few extra calls: the
     function must then not change anything in place.
@@ -49,7 +103,7 @@ class Graphed(Generic[Result]):
         if signature not in self._recordings:
             # The first call is the warm-up, and it counts: tensors changed in place must change once. It compiles
             # and chooses kernels, neither of which is possible while recording.
-            result = self._function(*inputs)
+            result = RecordingRoom.current().run(lambda: self._function(*inputs))
             self._recordings[signature] = None
             return result
         found = self._recordings[signature]
@@ -62,18 +116,11 @@ class Graphed(Generic[Result]):
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording[Result]:
         """Record the function on copies of its inputs; with `tune`, kernels are chosen before."""
-        static, graph = tuple(tensor.clone() for tensor in inputs), torch.cuda.CUDAGraph()
+        static, room = tuple(tensor.clone() for tensor in inputs), RecordingRoom.current()
         with _timed_convolutions() if self._tune else nullcontext():
-            if self._tune:
-                current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-                side.wait_stream(current)
-                with torch.cuda.stream(side):
-                    for _ in range(TUNING_RUNS):
-                        self._function(*static)
-                current.wait_stream(side)
-            # Other threads, such as a writer of files, may use the device in the meantime.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                result = self._function(*static)
+            for _ in range(TUNING_RUNS if self._tune else 0):
+                room.run(lambda: self._function(*static))
+            graph, result = room.record(lambda: self._function(*static))
         return Recording(graph, static, result)
 
 

@@ -36,6 +36,7 @@ from recap.fast.vae import FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
+from recap.io.devices import let_segments_grow
 from recap.io.files import write_whole
 from recap.memory.recap import RecapMemory
 from recap.plan import Shot, make_plan
@@ -114,6 +115,7 @@ class Parts:
 def make_readable(settings: SpeedSettings) -> WanBackbone:
     """Build the readable backbone in full precision, with random weights where real ones would need files."""
     kind = type(choose("backbone", settings.backbone).settings)
+    let_segments_grow(settings.device)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     torch.manual_seed(0)
     if issubclass(kind, WanConfig):

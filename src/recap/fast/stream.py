@@ -20,6 +20,7 @@ from torch import Tensor
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Entry, State
 from recap.fast.graphs import Graphed
+from recap.io.states import state_copy
 
 Size = tuple[int, int, int]
 """Rows of the batch, and rows and columns of a latent frame."""
@@ -90,7 +91,7 @@ class FastStream(ABC):
             return {}
         state = self._marks(self._frames)
         for name, index in self._names(self._frames).items():
-            state[name] = self._kept[index].movedim(-1, 1).clone(memory_format=torch.contiguous_format)
+            state[name] = state_copy(self._kept[index].movedim(-1, 1))
         return state
 
     def load_state(self, state: State) -> None:

@@ -25,6 +25,7 @@ from torch.nn import functional
 from recap.backbones.wan.vae import FEATURES, FIELD, KINDS, MARK, NOTHING, WanVae
 from recap.contracts import Decoder, State
 from recap.errors import refuse
+from recap.fast.graphs import RecordingRoom
 from recap.fast.stream import FastStream, Size, fuse, weave
 
 # Earlier frames that a convolution over three frames also reads.
@@ -361,11 +362,13 @@ class FastVaeStream(FastStream):
         return self._vae.pasts(size)
 
     def _begin(self, latents: Tensor) -> Tensor:
-        pixels: Tensor = self._vae(latents, self._kept, first=True)
-        if latents.is_cuda:
-            # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's
-            # cache, which is gigabytes at full size.
-            torch.cuda.empty_cache()
+        decode: Callable[[], Tensor] = partial(self._vae, latents, self._kept, first=True)
+        if not latents.is_cuda:
+            return decode()
+        pixels: Tensor = RecordingRoom.current().run(decode).clone()
+        # The first block is shorter than the others, so they cannot reuse what it leaves in the allocator's cache,
+        # which is gigabytes at full size.
+        torch.cuda.empty_cache()
         return pixels
 
     def _later(self, kept: list[Tensor]) -> Callable[[Tensor], Tensor]:

@@ -32,7 +32,6 @@ class NoveltyBank:
         capacity: int,
         num_layers: int,
         *,
-        on_host: bool = False,
         zero_scores_fill: bool = True,
         duplicates: Duplicates | None = None,
     ):
@@ -42,7 +41,7 @@ class NoveltyBank:
         # Slots in use; equal in all rows, since every block offers all rows equally many tokens.
         self.count = 0
         self._zero_scores_fill = zero_scores_fill
-        self._store = Store(num_layers, capacity, on_host=on_host)
+        self._store = Store(num_layers, capacity)
         self._source: Tensor | None = None  # B K 3
         self._score: Tensor | None = None  # B K
         # With `duplicates`, near-duplicates share a slot: B K, how many tokens each slot stands for.
@@ -85,8 +84,7 @@ class NoveltyBank:
         """Return the keys and values, L B N H D, and the entries of these slots, as copies."""
         index = self._check_slots(slots)
         entries = Candidates(self.entries.source[:, index], self.entries.score[:, index])
-        home = entries.score.device
-        return self.keys[:, :, index].to(home), self.values[:, :, index].to(home), entries
+        return self.keys[:, :, index], self.values[:, :, index], entries
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty these slots in every row: nothing attends to them, and the next newcomers take them."""
@@ -208,7 +206,7 @@ class NoveltyBank:
         for kept, offered in ((self._store.keys, keys), (self._store.values, values)):
             store, fresh = _words(kept, offered)
             index = newcomer[None, :, :, None].expand(*fresh.shape[:2], -1, fresh.shape[3])
-            torch.where(mask.to(store.device), fresh.gather(2, index).to(store.device), store, out=store)
+            torch.where(mask, fresh.gather(2, index), store, out=store)
 
     def state(self) -> State:
         limit = {} if self.duplicates is None else self.duplicates.state()

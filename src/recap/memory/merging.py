@@ -57,7 +57,7 @@ class Duplicates:
         """
         assert self._limit is not None, "merged before it was calibrated"
         score, count = offered.score, kept.shape[1]
-        tokens, known = self._describe(keys), self._describe(kept_keys, keys.device)
+        tokens, known = self._describe(keys), self._describe(kept_keys)
         cosine = tokens @ torch.cat([known, tokens], dim=1).transpose(1, 2)
         new = score > 0
         near = (1 - cosine <= self._limit[..., None]) & new[..., None]
@@ -77,9 +77,9 @@ class Duplicates:
         merged = (gone, 1 + gained[:, count:], gained[:, :count], best[:, :count])
         return Merged(*map(self.here.agree, merged))
 
-    def _describe(self, keys: Tensor, device: torch.device | None = None) -> Tensor:
+    def _describe(self, keys: Tensor) -> Tensor:
         """Return unit vectors B N E of keys L B N H D, with all heads joined."""
-        some = self.here.join(keys[self._layers].to(device or keys.device), 3)
+        some = self.here.join(keys[self._layers], 3)
         return describe_keys(some, list(range(len(self._layers))))
 
     def state(self) -> State:

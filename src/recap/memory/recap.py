@@ -7,7 +7,7 @@ of how things looked when they first appeared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -197,8 +197,6 @@ class RecapConfig(MemoryConfig):
     capacity_frames: float = 1.0
     # Until the bank is full, tokens that showed nothing new fill it too.
     zero_scores_fill: bool = True
-    # The bank is stored in the CPU's memory and copied layer by layer, at every step.
-    bank_on_host: bool = False
     # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
     bank_reinforcement: float = 1.0
     # A token whose key is so near to one in the bank is counted there, as ln(n), and takes no slot: a multiple of the
@@ -214,6 +212,8 @@ class RecapConfig(MemoryConfig):
         licence="no public code",
     )
     keeps_bank: ClassVar[bool] = True
+    # Kept the bank in the CPU's memory, for twice the time of a block.
+    retired: ClassVar[Mapping[str, object]] = {"bank_on_host": False}
 
     def attended_frames(self, spec: BackboneSpec) -> tuple[float, ...]:
         return (spec.window_frames + self.capacity_frames,)
@@ -236,7 +236,6 @@ class RecapConfig(MemoryConfig):
         bank = NoveltyBank(
             capacity,
             spec.layers,
-            on_host=self.bank_on_host,
             zero_scores_fill=self.zero_scores_fill,
             duplicates=Duplicates(spec.layers, self.merge_margin) if self.merge_margin else None,
         )

@@ -26,6 +26,7 @@ from recap.backbones.text import open_text
 from recap.backbones.wan.family import AUTOENCODER_PARAMETERS, describe_memory
 from recap.backbones.wan.vae import load_wan_vae
 from recap.errors import refuse, unknown_name
+from recap.io.devices import free_on
 from recap.io.extras import import_extra
 from recap.io.files import from_home
 from recap.io.report import Notice
@@ -133,7 +134,7 @@ class HeliosConfig:
 
     def _offloads(self, plan: dict[str, int], device: str) -> bool:
         if self.offload == "auto":
-            free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else None
+            free = free_on(device)
             return free is not None and sum(plan.values()) > free
         return self.offload == "group"
 

@@ -50,6 +50,8 @@ class WanConfig:
     tiny_decoder: str = ""
     # A file of embeddings that replaces the text encoder, for every prompt.
     prompt_embeds: str = ""
+    # Where the text encoder runs; "" stands for the model's device where it fits, else the CPU.
+    text_device: str = ""
     # The window and phases of the public code instead of the paper's shared setting.
     as_released: bool = False
     # Points of the schedule at which the sampler runs the model, from 1000 down; () stands for the model's own.
@@ -84,10 +86,9 @@ class WanConfig:
         loras = [open_lora(choice, shapes_of(spec)) for choice in (*own, *self._added())]
         for lora in loras:
             notice(str(lora))
-        for line in describe_memory(plan_memory(spec, dtype), text=not self.prompt_embeds):
-            notice(line)
+        where = self.text_device or device
         encode = open_text(
-            self.prompt_embeds, self._find_encoder, size, device=device, prompts=prompts, notice=notice
+            self.prompt_embeds, self._find_encoder, size, device=where, prompts=prompts, notice=notice
         )
         model = empty_model(spec)
         load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, loras=loras)
@@ -207,18 +208,6 @@ def released_memory(name: str) -> dict[str, object]:
         raise refuse("--as-released", name, limit, f"choose one of {', '.join(RELEASED)}")
     frames = RELEASED[name].sink_frames
     return {"name": "sink", "sink_frames": frames} if frames else {"name": "none"}
-
-
-def plan_memory(spec: WanSpec, dtype: torch.dtype) -> dict[str, int]:
-    """Return the bytes that are in memory at once, by part."""
-    frame = 2 * spec.layers * spec.grid[0] * spec.grid[1] * spec.dim * dtype.itemsize
-    # The window, and a bank of one frame's tokens.
-    frames = spec.window_frames + 1
-    return {
-        "transformer": sum(p.numel() for p in empty_model(spec).parameters()) * dtype.itemsize,
-        "autoencoder": AUTOENCODER_PARAMETERS * dtype.itemsize,
-        f"keys and values of {frames} frames, stored and as read": 2 * frames * frame,
-    }
 
 
 def describe_memory(plan: Mapping[str, int], *, text: bool, on_host: int = 0) -> list[str]:

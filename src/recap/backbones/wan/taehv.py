@@ -19,6 +19,7 @@ from torch.nn import functional
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Decoder, Entry, State
 from recap.io.files import from_home
+from recap.io.states import state_copy
 from recap.io.weights import Stored, fill, open_tensors
 
 FIELD = "tiny decoder"
@@ -141,8 +142,7 @@ class TaehvStream:
         return torch.cat(pictures, dim=1).to(torch.float32).clamp_(0, 1)
 
     def state(self) -> State:
-        # Contiguous copies: a state must not change later, and files store no strides.
-        return {name: kept.clone(memory_format=torch.contiguous_format) for name, kept in self._kept.items()}
+        return {name: state_copy(kept) for name, kept in self._kept.items()}
 
     def load_state(self, state: State) -> None:
         names = self._model.decoder.remembering()

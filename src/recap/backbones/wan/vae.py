@@ -20,6 +20,7 @@ from recap.contracts import Decoder, Entry, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.files import from_home
+from recap.io.states import state_copy
 from recap.io.weights import Stored, fill, open_tensors, rename
 
 FIELD = "Wan VAE"
@@ -185,8 +186,7 @@ class VaeStream:
         state = {KINDS: torch.tensor([_kind(entry) for entry in self._cache], dtype=torch.uint8)}
         for index, entry in enumerate(self._cache):
             if isinstance(entry, Tensor):
-                # Contiguous copies: a state must not change later, and files store no strides.
-                state[str(index)] = entry.clone(memory_format=torch.contiguous_format)
+                state[str(index)] = state_copy(entry)
         return state
 
     def _expected(self, state: State) -> dict[str, Entry]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,3 +139,19 @@ class AddressStore:
 def open_store(place: str) -> SnapshotStore:
     """Open a store: an address with `://`, or a folder."""
     return AddressStore(place) if "://" in place else FolderStore(Path(place))
+
+
+def check_store(place: str) -> None:
+    """Refuse a place where nothing can be kept, before replicas are started that would find out one by one."""
+    name = f"check/{uuid.uuid4().hex}"
+    try:
+        store = open_store(place)
+        store.write(name, b"kept")
+        kept = store.read(name)
+        store.delete(name)
+    except OSError as error:
+        raise refuse(
+            "--store", place, f"nothing can be kept there ({error})", "name a folder you may write to"
+        ) from error
+    if kept != b"kept":
+        raise refuse("--store", place, "what was written there is not found again", "name another place")

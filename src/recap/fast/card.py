@@ -1,0 +1,173 @@
+"""Plans what a public Wan model takes of a card before anything is loaded, and chooses what fits.
+
+Weights, keys and values are counted from the sizes of the model. What kernels need for a while, and what the driver
+and libraries take, is measured: `python -m benchmarks.card`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import torch
+
+from recap.backbones.wan.family import AUTOENCODER_PARAMETERS
+from recap.backbones.wan.model import empty_model
+from recap.backbones.wan.spec import WanSpec
+from recap.fast.vae import FastVae
+
+# Channels of the public decoder's last stage.
+VAE_WIDTH = 96
+# Parameters of the tiny decoder, and of RAFT-small.
+TINY_PARAMETERS, FLOW_PARAMETERS = 9_844_611, 990_162
+WORK = {"fast": {"full": 950.0, "tiny": 570.0}, "readable": {"full": 1010.0, "tiny": 275.0}}
+"""Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly."""
+# Smaller parts are not listed.
+SHOWN = 5e6
+DRIVER = 0.8e9
+"""What a process takes of a card besides its tensors: context, kernels, libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardSetting:
+    """Names what decides how much of a card a run takes, besides the model."""
+
+    path: str = "fast"
+    decoder: str = "full"
+    precision: str = "full"
+
+    def __str__(self) -> str:
+        weights = "" if self.precision == "full" else f", {self.precision} weights"
+        return f"{self.path} path, {self.decoder} decoder{weights}"
+
+
+PATHS = ("fast", "readable")
+REMEDIES: dict[str, dict[str, str]] = {
+    "--decoder tiny": {"decoder": "tiny"},
+    "--precision int8": {"precision": "int8"},
+}
+"""What a user may add. It changes what is generated, so it is never done unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """Lists the parts of a setting, in bytes."""
+
+    setting: CardSetting
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Holds what decides how much of a card a model takes, whatever the setting.
+
+    `frames` counts the latent frames whose keys and values a block sees, its own among them.
+    """
+
+    spec: WanSpec
+    frames: float
+    rows: int = 1
+    itemsize: int = 2
+    reads_flow: bool = True
+
+    def plan(self, setting: CardSetting) -> CardPlan:
+        """Return the size of every part in a setting."""
+        spec, rows, fast = self.spec, self.rows, setting.path == "fast"
+        frame = 2 * spec.layers * prod(spec.grid) * spec.dim * self.itemsize * rows
+        text = 2 * spec.layers * spec.text_len * spec.dim * self.itemsize * rows
+        weights, past = self._decoder(setting)
+        side = spec.token_pixels // spec.patch[1]
+        pixels = rows * spec.frames_per_block * spec.pictures_per_frame * prod(spec.latent_size) * side**2
+        parts = {
+            "transformer": self._transformer(setting),
+            "text": text * (2 if fast else 1),
+            "memory": self.frames * frame,
+            # All keys and values as a block reads them; the readable path's are gone while it decodes.
+            "window": self.frames * frame * fast,
+            "decoder": weights + past,
+            "flow": 4.0 * FLOW_PARAMETERS * self.reads_flow,
+            "work": WORK["fast" if fast else "readable"][setting.decoder] * pixels * self.itemsize / 2,
+            "driver": DRIVER,
+        }
+        return CardPlan(setting, parts)
+
+    def _transformer(self, setting: CardSetting) -> float:
+        parameters = sum(p.numel() for p in empty_model(self.spec).parameters())
+        if setting.precision == "full":
+            return float(parameters * self.itemsize)
+        dim, ffn = self.spec.dim, self.spec.ffn_dim
+        # Of every layer: eight projections of attention to itself and to the text, two of the feed-forward.
+        eight_bit = self.spec.layers * (8 * dim**2 + 2 * dim * ffn)
+        return float((parameters - eight_bit) * self.itemsize + eight_bit)
+
+    def _decoder(self, setting: CardSetting) -> tuple[float, float]:
+        """Return the bytes of weights and of what a stream of the decoder remembers."""
+        size = (self.rows, *self.spec.latent_size)
+        if setting.decoder == "tiny":
+            return 2.0 * TINY_PARAMETERS, 0.0
+        with torch.device("meta"):
+            vae = FastVae(VAE_WIDTH, self.spec.in_channels)
+        past = self.itemsize * sum(prod(shape) for shape in vae.pasts(size))
+        # The fast path has a decoder of its own next to the autoencoder.
+        own = sum(p.numel() for p in vae.parameters()) if setting.path == "fast" else 0
+        return float(self.itemsize * (AUTOENCODER_PARAMETERS + own)), float(past)
+
+
+def choose(demand: Demand, asked: CardSetting, low_memory: str, free: float) -> CardPlan:
+    """Return the plan of the best setting that fits into `free` bytes, or of the smallest if none does.
+
+    Only settings that differ in rounding are chosen between. `low_memory` is what `--low-memory` says.
+    """
+    paths = (asked.path,) if low_memory == "off" else PATHS[PATHS.index(asked.path) :]
+    plans = [demand.plan(replace(asked, path=path)) for path in paths]
+    fitting = [plan for plan in plans if plan.total <= free and low_memory != "on"]
+    return fitting[0] if fitting else min(plans, key=lambda plan: plan.total)
+
+
+def what_to_add(
+    demand: Demand, asked: CardSetting, low_memory: str, free: float
+) -> tuple[str, CardPlan] | None:
+    """Return the fewest further options with which a run fits, and its plan then; None where none help."""
+    for options in _unions(REMEDIES):
+        changes = {name: value for option in options for name, value in REMEDIES[option].items()}
+        if any(getattr(asked, name) == value for name, value in changes.items()):
+            continue
+        plan = choose(demand, replace(asked, **changes), low_memory, free)
+        if plan.total <= free:
+            return " ".join(options), plan
+    return None
+
+
+def _unions(options: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all unions of these options that are not empty, small ones first."""
+    every = list(options)
+    found = [
+        tuple(option for option, used in zip(every, chosen, strict=True) if used)
+        for chosen in product((True, False), repeat=len(every))
+    ]
+    yield from sorted((union for union in found if union), key=len)
+
+
+def describe_plan(demand: Demand, setting: CardSetting, low_memory: str, free: float | None) -> list[str]:
+    """Return lines for the user: what is needed, whether it fits into the free bytes, and what to add if not."""
+    plan = demand.plan(setting)
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in plan.parts.items() if size >= SHOWN)
+    lines = [f"memory: {setting}: about {plan.total / 1e9:.1f} GB ({parts})"]
+    if free is None:
+        return lines
+    if plan.total <= free:
+        return [*lines, f"memory: fits into the {free / 1e9:.1f} GB that are free"]
+    # Whatever another path was chosen for may be gone with another decoder.
+    asked = replace(setting, path="fast") if low_memory == "auto" else setting
+    found = what_to_add(demand, asked, low_memory, free)
+    if found is None:
+        remedy = "no option makes it fit, so close other programs or use a larger card"
+    else:
+        remedy = f"fits with {found[0]} ({found[1].setting}: about {found[1].total / 1e9:.1f} GB)"
+    return [*lines, f"memory: that is more than the {free / 1e9:.1f} GB that are free; {remedy}"]

@@ -1,0 +1,55 @@
+"""Fits a run to its card before anything is loaded: `--low-memory`. See `recap.fast.card` for the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recap.backbones.wan.family import WanConfig
+from recap.config import DTYPES, Choice, RunConfig
+from recap.fast.card import CardSetting, Demand, choose, describe_plan
+from recap.io.devices import free_on
+from recap.io.report import Notice
+
+
+def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
+    """Return the config with whatever its `low_memory` means on this card: the path, and where text is encoded."""
+    demand, free = _demand(config), free_on(config.device)
+    if demand is None or free is None or config.low_memory == "off":
+        return config
+    asked = _setting(config)
+    path = choose(demand, asked, config.low_memory, free).setting.path
+    if path != asked.path:
+        needs = f"{demand.plan(asked).total / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
+        notice(f"memory: the {path} path is used: the {asked.path} one takes {needs}")
+        config = replace(
+            config, eager=path != "fast", low_memory="on" if path == "lean" else config.low_memory
+        )
+    settings = config.backbone.settings
+    if config.low_memory == "on" and isinstance(settings, WanConfig) and not settings.text_device:
+        config = replace(config, backbone=Choice(config.backbone.name, replace(settings, text_device="cpu")))
+    return config
+
+
+def describe_fit(config: RunConfig) -> list[str]:
+    """Return lines about the memory that a run needs, with what to add where its card is too small."""
+    demand = _demand(config)
+    if demand is None:
+        return []
+    return describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
+
+
+def _demand(config: RunConfig) -> Demand | None:
+    """Return what the run's model takes; None where it is not planned: other families, or two devices."""
+    settings = config.backbone.settings
+    if not isinstance(settings, WanConfig) or config.decoder_device:
+        return None
+    spec = settings.spec
+    frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
+    return Demand(spec, frames, len(config.seeds), DTYPES[config.dtype].itemsize)
+
+
+def _setting(config: RunConfig) -> CardSetting:
+    settings = config.backbone.settings
+    assert isinstance(settings, WanConfig)
+    fast = config.device.startswith("cuda") and not config.eager
+    return CardSetting("fast" if fast else "readable", settings.decoder)
