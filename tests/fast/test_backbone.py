@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -237,7 +238,8 @@ def test_joined_projections_are_stored_once_and_read_as_before() -> None:
     plain, other = build_untrained(), build_untrained()
     fast = FastWanBackbone(plain)
     for block, layer in zip(plain.model.layers(), fast._fast.layers, strict=True):
-        own, joined = block.self_attn, layer.qkv[0].untyped_storage()
+        assert isinstance(layer.qkv, partial)
+        own, joined = block.self_attn, layer.qkv.keywords["weight"].untyped_storage()
         assert {p.weight.untyped_storage().data_ptr() for p in (own.q, own.k, own.v)} == {joined.data_ptr()}
         assert joined.nbytes() == 3 * own.q.weight.nbytes
     before, after = other.model.state_dict(), plain.model.state_dict()
