@@ -30,9 +30,10 @@ from recap.backbones.wan.backbone import build_untrained
 from recap.backbones.wan.spec import UNTRAINED
 from recap.config import RunConfig
 from recap.contracts import MemoryPolicy
+from recap.fast.ranks.backbone import split_backbone
 from recap.fast.ranks.group import LONE, Ranks, join_ranks
 from recap.fast.ranks.states import join_state, load_state
-from recap.fast.ranks.wan import RankedKernels, split_backbone
+from recap.fast.ranks.wan import RankedKernels
 from recap.io.report import SILENT
 from recap.io.trace import BlockTrace
 from recap.memory.base import WindowMemory

@@ -173,23 +173,23 @@ class Conductor:
         past: Sequence[tuple[Block, Tensor]] = (),
         kernels: ContextKernels = OWN_KERNELS,
     ) -> None:
-        self._backbone = backbone
-        self._policy = policy
+        self.backbone = backbone
+        self.policy = policy
         self._seeds = seeds
-        self._decoder = decoder
-        self._aside = aside
+        self.decoder = decoder
+        self.aside = aside
         self._noise = noise
-        self._sampling = sampling
+        self.sampling = sampling
         self._first = first_latent
         self._past = list(past)
-        self._kernels = kernels
+        self.kernels = kernels
         # The prompts of the last block, with what the backbone made of them.
         self._conditioned: tuple[tuple[str, ...], Any] = ((), None)
 
     def condition(self, prompts: tuple[str, ...]) -> Any:
         """Return the conditioning of one prompt per row; a prompt that the backbone refuses changes nothing."""
         if prompts != self._conditioned[0]:
-            self._conditioned = prompts, self._backbone.condition(prompts)
+            self._conditioned = prompts, self.backbone.condition(prompts)
         return self._conditioned[1]
 
     def run(self, block: Block, latents: Tensor | None = None, *, again: bool = False) -> GeneratedBlock:
@@ -200,48 +200,68 @@ class Conductor:
         conditioning = self.condition(block.prompts)
         if block.rereads_prior:
             self._reread(block, conditioning)
-        made = self._run(block, conditioning, latents, again and self._policy.needs_steps)
-        self._past = [*self._past, (block, made.latents)][-reach(self._backbone.spec) :]
-        self._first = made.latents[:, :1] if self._first is None else self._first
+        made = self._run(block, conditioning, latents, again and self.policy.needs_steps)
+        self.remember(block, made.latents)
         return made
+
+    def remember(self, block: Block, latents: Tensor) -> None:
+        """Keep what later blocks need of a finished one."""
+        self._past = [*self._past, (block, latents)][-reach(self.backbone.spec) :]
+        self._first = latents[:, :1] if self._first is None else self._first
+
+    @property
+    def is_joinable(self) -> bool:
+        """Tell whether its blocks can be rows of a batch: one row, and all that it reads is known at their start."""
+        return (
+            len(self._seeds) == 1 and not self.backbone.spec.carries_history and not self.policy.needs_queries
+        )
+
+    def begin(self, block: Block) -> tuple[Noise, Tensor]:
+        """Let the memory begin a block that another conductor will run; returns its noise and its phases."""
+        if block.rereads_prior:
+            self._reread(block, self.condition(block.prompts))
+        noise = self._noise_of(block)
+        if block.clears_prior:
+            self.policy.clear_prior()
+        return noise, self.policy.begin(block)
 
     @torch.no_grad()
     def _run(self, block: Block, conditioning: Any, latents: Tensor | None, steps: bool) -> GeneratedBlock:
-        backbone, policy = self._backbone, self._policy
+        backbone, policy = self.backbone, self.policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
         past = Past(self._opening(), _since_cut(self._past, block, backbone.spec))
-        run = BlockRun(policy, backbone.spec, block, self._kernels, past)
+        run = BlockRun(policy, backbone.spec, block, self.kernels, past)
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
         run.context.let_go()
-        pixels = self._decoder.decode(latents)
-        wait = run.look(pixels, self._aside)
+        pixels = self.decoder.decode(latents)
+        wait = run.look(pixels, self.aside)
         backbone.settle(self._settled(block, latents), conditioning, run.clean)
         wait()
         return run.commit(latents, pixels)
 
     def _noise_of(self, block: Block) -> Noise:
-        policy, spec = self._policy, self._backbone.spec
+        policy, spec = self.policy, self.backbone.spec
         first = policy.noise_block(block)
         if self._noise is None:
             drawn = block_noise(spec, self._seeds, block, first)
         else:
             drawn = noise_from_outside(self._noise, spec, block, first)
-        return opposed(drawn, self._sampling.antiphase)
+        return opposed(drawn, self.sampling.antiphase)
 
     def _settled(self, block: Block, latents: Tensor) -> Tensor:
         """Return what the clean pass of a block reads; with noise on the sink, its frames are not clean."""
-        sink = min(max(self._policy.sink_frames - block.first_frame, 0), block.num_frames)
-        return blur_opening(latents, sink, self._sampling.sink_noise, self._seeds, block.index)
+        sink = min(max(self.policy.sink_frames - block.first_frame, 0), block.num_frames)
+        return blur_opening(latents, sink, self.sampling.sink_noise, self._seeds, block.index)
 
     def _opening(self) -> Tensor | None:
         """Return the video's first frame, as a backbone that carries it in its sequence shall read it."""
         if self._first is None:
             return None
-        sink = min(self._policy.sink_frames, 1)
-        return blur_opening(self._first, sink, self._sampling.sink_noise, self._seeds, 0)
+        sink = min(self.policy.sink_frames, 1)
+        return blur_opening(self._first, sink, self.sampling.sink_noise, self._seeds, 0)
 
     @torch.no_grad()
     def _reread(self, block: Block, conditioning: Any) -> None:
@@ -249,7 +269,7 @@ class Conductor:
 
         Only a sink whose own block is still that near is made again too, since it is part of that block.
         """
-        policy, past, spec = self._policy, self._past, self._backbone.spec
+        policy, past, spec = self.policy, self._past, self.backbone.spec
         if spec.carries_history:
             # Its past is read again at every step, under the prompt of that step.
             return
@@ -259,7 +279,7 @@ class Conductor:
         policy.clear_prior()
         for earlier, latents in past:
             context = BlockContext(policy, policy.begin(earlier))
-            self._backbone.settle(self._settled(earlier, latents), conditioning, context.clean_pass())
+            self.backbone.settle(self._settled(earlier, latents), conditioning, context.clean_pass())
             policy.reread(earlier)
 
 

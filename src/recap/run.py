@@ -29,10 +29,11 @@ from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.ranks.admission import LedAdmission
+from recap.fast.ranks.backbone import split_backbone
 from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
 from recap.fast.ranks.states import split_memory
-from recap.fast.ranks.wan import RankedKernels, split_backbone
+from recap.fast.ranks.wan import RankedKernels
 from recap.fast.second_device import MovedAdmission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
@@ -388,8 +389,7 @@ class RunParts:
             join_clips([self.files.parts(index)[1 + row] for index in blocks], video)
         latents = [load_file(self.files.parts(index)[0])["latents"] for index in blocks]
         write_whole(self.folder / LATENTS, save({"latents": torch.cat(latents, dim=1)}))
-        seconds = sum(read_seconds(self.folder / "timing.jsonl"))
-        self.files.write_summary(len(blocks), seconds)
+        self.files.write_summary(len(blocks), sum(read_seconds(self.folder / "timing.jsonl")))
 
     def _recent(self, start: int) -> range:
         """Return the blocks before `start` that the next block may need."""

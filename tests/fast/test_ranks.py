@@ -20,9 +20,9 @@ from recap.attach import attach
 from recap.backbones.wan.backbone import build_untrained
 from recap.contracts import MemoryPolicy
 from recap.errors import RecapError
+from recap.fast.ranks.backbone import split_backbone
 from recap.fast.ranks.group import LONE, Ranks
 from recap.fast.ranks.states import split_memory
-from recap.fast.ranks.wan import split_backbone
 from recap.rollout import _LoneBlock
 
 # One of each way to look across heads: shares, a measured sink, summed queries, mean keys, keys of the rule.
@@ -150,9 +150,9 @@ def test_heads_that_cannot_be_split_are_refused() -> None:
 
 def test_a_backbone_of_another_family_is_refused() -> None:
     class Other:
-        spec = replace(build_untrained().spec, name="helios-distilled")
+        spec = replace(build_untrained().spec, name="stranger")
 
-    with pytest.raises(RecapError, match=r"helios-distilled.*only the models of the Wan family"):
+    with pytest.raises(RecapError, match=r"stranger.*only the models of the Wan family and Helios"):
         split_backbone(Other(), Ranks(0, 2))  # type: ignore[arg-type]
 
 

@@ -86,11 +86,12 @@ OPTIONS = {
     "cast merge": {"--out", "--help"},
     "show": {"--open", "--trust-code", "--help"},
     "studio": {
-        "--port", "--host", "--token", "--folder", "--backbone", "--demo", "--open", "--no-open", "--help",
+        "--port", "--host", "--token", "--folder", "--backbone", "--batch", "--demo", "--open", "--no-open",
+        "--help",
     },
     "serve": {
         "--port", "--host", "--token", "--store", "--backbone", "--ray", "--replicas", "--most-replicas",
-        "--sessions", "--cpus", "--gpus", "--queue", "--patience", "--idle", "--memory-gb", "--help",
+        "--sessions", "--batch", "--cpus", "--gpus", "--queue", "--patience", "--idle", "--memory-gb", "--help",
     },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},

@@ -11,8 +11,9 @@ pytest.importorskip("fastapi")
 
 from recap.cli.main import app
 from recap.errors import RecapError
+from recap.io.files import LOCK, alone_in
 from recap.studio import messages as say
-from recap.studio.cluster.replica import ReplicaStudio
+from recap.studio.cluster.replica import PREFIX, ReplicaStudio, clear_abandoned
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedFolder, SharedShelf, pack_block, unpack_block
 from recap.studio.cluster.snapshots import FolderStore, open_store
@@ -153,6 +154,20 @@ def test_ray_serve_takes_the_settings_of_replicas():
     rules = made._deployment_config.autoscaling_config
     assert (rules.min_replicas, rules.max_replicas, rules.target_ongoing_requests) == (1, 4, 3.0)
     assert made.ray_actor_options["num_gpus"] == 1 and scaled.seats == 16
+
+
+def test_only_the_folders_of_replicas_that_are_gone_are_deleted(tmp_path):
+    killed, living, beginning = (tmp_path / f"{PREFIX}{name}" for name in ("killed", "living", "beginning"))
+    for folder in (killed, living, beginning, tmp_path / "else"):
+        (folder / "sessions").mkdir(parents=True)
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "else")
+    for folder in (killed, tmp_path / "else"):
+        # The file of a lock that nobody holds any more, as a killed process leaves it.
+        (folder / LOCK).touch()
+    with alone_in(living, "folder", "is in use", "wait"):
+        clear_abandoned(tmp_path)
+        assert not killed.exists() and (living / "sessions").is_dir() and (beginning / "sessions").is_dir()
+    assert (tmp_path / "else" / LOCK).is_file()
 
 
 @pytest.mark.parametrize(

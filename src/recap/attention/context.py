@@ -33,9 +33,13 @@ class ContextKernels:
 
     def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
         """Compute attention; a role whose share is not measured is left out of the shares."""
+        self.see(lambda: (query, segments))
         return attend(query, segments)
 
-    def watch(self, layer: int, read: Callable[[], tuple[Tensor, list[Readable]]]) -> None:
+    def see(self, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
+        """See a read that is made here; nobody looks unless a subclass does."""
+
+    def watch(self, layer: int, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
         """See a read of the clean pass that was not made here; nobody looks unless a subclass does.
 
         `read` makes the query and the segments, rotated, as `read` above gets them.

@@ -45,6 +45,7 @@ def serve_command(
         int, typer.Option(help="Add replicas up to this number as seats fill; 0 adds none.")
     ] = DEFAULT.most_replicas,
     sessions: Annotated[int, typer.Option(help="Sessions open on a replica at once.")] = DEFAULT.sessions,
+    batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = DEFAULT.batch,
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
     queue: Annotated[
@@ -71,8 +72,8 @@ def serve_command(
     look_up("backbone", backbone, BACKBONES)
     place = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
-        place, backbone, replicas=replicas, most_replicas=most_replicas, sessions=sessions, cpus=cpus, gpus=gpus,
-        queue=queue, patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
+        place, backbone, replicas=replicas, most_replicas=most_replicas, sessions=sessions, batch=batch,
+        cpus=cpus, gpus=gpus, queue=queue, patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
     own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
     secret = secrets.token_urlsafe(24)

@@ -32,6 +32,7 @@ def studio_command(
     backbone: Annotated[
         str, typer.Option(help="Which model generates; see `recap list backbones`.")
     ] = "embedded",
+    batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = 1,
     demo: Annotated[bool, typer.Option("--demo", help="Begin with a ready story.")] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
@@ -43,7 +44,7 @@ def studio_command(
     for package in NEEDED:
         import_extra(package, "recap studio", "studio")
     wait_asleep()
-    settings = StudioSettings(folder, backbone=backbone, host=host, port=port, token=token)
+    settings = StudioSettings(folder, backbone=backbone, batch=batch, host=host, port=port, token=token)
     with bound_socket(settings) as listening:
         port = listening.getsockname()[1]
         name = f"[{host}]" if ":" in host else host

@@ -33,6 +33,7 @@ from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
+from recap.session.company import ALONE, Company, Turn
 from recap.session.values import Cue, Edit, MemoryState, Slot, Snapshot, latest, resized, slots_of
 from recap.types import Block, GeneratedBlock
 
@@ -58,8 +59,9 @@ class Session:
         history_s: float = HISTORY_S,
         states_bytes: int = STATES_BYTES,
         kernels: ContextKernels = OWN_KERNELS,
+        company: Company = ALONE,
     ) -> None:
-        """Load the model, or share one: sessions may take turns on it. `kernels` may watch what is attended to."""
+        """Load the model, or share one: sessions take turns, or are one batch of a `company`; `kernels` may watch."""
         for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
             if not value >= 0:
                 raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
@@ -70,6 +72,7 @@ class Session:
         self.paused = False
         self._reporter = reporter
         self._kernels = kernels
+        self.company = company
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
@@ -118,13 +121,18 @@ class Session:
 
     def step(self, latents: Tensor | None = None) -> GeneratedBlock:
         """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
+        (made,) = self.company.run([self.next_turn(latents)])
+        return self.take(made)
+
+    def next_turn(self, latents: Tensor | None = None) -> Turn:
+        """Return what the company must run for the next block."""
         factor = latest(self._reinforcements, self.next_block)
         if factor is not None:
             self._policy.reinforce(factor)
-        known = self._known_latents(self.next_block)
-        if latents is None or known is not None:
-            return self._advance(known)
-        return self._advance(latents.to(self.config.device), again=True)
+        known, block = self._known_latents(self.next_block), self._block(self.next_block)
+        if known is None and latents is not None:
+            return Turn(self._conductor, block, latents.to(self.config.device), again=True)
+        return Turn(self._conductor, block, known)
 
     def pause(self) -> None:
         """End a loop over the session after its present block; `step` still works."""
@@ -312,9 +320,8 @@ class Session:
         parts = (self._policy.state(), self._decoder.state())
         return MemoryState(*({name: value.cpu().clone() for name, value in part.items()} for part in parts))
 
-    def _advance(self, latents: Tensor | None, *, again: bool = False) -> GeneratedBlock:
-        """Generate the next block, or read its latents, and keep what the way back needs."""
-        made = self._conductor.run(self._block(self.next_block), latents, again=again)
+    def take(self, made: GeneratedBlock) -> GeneratedBlock:
+        """Take the next block from the company, and keep what the way back needs."""
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1

@@ -2,6 +2,9 @@
 
 A model takes one call at a time, and a thread of its own for every session would only wait for it, and keep its own
 pool of the model's threads. Encoding and writing happen on a second thread, next to the model.
+
+With a company of several rows, as many take a turn at once, those who have waited longest first. So nobody waits
+longer than it takes to generate one block of everybody else, however many want one.
 """
 
 from __future__ import annotations
@@ -9,13 +12,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from recap.errors import RecapError, refuse
+from recap.session import Session
+from recap.session.company import ALONE, Company, step_together
+from recap.types import GeneratedBlock
 
 Result = TypeVar("Result")
+
+Asking = Generator[Session, GeneratedBlock, None]
+"""Asks for the next block of one session after another; each is sent back when it is there."""
 
 log = logging.getLogger("recap.studio")
 
@@ -26,8 +35,8 @@ class Performer(Protocol):
     def wants_block(self) -> bool:
         """Tell whether there is a block to generate now."""
 
-    def make_block(self) -> None:
-        """Generate one block."""
+    def make_block(self) -> Asking:
+        """Ask for what one block needs, and do all else that belongs to it."""
 
     def fail(self, error: RecapError) -> None:
         """Say in words that `make_block` failed; everything else continues."""
@@ -36,7 +45,8 @@ class Performer(Protocol):
 class Engine:
     """Owns the model's thread and the encoder's."""
 
-    def __init__(self) -> None:
+    def __init__(self, company: Company = ALONE) -> None:
+        self._company = company
         self.encoder = ThreadPoolExecutor(1, thread_name_prefix="studio-encoder")
         self._performers: deque[Performer] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -92,16 +102,44 @@ class Engine:
         return any(performer.wants_block() for performer in self._performers)
 
     def _take_turn(self) -> None:
-        """Let the next one who wants to generate a block."""
+        """Let the next ones who want to generate a block each; the first of them has waited longest."""
+        turns: list[tuple[Performer, Asking]] = []
         for _ in range(len(self._performers)):
             performer = self._performers[0]
             self._performers.rotate(-1)
             if performer.wants_block():
-                try:
-                    performer.make_block()
-                except Exception as error:
-                    performer.fail(in_words(error))
-                return
+                turns.append((performer, performer.make_block()))
+            if len(turns) == self._company.width:
+                break
+        asked = [(*turn, session) for turn in turns if (session := _go_on(*turn)) is not None]
+        while asked:
+            made = _generate([session for *_, session in asked])
+            answered = zip(asked, made, strict=True)
+            again = [(who, asking, _go_on(who, asking, block)) for (who, asking, _), block in answered]
+            asked = [(who, asking, session) for who, asking, session in again if session is not None]
+
+
+def _generate(sessions: Sequence[Session]) -> Sequence[GeneratedBlock | Exception]:
+    """Generate a block of each session; what fails in a joint forward fails for all of them."""
+    try:
+        return step_together(sessions)
+    except Exception as error:
+        return [error] * len(sessions)
+
+
+def _go_on(
+    performer: Performer, asking: Asking, answer: GeneratedBlock | Exception | None = None
+) -> Session | None:
+    """Give a performer what it asked for; returns the session that it asks for next, None at the end."""
+    try:
+        if answer is None:
+            return next(asking)
+        return asking.throw(answer) if isinstance(answer, Exception) else asking.send(answer)
+    except StopIteration:
+        return None
+    except Exception as error:
+        performer.fail(in_words(error))
+        return None
 
 
 def _run(work: Callable[[], Any], future: Future[Any]) -> None:

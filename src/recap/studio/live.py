@@ -18,7 +18,7 @@ from torch import Tensor
 from recap.errors import RecapError, refuse
 from recap.io.trace import BlockTrace
 from recap.io.video import Picture
-from recap.studio.engine import Engine, in_words
+from recap.studio.engine import Asking, Engine, in_words
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
 from recap.studio.progress import BranchProgress
@@ -102,8 +102,8 @@ class LiveSession:
         waiting = self.next_block - self.first_unseen < self.settings.lead_blocks
         return self.playing and not self._broken and (waiting or bool(self.known))
 
-    def make_block(self) -> None:
-        """Generate one block of every track, and hand it to the encoder."""
+    def make_block(self) -> Asking:
+        """Ask for one block of every track, and hand it to the encoder."""
         index, branch = self.next_block, self.record.current
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
@@ -113,7 +113,7 @@ class LiveSession:
         seconds = pictures = 0.0
         for track in self.tracks.values():
             began = time.perf_counter()
-            made, info = track.step(branch, self.known.get(index), self.traces.get(index))
+            made, info = yield from track.step(branch, self.known.get(index), self.traces.get(index))
             shown = pictures_of(made)
             spent = time.perf_counter() - began
             info["ms"] = {"generate": round(1e3 * spent, 1)}

@@ -206,7 +206,7 @@ def add_casts(router: "APIRouter", studio: Studio) -> None:
     async def download(name: str) -> Response:
         """Return a subject as a cast file."""
         data = await asyncio.to_thread(studio.shelf.path(name).read_bytes)
-        return Response(data, media_type="application/octet-stream", headers=_saved_as(f"{name}.cast"))
+        return Response(data, media_type="application/octet-stream", headers=saved_as(f"{name}.cast"))
 
     @router.delete("/casts/{name}")
     async def delete(name: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
         live = studio.find(name)
         number = live.record.current if branch is None else branch
         data = await asyncio.to_thread(joined_video, live, track, number)
-        return Response(data, media_type="video/mp4", headers=_saved_as(f"{name}.mp4"))
+        return Response(data, media_type="video/mp4", headers=saved_as(f"{name}.mp4"))
 
     @router.get("/sessions/{name}/run.zip")
     async def run(name: str, track: str = say.MAIN, more_s: float = 10.0) -> Response:
@@ -242,7 +242,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
         if not 0 <= more_s <= most:
             raise refuse("more_s", more_s, f"must be 0 to {most:g}", "10 is the default")
         data = await asyncio.to_thread(export_run, live, studio.engine, track, more_s)
-        return Response(data, media_type="application/zip", headers=_saved_as(f"{name}.zip"))
+        return Response(data, media_type="application/zip", headers=saved_as(f"{name}.zip"))
 
     @router.post("/sessions/upload-run", status_code=201)
     async def upload(request: Request) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def add_videos(router: "APIRouter", studio: Studio) -> None:
     async def content(name: str) -> Response:
         """Return the file of a finished video."""
         data = await asyncio.to_thread(studio.videos.content, name)
-        return Response(data, media_type="video/mp4", headers=_saved_as(f"{name}.mp4"))
+        return Response(data, media_type="video/mp4", headers=saved_as(f"{name}.mp4"))
 
     @router.delete("/videos/{name}")
     async def delete(name: str) -> dict[str, Any]:
@@ -294,7 +294,8 @@ def add_videos(router: "APIRouter", studio: Studio) -> None:
         return {"v": 1, "id": name, "deleted": True}
 
 
-def _saved_as(name: str) -> dict[str, str]:
+def saved_as(name: str) -> dict[str, str]:
+    """Return the header by which a browser saves an answer under a name."""
     return {"content-disposition": f'attachment; filename="{name}"'}
 
 

@@ -45,6 +45,8 @@ class StudioSettings:
     device: str = "auto"
     # Blocks that are generated ahead of what was seen.
     lead_blocks: int = 2
+    # Rows of the one forward in which sessions that stand alike are generated; 1 generates them one by one.
+    batch: int = 1
     host: str = "127.0.0.1"
     port: int = 8765
     # Who does not know it is refused; "" asks nobody.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from recap.io.report import SILENT, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import build_backbone
 from recap.session import Session
+from recap.session.company import Company
 from recap.session.values import Cue
 from recap.studio import messages as say
 from recap.studio.directing import carry_out, check_prompt
@@ -33,6 +35,8 @@ from recap.studio.track import Clock, Track
 from recap.studio.videos import VideoQueue
 
 BUSY = ("--folder", "another studio is working in it", "end that one, or choose another folder")
+TRIED_PROMPT = "a fox on a beach by day"
+"""Every model can read it."""
 FIRST_SHOT_S = 1.0
 """A session has no end; its config needs a shot of some length."""
 
@@ -52,7 +56,8 @@ class Studio:
         self._alone = ExitStack()
         self._alone.enter_context(alone_in(self.folder.root, *BUSY))
         self.shelf = shelf or Shelf(self.folder.root / "casts", settings.limits.casts)
-        self.engine = Engine()
+        self._company = Company(settings.batch)
+        self.engine = Engine(self._company)
         self.sessions: dict[str, LiveSession] = {}
         # Sessions that are being built.
         self._opening: set[str] = set()
@@ -69,41 +74,16 @@ class Studio:
         """Return the model; what made it fail may have been mended since, so every call tries."""
         if self._backbone is None:
             config = self.config_of(say.NewSession(prompt="", memory="none"))
-            self._backbone = build_backbone(config, lambda line: None)
+            found = build_backbone(config, lambda line: None)
+            if self.settings.batch > 1:
+                tried = self.config_of(say.NewSession(prompt=TRIED_PROMPT))
+                self._company.check(Session(tried, backbone=found, reporter=SILENT, company=self._company))
+            self._backbone = found
         return self._backbone
 
     def config_of(self, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
-        """Make the config of a session or a video; names are those of the tables, never code."""
-        memory = memory or new.memory
-        for field, name, table in (("memory", memory, MEMORIES), ("admission", new.admission, ADMISSIONS)):
-            if name not in table:
-                raise unknown_name(field, name, table)
-        check_prompt(new.prompt, self.settings.limits)
-        if not 0 <= new.seed < 2**63:
-            raise refuse("seed", new.seed, "must be 0 to 2^63 - 1", "0 is as good as any")
-        fields = {field.name for field in dataclasses.fields(MEMORIES[memory])}
-        given = {"reinforcement": new.reinforcement, "capacity_frames": new.capacity_frames}
-        own = {name: value for name, value in given.items() if value is not None and name in fields}
-        return RunConfig.from_dict(
-            {
-                "shots": [{"prompt": new.prompt, "seconds": getattr(new, "seconds", FIRST_SHOT_S)}],
-                "backbone": self.settings.backbone,
-                "memory": {"name": memory, **own},
-                "admission": new.admission,
-                "flow": self.settings.flow,
-                "device": self.settings.device,
-                "seeds": [new.seed],
-            }
-        )
-
-    def check_cast(self, names: list[str] | None) -> list[str]:
-        """Refuse subjects that are not on the shelf, or are named twice."""
-        found = list(names or ())
-        for name in found:
-            self.shelf.path(name)
-        if len(set(found)) < len(found):
-            raise refuse("cast", found, "a subject is named twice", "name each once")
-        return found
+        """Make the config of a session or a video."""
+        return make_config(self.settings, new, memory)
 
     def save_subject(self, live: LiveSession, asked: say.NewSubject) -> dict[str, Any]:
         """Keep a subject of a session on the shelf."""
@@ -134,14 +114,14 @@ class Studio:
 
     def create(self, new: say.NewSession) -> LiveSession:
         """Begin a session."""
-        self._check_words(new.prompt)
+        check_words(new.prompt)
         tracks = {say.MAIN: self.config_of(new)}
         if new.beside:
             tracks[say.BESIDE] = self.config_of(new, new.beside)
         self.folder.check_room()
         self.check_number()
         plain = {name: config.to_dict() for name, config in tracks.items()}
-        record = SessionRecord(new_id(), time.time(), plain, self.check_cast(new.cast))
+        record = SessionRecord(new_id(), time.time(), plain, check_cast(self.shelf, new.cast))
         record.branches[0] = BranchRecord(0, cues={0: Cue(new.prompt)})
         return self._start(record, None)
 
@@ -158,9 +138,7 @@ class Studio:
 
     def create_video(self, asked: say.NewVideo) -> dict[str, Any]:
         """Queue a video for a program."""
-        self._check_words(asked.prompt)
-        self.config_of(asked)
-        self.check_cast(asked.cast)
+        check_video(self.settings, self.shelf, asked)
         self.folder.check_room()
         return self.videos.create(asked)
 
@@ -170,11 +148,14 @@ class Studio:
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
         config = dataclasses.replace(self.config_of(asked), cast=cast)
-        return Session(config, backbone=self._load(), reporter=SILENT, history_s=0.0, states_bytes=0)
-
-    def _check_words(self, prompt: str) -> None:
-        if not prompt.strip():
-            raise refuse("prompt", prompt, "must be text", "say what the picture shows")
+        return Session(
+            config,
+            backbone=self._load(),
+            reporter=SILENT,
+            history_s=0.0,
+            states_bytes=0,
+            company=self._company,
+        )
 
     def check_number(self) -> None:
         """Refuse more sessions than are kept."""
@@ -239,7 +220,7 @@ class Studio:
             elif cast and name == say.MAIN:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
-            tracks.append(Track(name, config, backbone, store, reporter))
+            tracks.append(Track(name, config, backbone, store, reporter, self._company))
         live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
         live.begin()
         if run is not None:
@@ -304,3 +285,51 @@ class Studio:
             self.close_session(name)
         self.engine.close()
         self._alone.close()
+
+
+def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
+    """Make the config of a session or a video; names are those of the tables, never code."""
+    memory = memory or new.memory
+    for field, name, table in (("memory", memory, MEMORIES), ("admission", new.admission, ADMISSIONS)):
+        if name not in table:
+            raise unknown_name(field, name, table)
+    check_prompt(new.prompt, settings.limits)
+    if not 0 <= new.seed < 2**63:
+        raise refuse("seed", new.seed, "must be 0 to 2^63 - 1", "0 is as good as any")
+    fields = {field.name for field in dataclasses.fields(MEMORIES[memory])}
+    given = {"reinforcement": new.reinforcement, "capacity_frames": new.capacity_frames}
+    own = {name: value for name, value in given.items() if value is not None and name in fields}
+    return RunConfig.from_dict(
+        {
+            "shots": [{"prompt": new.prompt, "seconds": getattr(new, "seconds", FIRST_SHOT_S)}],
+            "backbone": settings.backbone,
+            "memory": {"name": memory, **own},
+            "admission": new.admission,
+            "flow": settings.flow,
+            "device": settings.device,
+            "seeds": [new.seed],
+        }
+    )
+
+
+def check_words(prompt: str) -> None:
+    """Refuse a prompt without words."""
+    if not prompt.strip():
+        raise refuse("prompt", prompt, "must be text", "say what the picture shows")
+
+
+def check_cast(shelf: Shelf, names: Sequence[str] | None) -> list[str]:
+    """Refuse subjects that are not on the shelf, or are named twice."""
+    found = list(names or ())
+    for name in found:
+        shelf.path(name)
+    if len(set(found)) < len(found):
+        raise refuse("cast", found, "a subject is named twice", "name each once")
+    return found
+
+
+def check_video(settings: StudioSettings, shelf: Shelf, asked: say.NewVideo) -> None:
+    """Refuse a video that could not be made."""
+    check_words(asked.prompt)
+    make_config(settings, asked)
+    check_cast(shelf, asked.cast)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from recap.io.report import Reporter
 from recap.io.trace import BlockTrace
 from recap.rollout import reach
 from recap.session import Session
+from recap.session.company import ALONE, Company
 from recap.session.values import Edit, Slot, Snapshot
 from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures
@@ -67,13 +68,20 @@ class Track:
     """Owns the session of one memory on the current branch."""
 
     def __init__(
-        self, name: str, config: RunConfig, backbone: Backbone, store: SessionStore, reporter: Reporter
+        self,
+        name: str,
+        config: RunConfig,
+        backbone: Backbone,
+        store: SessionStore,
+        reporter: Reporter,
+        company: Company = ALONE,
     ) -> None:
         self.name = name
         self.config = config
         self._backbone = backbone
         self._store = store
         self._reporter = reporter
+        self._company = company
         self.clock = Clock(backbone.spec)
         self._watching = WatchingKernels()
         # It is there from the first `build` on.
@@ -93,15 +101,16 @@ class Track:
             history_s=HISTORY_S,
             states_bytes=STATES_BYTES,
             kernels=self._watching,
+            company=self._company,
         )
 
     def step(
         self, branch: int, latents: Tensor | None = None, earlier: BlockTrace | None = None
-    ) -> tuple[GeneratedBlock, dict[str, Any]]:
-        """Generate the next block, or read it from known latents; returns it with what a page shows of it."""
+    ) -> Generator[Session, GeneratedBlock, tuple[GeneratedBlock, dict[str, Any]]]:
+        """Ask for the next block, or read it from known latents; returns it with what a page shows of it."""
         before = self.session.bank
         self._watching.begin()
-        made = self.session.step(latents)
+        made = (yield self.session) if latents is None else self.session.step(latents)
         # The slots are those that the block could read; what entered the bank with it has no share yet.
         shares = self._watching.slots()
         by_token = {slot.source: shares[slot.number] for slot in before if slot.number < len(shares)}

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from recap.errors import RecapError, refuse
 from recap.io.files import write_whole
 from recap.plan import make_plan
 from recap.session import Session
-from recap.studio.engine import Engine, in_words
+from recap.studio.engine import Asking, Engine, in_words
 from recap.studio.messages import NewVideo
 from recap.studio.segments import Pictures, encode_block, join_segments
 from recap.studio.settings import Limits
@@ -53,6 +53,48 @@ class Video:
         told = {"id": self.id, "object": "video", "created": self.created, "status": self.status}
         return {"v": 1, **told, "progress": progress, "error": self.error or None, **asked}
 
+    def to_json(self) -> bytes:
+        """Return what is kept of it besides its file."""
+        plain = {"created": self.created, "asked": dataclasses.asdict(self.asked)}
+        return json.dumps({**plain, "status": self.status, "error": self.error}).encode()
+
+    @classmethod
+    def from_json(cls, name: str, data: bytes) -> Video | None:
+        """Return a video that was kept; one that was not finished is queued again, None is a damaged one."""
+        try:
+            plain = json.loads(data)
+            asked, status = NewVideo(**plain["asked"]), str(plain["status"])
+            video = cls(name, float(plain["created"]), asked, status, error=str(plain.get("error", "")))
+        except (ValueError, KeyError, TypeError):
+            return None
+        video.status = "queued" if video.is_open else status
+        return video if ID.fullmatch(name) else None
+
+
+def check_room(asked: NewVideo, videos: Iterable[Video], limits: Limits) -> None:
+    """Refuse a video that is too long, or more than may wait or be kept; says how many do."""
+    if not 0 < asked.seconds <= limits.video_seconds:
+        limit = f"must be above 0 and at most {limits.video_seconds:g}"
+        raise refuse("seconds", asked.seconds, limit, "ask for less, or begin a session")
+    kept = list(videos)
+    waiting = sum(video.is_open for video in kept)
+    if waiting >= limits.waiting_videos:
+        limit = f"{waiting} videos wait, and at most {limits.waiting_videos} may"
+        raise refuse("videos", waiting, limit, "ask again when one is done")
+    if len(kept) >= limits.kept_videos:
+        raise refuse("videos", len(kept), f"at most {limits.kept_videos} are kept", "delete one of them")
+
+
+def find_video(videos: Mapping[str, Video], name: str, *, done: bool = False) -> Video:
+    """Return a video of this name, with `done` only a finished one; refuses in words."""
+    if name not in videos:
+        raise refuse("video", name[:60], "there is no such video", "GET /v1/videos lists them")
+    video = videos[name]
+    if done and video.status != "completed":
+        limit = f"it is {video.status}" + (f": {video.error}" if video.error else "")
+        raise refuse("video", name, limit, "ask again later" if video.is_open else "ask for it again")
+    return video
+
 
 class VideoQueue:
     """Keeps the videos of a studio; a performer on the model's thread, which works on the oldest open one."""
@@ -73,31 +115,14 @@ class VideoQueue:
 
     def _load(self, path: Path) -> None:
         """Read a video of an earlier server; one that was not finished is generated again, to the same bits."""
-        try:
-            plain = json.loads(path.read_bytes())
-            video = Video(
-                path.parent.name, float(plain["created"]), NewVideo(**plain["asked"]), plain["status"]
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        if ID.fullmatch(video.id):
-            video.status = "queued" if video.is_open else video.status
-            video.error = str(plain.get("error", ""))
-            self._videos[video.id] = video
+        with suppress(OSError):
+            if video := Video.from_json(path.parent.name, path.read_bytes()):
+                self._videos[video.id] = video
 
     def create(self, asked: NewVideo) -> dict[str, Any]:
         """Queue a video; refuses more than may wait, and says how many do."""
-        if not 0 < asked.seconds <= self._limits.video_seconds:
-            limit = f"must be above 0 and at most {self._limits.video_seconds:g}"
-            raise refuse("seconds", asked.seconds, limit, "ask for less, or begin a session")
         with self._lock:
-            waiting = sum(video.is_open for video in self._videos.values())
-            if waiting >= self._limits.waiting_videos:
-                limit = f"{waiting} videos wait, and at most {self._limits.waiting_videos} may"
-                raise refuse("videos", waiting, limit, "ask again when one is done")
-            if len(self._videos) >= self._limits.kept_videos:
-                limit = f"at most {self._limits.kept_videos} are kept"
-                raise refuse("videos", len(self._videos), limit, "delete one of them")
+            check_room(asked, self._videos.values(), self._limits)
             video = Video(new_id(), time.time(), asked)
             self._videos[video.id] = video
             self._write(video)
@@ -110,16 +135,12 @@ class VideoQueue:
 
     def find(self, name: str) -> Video:
         with self._lock:
-            if name not in self._videos:
-                raise refuse("video", name, "there is no such video", "GET /v1/videos lists them")
-            return self._videos[name]
+            return find_video(self._videos, name)
 
     def content(self, name: str) -> bytes:
         """Return the file of a finished video."""
-        video = self.find(name)
-        if video.status != "completed":
-            limit = f"it is {video.status}" + (f": {video.error}" if video.error else "")
-            raise refuse("video", name, limit, "ask again later" if video.is_open else "ask for it again")
+        with self._lock:
+            find_video(self._videos, name, done=True)
         return (self._folder / name / RESULT).read_bytes()
 
     def delete(self, name: str) -> None:
@@ -130,9 +151,7 @@ class VideoQueue:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _write(self, video: Video) -> None:
-        plain = {"created": video.created, "asked": dataclasses.asdict(video.asked)}
-        told = {**plain, "status": video.status, "error": video.error}
-        write_whole(self._folder / video.id / ABOUT, json.dumps(told).encode())
+        write_whole(self._folder / video.id / ABOUT, video.to_json())
 
     # On the model's thread
 
@@ -148,7 +167,7 @@ class VideoQueue:
         # The last block is with the encoder, which ends the video.
         return self._present is None or self._present[0] is not video or video.done < video.blocks
 
-    def make_block(self) -> None:
+    def make_block(self) -> Asking:
         video = self._next()
         if video is None:
             return
@@ -158,7 +177,7 @@ class VideoQueue:
             video.status, video.done, video.blocks = "in_progress", 0, len(plan.blocks)
             self._present, self._pieces = (video, session), []
         session = self._present[1]
-        made = session.step()
+        made = yield session
         video.done += 1
         clock = Clock(session.backbone.spec)
         self._engine.encoder.submit(self._encode, video, made.block.index, pictures_of(made), clock)

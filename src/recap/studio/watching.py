@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from recap.attention.attend import Attended, Readable
+from recap.attention.attend import Readable
 from recap.attention.context import ContextKernels
 from recap.types import Role
 
@@ -36,19 +36,18 @@ class WatchingKernels(ContextKernels):
         self._maps: dict[Role, _Mean] = {}
         self._slots = _Mean()
 
-    def read(self, query: Tensor, segments: Sequence[Readable]) -> Attended:
+    def see(self, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
         self._reads += 1
         if self._reads % EVERY == 0:
-            self._watch(query, [segment for segment in segments if segment.keys.shape[1]])
-        return super().read(query, segments)
+            self._watch(*read())
 
-    def watch(self, layer: int, read: Callable[[], tuple[Tensor, list[Readable]]]) -> None:
+    def watch(self, layer: int, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
         self.clean_only = True
         if layer % EVERY == EVERY // 2:
-            query, segments = read()
-            self._watch(query, [segment for segment in segments if segment.keys.shape[1]])
+            self._watch(*read())
 
     def _watch(self, query: Tensor, segments: Sequence[Readable]) -> None:
+        segments = [segment for segment in segments if segment.keys.shape[1]]
         sizes = [segment.keys.shape[1] for segment in segments]
         # Several segments may have one role: every subject of a cast is one.
         places: dict[Role, list[Tensor]] = {}

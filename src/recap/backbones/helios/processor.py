@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recap.attention.attend import Readable, attend
 from recap.attention.context import BlockContext
+from recap.attention.heads import ALL_HEADS, Heads
 from recap.backbones.helios.history import Slices
 from recap.errors import refuse
 from recap.types import Segment, Tokens, frame_positions
@@ -122,6 +123,9 @@ def _of_stock(name: str) -> Any:
 class MemoryProcessor:
     """Replaces the processor of one layer's self-attention."""
 
+    heads: Heads = ALL_HEADS
+    """Which heads it attends with."""
+
     _attention_backend = _of_stock("_attention_backend")
     _parallel_config = _of_stock("_parallel_config")
 
@@ -145,7 +149,7 @@ class MemoryProcessor:
             result: Tensor = self._stock(attn, hidden_states, *stock)
             return result
         assert rotary_emb is not None
-        query, key, value = _project(attn, hidden_states)
+        query, key, value = self._gather(*_project(attn, hidden_states))
         arranged: Sequence[Segment] = ()
         if now.stage is None:
             self._hand_over(now, query, key, value)
@@ -153,8 +157,16 @@ class MemoryProcessor:
             arranged = self._arranged(now, key, value)
         turned = _rotate(query, rotary_emb), _rotate(key, rotary_emb), value
         output = self._read(now, *turned, arranged) if arranged else self._plain(*turned)
-        output = output.flatten(2, 3).type_as(query)
+        output = self._give_back(output).flatten(2, 3).type_as(query)
         return attn.to_out[1](attn.to_out[0](output))  # type: ignore[no-any-return]
+
+    def _gather(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all tokens of the heads that are here, from what this process projected: all of them."""
+        return query, key, value
+
+    def _give_back(self, output: Tensor) -> Tensor:
+        """Return all heads of the tokens that this process has in the linear parts: all of them."""
+        return output
 
     def _hand_over(self, now: Forward, query: Tensor, key: Tensor, value: Tensor) -> None:
         whole = now.places.whole
@@ -193,7 +205,7 @@ class MemoryProcessor:
         current = now.places.current
         history = self._plain(query[:, : current.start], key, value)
         # On a GPU only the sink's share is measured: a kernel per role is too slow.
-        chunk = attend(query[:, current], readable, by_role=not query.is_cuda)
+        chunk = attend(query[:, current], readable, by_role=not query.is_cuda, heads=self.heads)
         now.context.measured(chunk.shares, now.stage)
         return torch.cat([history, chunk.output], dim=1)
 

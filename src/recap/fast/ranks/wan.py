@@ -15,9 +15,7 @@ from recap.attention.attend import Attended, Readable, attend
 from recap.attention.context import ContextKernels
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, TextConditioning
-from recap.contracts import Backbone, Context, Decoder, State
-from recap.errors import refuse
-from recap.fast.accelerate import fast_decoder
+from recap.contracts import Context, Decoder
 from recap.fast.ranks.group import Ranks
 from recap.types import Role, Segment
 
@@ -91,43 +89,9 @@ class RankedWan:
 
 
 class RankedWanBackbone(WanBackbone):
-    """Generates with the weights of a readable backbone; only the leader decodes."""
+    """Generates with the weights of a readable backbone."""
 
     def __init__(self, plain: WanBackbone, ranks: Ranks, open_decoder: Callable[[], Decoder]) -> None:
         vars(self).update(vars(plain))
         self.open_decoder = open_decoder
-        self._ranks = ranks
         self._forward = RankedWan(self.model, ranks)
-
-    def decoder(self) -> Decoder:
-        return self.open_decoder() if self._ranks.leads else NoDecoder()
-
-
-class NoDecoder:
-    """Decodes nothing: a follower's pictures are looked at by nobody."""
-
-    def decode(self, latents: Tensor) -> Tensor:
-        return latents.new_zeros((latents.shape[0], 1, 3, 1, 1))
-
-    def state(self) -> State:
-        return {}
-
-    def load_state(self, state: State) -> None:
-        """Do nothing: there is no state."""
-
-
-def split_backbone(backbone: Backbone, ranks: Ranks, *, fast: bool = False) -> Backbone:
-    """Return a backbone that generates together with the other processes; refuses one that cannot.
-
-    The transformer is the readable one; with `fast` a decoder on a GPU is the fast one.
-    """
-    if not isinstance(backbone, WanBackbone):
-        limit = "only the models of the Wan family generate one video in several processes"
-        raise refuse("backbone", backbone.spec.name, limit, "start one process, or choose another")
-    heads = backbone.spec.heads
-    if heads % ranks.count:
-        fitting = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-        limit = f"the {heads} heads of {backbone.spec.name} are split evenly"
-        raise refuse("number of processes", ranks.count, limit, f"start {fitting}")
-    fast = fast and ranks.leads and backbone.model.device.type == "cuda"
-    return RankedWanBackbone(backbone, ranks, fast_decoder(backbone) if fast else backbone.open_decoder)

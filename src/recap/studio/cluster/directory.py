@@ -117,7 +117,7 @@ class Directory:
         """Open a session on a seat, or on another one if that replica dies meanwhile."""
         end = time.monotonic() + (self.settings.patience_s if patience_s is None else patience_s)
         while True:
-            seat = await self._take(max(0.0, end - time.monotonic()), insist=insist)
+            seat = await self.take(max(0.0, end - time.monotonic()), insist=insist)
             try:
                 status, body, _, _ = await self.send(seat, "POST", f"/v1/sessions/{name}/open")
                 if name in self.paused:
@@ -135,7 +135,7 @@ class Directory:
             self.sessions[name] = seat
             return seat
 
-    async def _take(self, patience_s: float, *, insist: bool = False) -> Seat:
+    async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
         """Take a seat; where all are taken, the session that was idle longest makes room."""
         if len(self.sessions) >= self.settings.seats:
             await self.park_idle(SPARED_S, most=1)
@@ -148,7 +148,7 @@ class Directory:
                 "sessions", kept, f"at most {self.settings.kept_sessions} are kept", "delete one of them"
             )
         while True:
-            seat = await self._take(self.settings.patience_s)
+            seat = await self.take(self.settings.patience_s)
             try:
                 answer = await self.send(seat, "POST", path, body, headers)
             except Lost:
@@ -169,7 +169,7 @@ class Directory:
         for seat in [seat for seat in self.sessions.values() if not seat.gone.is_set()][:3]:
             with suppress(Lost):
                 return await self.send(seat, method, path, body, headers)
-        seat = await self._take(self.settings.patience_s)
+        seat = await self.take(self.settings.patience_s)
         try:
             return await self.send(seat, method, path, body, headers)
         except Lost as error:

@@ -5,23 +5,29 @@ Annotations here are evaluated when a cluster is served, so that the package can
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recap.errors import refuse
 from recap.io.extras import import_extra
+from recap.studio import messages as say
 from recap.studio.cluster.directory import Answer, Directory, Lost
 from recap.studio.cluster.metrics import Metric, as_text
 from recap.studio.cluster.seats import Busy, Seating, Seats, busy
 from recap.studio.cluster.settings import ClusterSettings
+from recap.studio.cluster.shared import SharedShelf
 from recap.studio.cluster.snapshots import open_store
 from recap.studio.cluster.streaming import Relay, note_pause
+from recap.studio.cluster.videos import VideoDesk
 from recap.studio.guard import add_guard
 from recap.studio.hub import error_event
 from recap.studio.pages import add_page
-from recap.studio.server import add_errors, read_body
+from recap.studio.server import add_errors, read_body, saved_as
 from recap.studio.settings import StudioSettings
+from recap.studio.studio import check_video
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -35,9 +41,10 @@ PASSED_HEADERS = ("content-type",)
 
 
 class Front:
-    """Is the application of a cluster; `directory` is there while it runs."""
+    """Is the application of a cluster; `directory` and `desk` are there while it runs."""
 
     directory: Directory
+    desk: VideoDesk
 
     def __init__(self, settings: ClusterSettings, own: StudioSettings, seating: Seating, token: str) -> None:
         self.settings = settings
@@ -54,6 +61,7 @@ class Front:
         add_errors(self.app)
         self.app.add_exception_handler(Busy, _refuse_for_now)
         add_own(self)
+        add_videos(self)
         add_forwarding(self)
         add_page(self.app)
 
@@ -67,9 +75,13 @@ class Front:
             seats = Seats(self._seating, self.settings.seats, self.settings.queue)
             store = await asyncio.to_thread(open_store, self.settings.store)
             self.directory = Directory(self.settings, seats, store, client, self._token)
+            replicas = max(self.settings.replicas, self.settings.most_replicas)
+            self.desk = VideoDesk(self.directory, self.own.limits, replicas)
+            await self.desk.load()
             parking = asyncio.create_task(self._park())
             yield
             parking.cancel()
+            await self.desk.close()
             await asyncio.gather(parking, return_exceptions=True)
             # Closing keeps the present states, which makes the next opening quick.
             await self.directory.park_idle(-1.0)
@@ -108,6 +120,7 @@ class Front:
             "front_refused_total": ("counter", "Requests that got no seat.", directory.seats.refused),
             "front_moves_total": ("counter", "Sessions that went on elsewhere.", directory.moves),
             "front_parked_total": ("counter", "Sessions that were parked.", directory.parked),
+            "front_videos": ("gauge", "Videos that are not finished.", self.desk.waiting),
             "front_pause_seconds_last": ("gauge", "The last viewer's pause.", (self.pauses or [0.0])[-1]),
         }
         own = [Metric(name, about, kind, value) for name, (kind, about, value) in gauges.items()]
@@ -169,6 +182,46 @@ def add_own(front: Front) -> None:
     app.add_api_route("/v1/sessions/{name}", delete, methods=["DELETE"])
 
 
+def add_videos(front: Front) -> None:
+    """Add the routes of videos for programs, which answer as a studio's do."""
+    from fastapi import Request, Response
+
+    own, settings = front.own, front.settings
+    # As its replicas are set up, so that what they would refuse is refused at once.
+    studio = replace(own, backbone=settings.backbone, flow=settings.flow, device=settings.device)
+
+    async def create(request: Request) -> dict[str, Any]:
+        asked = say.read_message(await read_body(request, own.limits.message_bytes), say.NewVideo)
+        await asyncio.to_thread(check, asked)
+        return await front.desk.create(asked)
+
+    def check(asked: say.NewVideo) -> None:
+        with tempfile.TemporaryDirectory(prefix="recap-front-") as place:
+            shelf = SharedShelf(Path(place), own.limits.casts, front.directory.store)
+            check_video(studio, shelf, asked)
+
+    async def videos() -> dict[str, Any]:
+        return {"v": 1, "videos": front.desk.list()}
+
+    async def show(name: str) -> dict[str, Any]:
+        return front.desk.shown(name)
+
+    async def content(name: str) -> Any:
+        data = await front.desk.content(name)
+        return Response(data, media_type="video/mp4", headers=saved_as(f"{name}.mp4"))
+
+    async def delete(name: str) -> dict[str, Any]:
+        await front.desk.delete(name)
+        return {"v": 1, "id": name, "deleted": True}
+
+    app = front.app
+    app.add_api_route("/v1/videos", create, methods=["POST"], status_code=202)
+    app.add_api_route("/v1/videos", videos)
+    app.add_api_route("/v1/videos/{name}", show)
+    app.add_api_route("/v1/videos/{name}/content", content, response_model=None)
+    app.add_api_route("/v1/videos/{name}", delete, methods=["DELETE"])
+
+
 def add_forwarding(front: Front) -> None:
     """Add the routes whose requests go on to a replica."""
     from fastapi import Request, WebSocket
@@ -186,10 +239,6 @@ def add_forwarding(front: Front) -> None:
         body = await read_body(request, limits.upload_bytes)
         path, headers = path_of(request), headers_of(request)
         return give(await front.directory.anybody(request.method, path, body, headers))
-
-    async def videos() -> Any:
-        limit = "a cluster serves sessions; queued videos live on one machine"
-        raise refuse("videos", "cluster", limit, "begin a session and download its video.mp4")
 
     async def session(request: Request, name: str, rest: str = "") -> Any:
         """Send a request on to the replica that has the session."""
@@ -209,8 +258,6 @@ def add_forwarding(front: Front) -> None:
     add("/v1/casts/{name}", anybody, "GET", "DELETE")
     add("/docs", anybody, "GET")
     add("/openapi.json", anybody, "GET")
-    add("/v1/videos", videos, "GET", "POST")
-    add("/v1/videos/{rest:path}", videos, "GET", "DELETE")
     app.add_api_websocket_route("/v1/sessions/{name}/stream", stream)
     add("/v1/sessions/{name}", session, "GET")
     add("/v1/sessions/{name}/{rest:path}", session, "GET", "POST")

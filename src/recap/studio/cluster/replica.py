@@ -15,13 +15,16 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from recap.errors import RecapError
 from recap.io.extras import import_extra
+from recap.io.files import LOCK, alone_in
 from recap.studio.cluster.metrics import Metric, Stages, as_text
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedFolder, SharedSession, SharedShelf
@@ -30,8 +33,9 @@ from recap.studio.listening import bound_socket
 from recap.studio.live import LiveSession
 from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
-from recap.studio.studio import Studio
+from recap.studio.studio import BUSY, Studio
 
+PREFIX = "recap-replica-"
 STUCK_S = 300.0
 """A model that has not come to its next block for so long will not come to it."""
 
@@ -75,7 +79,8 @@ class Replica:
         host = host or own_address()
         if not settings.gpus:
             torch.set_num_threads(max(1, int(settings.cpus)))
-        self._place = Path(tempfile.mkdtemp(prefix="recap-replica-"))
+        clear_abandoned(Path(tempfile.gettempdir()))
+        self._place = Path(tempfile.mkdtemp(prefix=PREFIX))
         # The front counts sessions; what is left here is one being opened while another one closes.
         limits = Limits(open_sessions=2 * settings.sessions + 2, kept_sessions=settings.kept_sessions)
         own = StudioSettings(
@@ -83,6 +88,7 @@ class Replica:
             settings.backbone,
             settings.flow,
             settings.device,
+            batch=settings.batch,
             host=host,
             port=0,
             token=token,
@@ -174,6 +180,18 @@ class Replica:
     def __del__(self) -> None:
         # Ray Serve calls this when it ends a replica; all that was shown is in the store already.
         shutil.rmtree(self._place, ignore_errors=True)
+
+
+def clear_abandoned(place: Path) -> None:
+    """Delete the folders of replicas that were killed: a replica that lives holds the lock of its folder."""
+    if os.name != "posix":
+        return
+    for folder in place.glob(f"{PREFIX}*"):
+        # Only our own: others may put anything into a folder for temporary files.
+        with suppress(OSError, RecapError):
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and (folder / LOCK).is_file():
+                with alone_in(folder, *BUSY):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_address() -> str:

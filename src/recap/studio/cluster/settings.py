@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recap.errors import refuse
+from recap.session.company import MOST_ROWS
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "replicas": (1, 10_000),
     "most_replicas": (0, 10_000),
     "sessions": (1, 1_000),
+    "batch": (1, MOST_ROWS),
     "cpus": (0.01, 1_024),
     "gpus": (0, 64),
     "queue": (0, 10_000),
@@ -36,6 +38,8 @@ class ClusterSettings:
     most_replicas: int = 0
     # Seats of a replica: sessions that are open on it at once.
     sessions: int = 4
+    # Rows of the one forward in which sessions that stand alike are generated; 1 generates them one by one.
+    batch: int = 1
     cpus: float = 2.0
     gpus: float = 0.0
     # How many may wait for a seat, and how long.
