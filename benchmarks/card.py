@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import describe_error
+from recap.fast import vae
 from recap.fast.speed import SpeedSettings, make_parts, measure
 from recap.io.files import write_whole
 from recap.types import GeneratedBlock
@@ -40,11 +41,16 @@ class Row:
     path: str
     decoder: str
     card: float = 0.0
+    precision: str = "full"
+    # Without the kernels that only Hopper and Blackwell have shared memory for.
+    plain: bool = False
     source: str = ""
 
     def __str__(self) -> str:
         parts = [
             f"{self.path} {self.decoder}",
+            self.precision if self.precision != "full" else "",
+            "plain" if self.plain else "",
             f"on {self.card:g} GB" if self.card else "",
             "as it was" if self.source else "",
         ]
@@ -58,9 +64,11 @@ ROWS = (
     Row("fast", "full", 16),
     Row("fast", "tiny", 12),
     Row("readable", "tiny", 8),
+    Row("readable", "tiny", 6, "int8"),
+    Row("fast", "full", plain=True),
+    Row("fast", "tiny", 10, "int8"),
     Row("fast", "full", 24),
     Row("readable", "tiny", 10),
-    Row("fast", "tiny", 10),
 )
 
 
@@ -71,8 +79,13 @@ def measure_row(row: Row, blocks: int, backbone: str, device: str) -> dict[str, 
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction((row.card - TAKEN_GB) * 1e9 / total)
     dtype = "bfloat16" if cuda else "float32"
-    eager = row.path == "readable"
-    settings = SpeedSettings(backbone, "recap", row.decoder, device, dtype, blocks, eager=eager)
+    if row.plain:
+        vae.ROOMY = ()
+    # Only where it is used, so that a version without it can be measured.
+    more = {"precision": row.precision} if row.precision != "full" else {}
+    settings = SpeedSettings(
+        backbone, "recap", row.decoder, device, dtype, blocks, eager=row.path == "readable", **more
+    )
     began = time.perf_counter()
     parts = make_parts(settings)
     latents: list[torch.Tensor] = []
@@ -151,7 +164,7 @@ def choose_rows(beside: str, only: str) -> list[Row]:
     rows = []
     for row in ROWS:
         rows.append(row)
-        if beside and not row.card:
+        if beside and not (row.card or row.plain):
             rows.append(replace(row, source=beside))
     return [row for row in rows if only in str(row)]
 

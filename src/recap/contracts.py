@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from recap.errors import RecapError, refuse
-from recap.io.states import state_copy
-from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Segment, Tokens
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Segment, Tokens, state_copy
 
 State = dict[str, Tensor]
 """Named tensors from which a stateful part can be restored exactly."""

@@ -43,13 +43,12 @@ from recap.io.opening import read_opening
 from recap.io.record import check_record, versions, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
-from recap.io.states import states_on_host
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
 from recap.memory.casting import join_cast
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, read_alone, rollout
-from recap.types import BackboneSpec, GeneratedBlock
+from recap.types import BackboneSpec, GeneratedBlock, states_on_host
 
 # The state of a public model is a gigabyte: generating a few blocks again is cheaper than writing it often.
 LONG_WRITE_S = 0.3

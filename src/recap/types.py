@@ -9,6 +9,9 @@ A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -238,3 +241,24 @@ class GeneratedBlock:
     shares: dict[Role, Tensor]  # role -> B: share of attention mass, mean over steps, layers, heads, queries
     stage_shares: dict[int, dict[Role, Tensor]] = field(default_factory=dict)  # by stage of a pyramid
     first_pictures: tuple[int, ...] = ()  # index in the video of the first picture of each frame
+
+
+_on_host: ContextVar[bool] = ContextVar("states_on_host", default=False)
+
+
+@contextmanager
+def states_on_host() -> Iterator[None]:
+    """Let states be made on the host: a card needs no room for a second memory and decoder, which is gigabytes."""
+    token = _on_host.set(True)
+    try:
+        yield
+    finally:
+        _on_host.reset(token)
+
+
+def state_copy(tensor: Tensor) -> Tensor:
+    """Return a copy without gaps, for a state."""
+    whole = tensor.contiguous()
+    if _on_host.get():
+        return whole.to("cpu", copy=True)
+    return whole.clone() if whole is tensor else whole

@@ -59,6 +59,20 @@ def test_kept_segments_are_rotated_once_per_block_and_layer(monkeypatch, policy,
     assert rotated.count(3 * frame) == 5 * 2 * spec.layers  # the block's own queries and keys, every step
 
 
+def test_what_was_let_go_is_read_as_before_and_the_policy_not_asked_again(monkeypatch, policy, spec):
+    settle(policy, spec, 0)
+    context = BlockContext(policy, policy.begin(block_of(1)))
+    own = own_segment(spec, context.phases)
+    torch.manual_seed(0)
+    _, before = step(context, spec, own)
+    context.let_go()
+    assert all(ready is None for kept in context._reads.kept.values() for _, ready in kept)
+    monkeypatch.setattr(policy, "arrange", lambda *_: pytest.fail("a policy is asked once per block"))
+    torch.manual_seed(0)
+    _, after = step(context.clean_pass(), spec, own)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
 def test_reading_equals_the_equation_with_the_layouts_phases(policy, spec):
     first = settle(policy, spec, 0)
     context = BlockContext(policy, policy.begin(block_of(1)))

@@ -41,6 +41,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch):
 
     def pretend(free: float) -> None:
         monkeypatch.setattr("recap.config.check_place", lambda *_: None)
+        monkeypatch.setattr(fitting, "can_fuse", lambda *_: True)
         for module in (fitting, devices):
             monkeypatch.setattr(module, "free_on", lambda device: free)
 
@@ -95,7 +96,7 @@ def test_what_is_left_out_makes_it_smaller() -> None:
     }
     assert all(one > other for one, other in pairwise(sizes.values()))
     assert WAN.plan(CardSetting("fast", "tiny", "int8")).total < WAN.plan(CardSetting("fast", "tiny")).total
-    for changes in ({"rows": 2}, {"frames": 17.0}, {"itemsize": 4}):
+    for changes in ({"rows": 2}, {"frames": 17.0}, {"itemsize": 4}, {"fused": False}):
         assert replace(WAN, **changes).plan(CardSetting()).total > WAN.plan(CardSetting()).total  # type: ignore[arg-type]
 
 
@@ -131,6 +132,8 @@ def test_the_plan_says_what_fits_or_what_to_add(gigabytes: int) -> None:
 def test_nothing_helps_on_a_card_that_is_too_small_for_all() -> None:
     assert what_to_add(WAN, CardSetting(), "auto", 2 * GB) is None
     assert "no option makes it fit" in describe_plan(WAN, CardSetting(), "auto", 2 * GB)[1]
+    # Whoever has 8 bits already is not told to take 8 bits.
+    assert what_to_add(WAN, CardSetting("readable", "tiny", "fp8"), "auto", 5 * GB) is None
 
 
 def test_a_card_of_12_gigabytes_is_told_to_use_the_tiny_decoder() -> None:
@@ -145,6 +148,7 @@ def test_a_run_is_fitted_to_its_card(on_card) -> None:
     on_card(80 * GB)
     config = public_run(decoder="tiny")
     assert fitting.fit_card(config, notices.append) is config and not notices
+    assert "tiny decoder, int8 weights" in fitting.describe_fit(replace(config, precision="int8"))[0]
     assert fitting.describe_fit(config)[1] == "memory: fits into the 80.0 GB that are free"
     on_card(8 * GB)
     assert fitting.fit_card(config, notices.append) == replace(config, eager=True)

@@ -104,7 +104,7 @@ linear = torch.nn.Linear(256, 384, device=device, dtype=dtype).requires_grad_(Fa
 coded, wide = Float8Linear.of(linear), make(1, 192, 256)
 wide[0, 5] = 0
 tokens = dit.quantise_tokens(wide)
-meant = gelu(torch.nn.functional.linear(tokens.restore(), coded.values.float() * coded.scale, coded.bias.float()),
+meant = gelu(torch.nn.functional.linear(tokens.restore(), coded.restore(), coded.bias.float()),
     approximate="tanh")
 if not compiled:
     tokens = Float8Tokens(tokens.values.float(), tokens.scale)

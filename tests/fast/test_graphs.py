@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
 
-from recap.fast.graphs import Graphed
+from recap.fast.graphs import Graphed, RecordingRoom
 
 
 class Sum:
@@ -40,3 +42,51 @@ def test_every_call_counts_once_and_python_runs_twice() -> None:
     assert kept.calls == 2
     with pytest.raises(RuntimeError):
         graphed(torch.ones(2, device="cuda"))  # another shape is another recording, and this sum has three
+
+
+def widen(given: Tensor) -> Tensor:
+    """Needs 96 MB for a moment, and returns one number."""
+    return given.repeat(1 << 22).mul(2).sum()
+
+
+WIDE_BYTES = 3 * (1 << 22) * 4
+
+
+@pytest.mark.cuda
+def test_recordings_share_what_they_need_only_while_they_run() -> None:
+    given = torch.ones(3, device="cuda")
+    graphed = [Graphed(widen) for _ in range(4)]
+    reserved = []
+    for one in graphed:
+        results = [float(one(given)) for _ in range(3)]
+        assert results == pytest.approx([2.0 * WIDE_BYTES / 4] * 3)
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] - reserved[0] < WIDE_BYTES / 2
+    # In any order, each result read before the next replay.
+    for one, value in zip([*graphed, *graphed[::-1]], range(8), strict=True):
+        assert float(one(given * value)) == pytest.approx(2.0 * value * WIDE_BYTES / 4)
+
+
+@pytest.mark.cuda
+def test_memory_of_recordings_that_are_all_gone_is_given_back_and_recording_goes_on() -> None:
+    given = torch.ones(3, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        graphed = Graphed(widen)
+        for _ in range(3):
+            graphed(given)
+        del graphed
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() - before < WIDE_BYTES / 2
+
+
+@pytest.mark.cuda
+def test_work_on_another_stream_has_a_room_of_its_own() -> None:
+    here = RecordingRoom.current()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert RecordingRoom.current() is not here
+    assert RecordingRoom.current() is here
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(RecordingRoom.current).result() is not here

@@ -4,7 +4,8 @@ The parameters are those of the readable model. The forward differs from the rea
 - everything that depends only on the time is computed once, for all steps of the sampler;
 - one product computes queries, keys and values;
 - kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
-- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time;
+- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time, and
+  all there are in layers without a bias;
 - the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path; `recap bench --compare` measures by how much.
@@ -30,7 +31,7 @@ from recap.backbones.wan.layers import TransformerBlock
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, join_linears, quantise_tokens
 from recap.contracts import Aside
-from recap.fast.biases import BiasTable, Layout
+from recap.fast.biases import BiasTable, Layout, plain_layers
 from recap.fast.graphs import Graphed, SideStream
 from recap.rollout import at_once
 from recap.types import Role, Segment
@@ -138,6 +139,11 @@ def choose_kernels(device: torch.device) -> Any:
     return sys.modules[__name__] if device.type != "cuda" else import_module("recap.fast.dit_kernels")
 
 
+def tells_roles(device: torch.device) -> bool:
+    """Tell whether keys without a bias are read role by role: on a GPU a kernel per role is too slow."""
+    return device.type != "cuda"
+
+
 class Group(NamedTuple):
     """Names keys that one kernel reads together. A role of None stands for all keys that are not told apart."""
 
@@ -160,8 +166,7 @@ class WindowStorage:
     ) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
-        # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
-        by_role = model.device.type != "cuda"
+        by_role = tells_roles(model.device)
         sizes: dict[Group, int] = {}
         slots = []
         for part in layout:
@@ -176,19 +181,21 @@ class WindowStorage:
         self.groups: list[Group] = list(sizes)
         # The group of each segment, and its tokens there.
         self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
-        shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
-        lengths = [math.prod(shape) for shape in shapes]
-        used = room[: 2 * sum(lengths)].split(lengths * 2)
-        stored = [part.view(shape) for part, shape in zip(used, shapes * 2, strict=True)]
-        self.keys, self.values = stored[: len(shapes)], stored[len(shapes) :]
+        # Keys and values of all groups, next to each other in every layer.
+        shape = (2, spec.layers, rows, sum(sizes.values()), spec.heads, spec.head_dim)
+        self.all = room[: math.prod(shape)].view(shape)
+        self.keys, self.values = (list(each.split(list(sizes.values()), dim=2)) for each in self.all)
+        # Layers whose keys one kernel reads all at once; their roles' shares are then not known.
+        self.at_once = frozenset() if by_role or len(sizes) == 1 else plain_layers(layout)
         self.token_bias = [
             torch.zeros(rows, size, device=model.device) if group.token_bias else None
             for group, size in sizes.items()
         ]
         wide = torch.promote_types(model.dtype, torch.float32)
-        shape = (num_passes, spec.layers, rows, spec.heads)
+        table_shape = (num_passes, spec.layers, rows, spec.heads)
         self.biases = [
-            None if group.bias is None else BiasTable(shape, wide, model.device) for group in self.groups
+            None if group.bias is None else BiasTable(table_shape, wide, model.device)
+            for group in self.groups
         ]
         # The group whose share by head is measured in the clean pass.
         self.measured = next((index for index, group in enumerate(self.groups) if group.measured), None)
@@ -316,7 +323,7 @@ class FastWan:
         window: WindowStorage,
         tokens: list[LayerTokens] | None = None,
     ) -> Pair:
-        """Return flow B F C rows columns and each group's share of attention, groups B.
+        """Return flow B F C rows columns and each group's share of attention, groups B, where groups are told apart.
 
         What every layer made of the block is appended to `tokens` if it is a list.
         """
@@ -330,7 +337,7 @@ class FastWan:
             last = index + 1 == len(self.layers)
             following = head if last else table[index + 1]
             attended, share = self._attend(index, step, hidden, window, tokens)
-            shares.append(share)
+            shares += [] if index in window.at_once else [share]
             merged = kernels.linear(attended, layer.block.self_attn.o)
             x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
             read = self._read_text(index, hidden, text)
@@ -377,6 +384,9 @@ class FastWan:
             keys, values = (store[group][index].transpose(1, 2) for store in (window.keys, window.values))
             return read_group(query, keys, values, window.token_bias[group])
 
+        if index in window.at_once:
+            keys, values = (store[index].transpose(1, 2) for store in window.all)
+            return [read_group(query, keys, values, None)]
         *small, last = range(len(window.keys))
         if not small:
             return [read(last)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from recap.backbones.wan.family import WanConfig
 from recap.config import DTYPES, Choice, RunConfig
 from recap.fast.card import CardSetting, Demand, choose, describe_plan
+from recap.fast.vae import can_fuse
 from recap.io.devices import free_on
 from recap.io.report import Notice
 
@@ -21,9 +24,7 @@ def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
     if path != asked.path:
         needs = f"{demand.plan(asked).total / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
         notice(f"memory: the {path} path is used: the {asked.path} one takes {needs}")
-        config = replace(
-            config, eager=path != "fast", low_memory="on" if path == "lean" else config.low_memory
-        )
+        config = replace(config, eager=True)
     settings = config.backbone.settings
     if config.low_memory == "on" and isinstance(settings, WanConfig) and not settings.text_device:
         config = replace(config, backbone=Choice(config.backbone.name, replace(settings, text_device="cpu")))
@@ -45,11 +46,13 @@ def _demand(config: RunConfig) -> Demand | None:
         return None
     spec = settings.spec
     frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
-    return Demand(spec, frames, len(config.seeds), DTYPES[config.dtype].itemsize)
+    dtype = DTYPES[config.dtype]
+    fused = can_fuse(torch.device(config.device), dtype)
+    return Demand(spec, frames, len(config.seeds), dtype.itemsize, fused=fused)
 
 
 def _setting(config: RunConfig) -> CardSetting:
     settings = config.backbone.settings
     assert isinstance(settings, WanConfig)
     fast = config.device.startswith("cuda") and not config.eager
-    return CardSetting("fast" if fast else "readable", settings.decoder)
+    return CardSetting("fast" if fast else "readable", settings.decoder, config.precision)

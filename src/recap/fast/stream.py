@@ -20,7 +20,7 @@ from torch import Tensor
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Entry, State
 from recap.fast.graphs import Graphed
-from recap.io.states import state_copy
+from recap.types import state_copy
 
 Size = tuple[int, int, int]
 """Rows of the batch, and rows and columns of a latent frame."""

@@ -32,13 +32,15 @@ from recap.fast.stream import FastStream, Size, fuse, weave
 PAST = 2
 # Pixels of zeros around the frames that a convolution over 3 x 3 pixels reads.
 MARGIN = 1
+# Frames that plain torch works on at a time, because it needs several times their memory.
+SLICE = 3
 # Residual blocks in a stage.
 LAYERS = 3
 # The smallest norm that features are divided by.
 TINY = 1e-12
 HALVES = (torch.bfloat16, torch.float16)
 # Compute capabilities with enough shared memory for the kernels' tiles: Hopper and Blackwell.
-ROOMY = (9, 10)
+ROOMY: tuple[int, ...] = (9, 10)
 # Widths of the middle and of the stages up to the pictures, in multiples of the last.
 WIDTHS = (4, 4, 4, 2, 1)
 # Whether time is doubled after a stage; space always is.
@@ -65,13 +67,16 @@ def unit(x: Tensor, gamma: Tensor) -> Tensor:
     return scaled
 
 
-def append_to_past(past: Tensor, x: Tensor, margin: int) -> Tensor:
-    """Append frames B T Y X C to the past, with a margin: B 2+T Y+2m X+2m C. The past is updated in place."""
+def append_to_past(
+    past: Tensor, x: Tensor, margin: int, change: Callable[[Tensor], Tensor] = lambda part: part
+) -> Tensor:
+    """Append frames B T Y X C, changed, to the past, with a margin: B 2+T Y+2m X+2m C; updates the past in place."""
     batch, frames, height, width, channels = x.shape
     grid = x.new_zeros(batch, PAST + frames, height + 2 * margin, width + 2 * margin, channels)
     inner = grid[:, :, margin : margin + height, margin : margin + width]
     inner[:, :PAST] = past
-    inner[:, PAST:] = x
+    for start in range(0, frames, SLICE):
+        inner[:, PAST + start : PAST + start + SLICE] = change(x[:, start : start + SLICE])
     past.copy_(inner[:, -PAST:])
     return grid
 
@@ -96,12 +101,15 @@ class CausalConv(Arranged):
         self.weight = nn.Parameter(torch.empty(out, channels, PAST + 1, side, side))
         self.bias = nn.Parameter(torch.empty(out))
         self.channels, self.side = channels, side
+        self.sliced = False
         # Index of its past among all pasts.
         self.index = 0
         # Size of its input relative to the latents.
         self.scale = 1
 
     def arrange(self, fused: bool) -> None:
+        # Next to the kernels what is left to torch is small.
+        self.sliced = not fused
         if fused and self.side == 3:
             from recap.fast.vae_kernels import tile_for
 
@@ -118,8 +126,14 @@ class CausalConv(Arranged):
             from recap.fast.vae_kernels import shifted
 
             return shifted(x, self.weight)
+        if not self.sliced:
+            return self._fold(x)
+        slices = [self._fold(x[:, t : t + SLICE + PAST]) for t in range(0, x.shape[1] - PAST, SLICE)]
+        return torch.cat(slices, dim=1) if len(slices) > 1 else slices[0]
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """Convolve frames as channels of one picture, so that a 2D convolution can be used."""
         frames = x.shape[1] - PAST
-        # Three frames become channels of one picture, so that a 2D convolution can be used.
         folded = torch.cat([x[:, t : t + frames] for t in range(PAST + 1)], dim=-1)
         made = functional.conv2d(folded.flatten(0, 1).permute(0, 3, 1, 2), self.weight)
         unfolded: Tensor = made.permute(0, 2, 3, 1).unflatten(0, (-1, frames))
@@ -139,8 +153,12 @@ class Activation(Arranged):
             from recap.fast.vae_kernels import activated
 
             return activated(x, bias, self.gamma, past)
-        whole = x if bias is None else x.to(torch.float32) + bias
-        return append_to_past(past, functional.silu(unit(whole, self.gamma)).to(x.dtype), MARGIN)
+
+        def activate(part: Tensor) -> Tensor:
+            whole = part if bias is None else part.to(torch.float32) + bias
+            return functional.silu(unit(whole, self.gamma)).to(x.dtype)
+
+        return append_to_past(past, x, MARGIN, activate)
 
 
 class Enlarge(Arranged):

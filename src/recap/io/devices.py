@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,11 +28,12 @@ def let_segments_grow(device: torch.device | str) -> None:
     chosen = any(os.environ.get(name) for name in ALLOCATOR_VARIABLES)
     if torch.device(device).type != "cuda" or sys.platform != "linux" or chosen:
         return
-    # Neither name is public: the first is that of newer versions. Without either, more is reserved.
+    # Neither name is public: the first is that of newer versions. Where it cannot be done, more is reserved.
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
     if change is not None:
-        change(GROWING)
+        with suppress(RuntimeError, ValueError):
+            change(GROWING)
 
 
 def free_on(device: torch.device | str) -> float | None:

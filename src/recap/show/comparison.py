@@ -17,6 +17,7 @@ from typing import Any
 from recap.config import RunConfig, read_json
 from recap.contracts import Judge
 from recap.errors import refuse
+from recap.fast.fitting import fit_card
 from recap.flow import FLOWS
 from recap.io.files import remove_strays, write_whole
 from recap.io.opening import read_opening
@@ -107,7 +108,10 @@ def _with_recorded_flow(config: RunConfig, out: Path) -> RunConfig:
 
 
 def _checked(configs: Mapping[str, RunConfig], notice: Notice) -> dict[str, RunConfig]:
-    """Give all runs one flow, and refuse what any of them would refuse, before the first begins."""
+    """Give all runs one path and one flow, and refuse what any of them would refuse, before the first begins."""
+    fitted = [fit_card(config, notice) for config in configs.values()]
+    eager = any(config.eager for config in fitted)
+    configs = {name: replace(config, eager=eager) for name, config in zip(configs, fitted, strict=True)}
     first = next(iter(configs.values()))
     backbone = build_backbone(first, notice)
     make_plan([first.shots], backbone.spec)

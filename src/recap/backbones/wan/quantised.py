@@ -87,13 +87,9 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
 
-    @property
-    def weight(self) -> Tensor:
-        """Return the weight, restored to the dtype of the bias."""
-        return (self.values.to(self.scale.dtype) * self.scale).to(self.bias.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+    def restore(self) -> Tensor:
+        """Return the weight in fp32."""
+        return self.values.float() * self.scale
 
 
 class Int8Linear(QuantisedLinear):
@@ -113,6 +109,9 @@ class Int8Linear(QuantisedLinear):
         torch.mul(self.values, self.scale, out=restored)
         return restored
 
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
 
 class Float8Linear(QuantisedLinear):
     """Multiplies e4m3 weights and inputs; inputs that are not quantised yet are quantised token by token."""
@@ -129,17 +128,15 @@ class Float8Linear(QuantisedLinear):
 
         By Cauchy and Schwarz, from the longest weight, the number of inputs and the largest bias.
         """
-        longest = (self.values.float() * self.scale).norm(dim=1).max()
+        longest = self.restore().norm(dim=1).max()
         factor = float(longest) * self.values.shape[1] ** 0.5
         return factor, float(self.bias.float().abs().max()) / LARGEST_FLOAT8
 
     def forward(self, x: Tensor | Float8Tokens) -> Tensor:
         tokens = x if isinstance(x, Float8Tokens) else quantise_tokens(x)
         if not self.values.is_cuda or self.bias.dtype != torch.bfloat16:
-            restored = functional.linear(
-                tokens.restore(), self.values.float() * self.scale, self.bias.float()
-            )
-            return restored.to(self.bias.dtype)
+            emulated = functional.linear(tokens.restore(), self.restore(), self.bias.float())
+            return emulated.to(self.bias.dtype)
         shape = tokens.values.shape[:-1]
         product = torch._scaled_mm(
             tokens.values.flatten(0, -2),

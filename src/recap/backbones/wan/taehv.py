@@ -19,8 +19,8 @@ from torch.nn import functional
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Decoder, Entry, State
 from recap.io.files import from_home
-from recap.io.states import state_copy
 from recap.io.weights import Stored, fill, open_tensors
+from recap.types import state_copy
 
 FIELD = "tiny decoder"
 # Channels of a latent.

@@ -20,8 +20,8 @@ from recap.contracts import Decoder, Entry, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.files import from_home
-from recap.io.states import state_copy
 from recap.io.weights import Stored, fill, open_tensors, rename
+from recap.types import state_copy
 
 FIELD = "Wan VAE"
 # Pixels along the side of one latent.
