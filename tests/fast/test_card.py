@@ -35,6 +35,12 @@ CARDS = (6, 8, 10, 12, 16, 24, 32, 48, 80)
 TAKEN = 0.4 * GB
 
 
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the weights are there."""
+    monkeypatch.setattr(SelfForcingConfig, "check_files", lambda self: None)
+
+
 @pytest.fixture
 def on_card(monkeypatch: pytest.MonkeyPatch):
     """Pretend that a card has so many bytes free, and that CUDA is there."""

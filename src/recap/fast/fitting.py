@@ -40,10 +40,14 @@ def describe_fit(config: RunConfig) -> list[str]:
 
 
 def _demand(config: RunConfig) -> Demand | None:
-    """Return what the run's model takes; None where it is not planned: other families, or two devices."""
+    """Return what the run's model takes; None where it is not planned: other families, or two devices.
+
+    A model that is not installed is refused first.
+    """
     settings = config.backbone.settings
     if not isinstance(settings, WanConfig) or config.decoder_device:
         return None
+    settings.check_files()
     spec = settings.spec
     frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
     dtype = DTYPES[config.dtype]
