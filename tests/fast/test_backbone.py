@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
