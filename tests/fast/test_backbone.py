@@ -113,7 +113,7 @@ def test_a_layer_without_a_bias_is_read_by_one_kernel(
     plain: WanBackbone, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where roles are not told apart; the share of the sink is then not known."""
-    monkeypatch.setattr("recap.fast.dit.tells_roles", lambda device: False)
+    monkeypatch.setattr("recap.fast.windows.tells_roles", lambda device: False)
     fast = FastWanBackbone(plain)
     half, asked = plain.spec.layers // 2, []
 

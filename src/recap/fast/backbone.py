@@ -15,8 +15,9 @@ from recap.backbones.wan.model import TextConditioning
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise
 from recap.contracts import Context, Decoder, Noise
 from recap.fast.biases import Layout, find_layout
-from recap.fast.dit import FastWan, LayerTokens, Pair, WindowStorage
+from recap.fast.dit import FastWan, LayerTokens
 from recap.fast.graphs import Graphed
+from recap.fast.windows import Pair, WindowStorage
 from recap.types import Tokens
 
 

@@ -15,11 +15,12 @@ from torch.nn import functional
 from recap.attention.rope import Rotation
 from recap.backbones.wan.quantised import Float8Linear, Float8Tokens, Int8Linear
 from recap.fast import dit
-from recap.fast.dit import Hidden, Pair
+from recap.fast.dit import Hidden
 from recap.fast.quantised_kernels import empty_tokens, restore, store_float8
 from recap.fast.quantised_kernels import quantise_tokens as quantise_tokens
 from recap.fast.quantised_kernels import widen as widen_float8
 from recap.fast.triton_import import tl, triton
+from recap.fast.windows import Pair
 
 
 @triton.jit  # type: ignore[untyped-decorator]
