@@ -173,7 +173,10 @@ def test_recordings_on_a_gpu_read_the_biases_of_every_block(name: str) -> None:
     for one, other in zip(readable, quick, strict=True):
         torch.testing.assert_close(other.latents, one.latents, atol=1e-3, rtol=1e-3)
     for one, other in zip(readable[1:], quick[1:], strict=True):
-        torch.testing.assert_close(other.shares[Role.SINK], one.shares[Role.SINK], atol=1e-4, rtol=1e-3)
+        # Where lambda acts in some layers only, the others do not tell the sink apart.
+        assert (Role.SINK in other.shares) == (name != "by layer")
+        if name != "by layer":
+            torch.testing.assert_close(other.shares[Role.SINK], one.shares[Role.SINK], atol=1e-4, rtol=1e-3)
     again = generate(fast, name, rows=2)
     for one, other in zip(quick[2:], again[2:], strict=True):
         torch.testing.assert_close(other.latents, one.latents, atol=1e-5, rtol=1e-4)

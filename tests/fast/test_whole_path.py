@@ -92,7 +92,12 @@ def plan_of(spec: BackboneSpec, blocks: int = BLOCKS) -> Plan:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-12))
+    """Compare part by part: in fp64 the whole past that a memory keeps would fill a GPU several times."""
+    gap, size = 0.0, 0.0
+    for one, other in zip(found.reshape(-1).split(2**26), wanted.reshape(-1).split(2**26), strict=True):
+        gap += float((one.double() - other.double()).square().sum())
+        size += float(other.double().square().sum())
+    return (gap / max(size, 1e-24)) ** 0.5
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -102,6 +107,9 @@ def test_every_memory_generates_and_keeps_what_it_does_on_the_readable_path(
     settings, readable, fast = paths
     spec, device, limit = readable.backbone.spec, settings.device, LIMITS[settings.device, settings.dtype]
     assert isinstance(fast.backbone, FastWanBackbone) and not isinstance(readable.backbone, FastWanBackbone)
+    # Recordings and windows of the last memory are not needed any more, also if its test failed.
+    fast.backbone._runners.clear()
+    gc.collect()
     config = RunConfig.from_dict(
         {
             "shots": [{"prompt": "a", "seconds": 1}],
@@ -130,8 +138,6 @@ def test_every_memory_generates_and_keeps_what_it_does_on_the_readable_path(
     for name, tensor in kept.items():
         if tensor.is_floating_point() and tensor.numel():
             assert relative_error(found[name], tensor) < limit, name
-    # Recordings and windows of one memory are not needed for the next.
-    fast.backbone._runners.clear()
 
 
 def fast_backbone(device: str) -> Backbone:

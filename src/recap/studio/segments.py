@@ -14,13 +14,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 
 from recap.errors import refuse
 from recap.io.files import staged_file
 from recap.io.video import REPEATABLE, new_container
+
+try:
+    import av
+except ImportError:
+    # Sessions are also timed on machines that have no PyAV, where nobody watches.
+    av = None  # type: ignore[assignment]
 
 QUALITY = "20"
 """x264's CRF: what a stream needs; the run folder of a download is encoded again at the quality of runs."""
