@@ -108,29 +108,6 @@ def test_all_shares_are_measured_where_kernels_cost_little(plain: WanBackbone) -
     torch.testing.assert_close(sum(blocks[-1].shares.values()), torch.ones(1))
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_layer_without_a_bias_is_read_by_one_kernel(
-    plain: WanBackbone, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, where roles are not told apart; the share of the sink is then not known."""
-    monkeypatch.setattr("recap.fast.windows.tells_roles", lambda device: False)
-    fast = FastWanBackbone(plain)
-    half, asked = plain.spec.layers // 2, []
-
-    def count(work: Callable[[], None]) -> Callable[[], None]:
-        asked.append(work)
-        return at_once(work)
-
-    fast._fast.aside = count
-    found = generate(fast, "by layer", rows)
-    for quick, slow in zip(found, generate(plain, "by layer", rows), strict=True):
-        torch.testing.assert_close(quick.latents, slow.latents, atol=2e-5, rtol=1e-4)
-    # The first block has nothing to read but itself. Of three layers the last two are reinforced.
-    assert len(asked) == (plain.spec.layers - half) * (plain.spec.num_steps + 1) * (len(found) - 1)
-    assert Role.SINK not in found[-1].shares
-    assert {runner.window.at_once for runner in fast._runners.values()} == {frozenset(range(half))}
-
-
 @pytest.mark.parametrize("name", ["sink", "reinforced", "recap, no zero scores"])
 def test_only_the_largest_group_is_read_aside_and_is_waited_for(plain: WanBackbone, name: str) -> None:
     """The work is done only when it is waited for, as late as a second stream may do it."""
@@ -173,10 +150,7 @@ def test_recordings_on_a_gpu_read_the_biases_of_every_block(name: str) -> None:
     for one, other in zip(readable, quick, strict=True):
         torch.testing.assert_close(other.latents, one.latents, atol=1e-3, rtol=1e-3)
     for one, other in zip(readable[1:], quick[1:], strict=True):
-        # Where lambda acts in some layers only, the others do not tell the sink apart.
-        assert (Role.SINK in other.shares) == (name != "by layer")
-        if name != "by layer":
-            torch.testing.assert_close(other.shares[Role.SINK], one.shares[Role.SINK], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(other.shares[Role.SINK], one.shares[Role.SINK], atol=1e-4, rtol=1e-3)
     again = generate(fast, name, rows=2)
     for one, other in zip(quick[2:], again[2:], strict=True):
         torch.testing.assert_close(other.latents, one.latents, atol=1e-5, rtol=1e-4)

@@ -85,9 +85,7 @@ class FastWanBackbone(WanBackbone):
         runner = self._prepare(noises.shape[1:], conditioning, context)
         latents, shares = runner.denoise(noises)
         measured = zip(runner.window.groups, shares, strict=True)
-        if not runner.window.at_once:
-            told = {group.role: share.clone() for group, share in measured if group.role is not None}
-            context.measured(told)
+        context.measured({group.role: share.clone() for group, share in measured if group.role is not None})
         # A copy, because the next block overwrites the output of the recording.
         return latents.clone()
 

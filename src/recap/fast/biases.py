@@ -1,7 +1,7 @@
 """Keeps the biases of a window at fixed addresses, so that a recording reads whatever lambda holds in each block.
 
 A segment's bias may differ by pass over the block, layer, row and head. A table has all of these; only its values
-change from block to block, so another lambda needs no new recording, nor does another schedule in the same layers.
+change from block to block, so neither another lambda nor another schedule of it needs a new recording.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ class Part(NamedTuple):
     # Segments of one number have the same bias in every pass and layer; None is no bias anywhere.
     bias: int | None
     measured: bool
-    # In which layers a bias acts at all.
-    acts: tuple[bool, ...]
 
 
 Layout = tuple[Part, ...]
@@ -45,20 +43,9 @@ def find_layout(kept: Sequence[Sequence[Segment]]) -> Layout | None:
     for segments, (role, tokens, own, measured) in zip(zip(*kept, strict=True), shapes.pop(), strict=True):
         biases = (role, *((s.log_bias, id(s.head_bias), s.bias_passes) for s in segments))
         known.append(biases)
-        acts = tuple(s.biased for s in segments)
-        # Numbers need no measurement: the share would only be shown, and telling it apart takes a kernel per layer.
-        measured &= any(s.head_bias is not None for s in segments)
-        bias = known.index(biases) if any(acts) else None
-        found.append(Part(role, tokens, own, bias, measured, acts))
+        bias = known.index(biases) if any(s.biased for s in segments) else None
+        found.append(Part(role, tokens, own, bias, measured))
     return tuple(found)
-
-
-def plain_layers(layout: Layout) -> frozenset[int]:
-    """Return the layers in which no key has a bias, so that nothing tells them apart."""
-    if any(part.token_bias or part.measured for part in layout):
-        return frozenset()
-    by_layer = zip(*(part.acts for part in layout), strict=True)
-    return frozenset(layer for layer, acts in enumerate(by_layer) if not any(acts))
 
 
 class BiasTable:

@@ -4,8 +4,7 @@ The parameters are those of the readable model. The forward differs from the rea
 - everything that depends only on the time is computed once, for all steps of the sampler;
 - one product computes queries, keys and values;
 - kept keys are rotated once per block into fixed storage, and every step writes its own keys behind them;
-- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time, and
-  all there are in layers without a bias;
+- keys with a bias are read separately and merged by log-sum-exp; one kernel reads all others, at the same time;
 - the element-wise work between two products is one kernel, and all steps of a block are one CUDA graph.
 
 Rounding differs from the readable path; `recap bench --compare` measures by how much.
@@ -181,7 +180,7 @@ class FastWan:
         window: WindowStorage,
         tokens: list[LayerTokens] | None = None,
     ) -> Pair:
-        """Return flow B F C rows columns and each group's share of attention, groups B, where groups are told apart.
+        """Return flow B F C rows columns and each group's share of attention, groups B.
 
         What every layer made of the block is appended to `tokens` if it is a list.
         """
@@ -195,7 +194,7 @@ class FastWan:
             last = index + 1 == len(self.layers)
             following = head if last else table[index + 1]
             attended, share = self._attend(index, step, hidden, window, tokens)
-            shares += [] if index in window.at_once else [share]
+            shares.append(share)
             merged = kernels.linear(attended, layer.block.self_attn.o)
             x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
             read = self._read_text(index, hidden, text)
@@ -242,9 +241,6 @@ class FastWan:
             keys, values = (store[group][index].transpose(1, 2) for store in (window.keys, window.values))
             return read_group(query, keys, values, window.token_bias[group])
 
-        if index in window.at_once:
-            keys, values = (store[index].transpose(1, 2) for store in window.all)
-            return [read_group(query, keys, values, None)]
         *small, last = range(len(window.keys))
         if not small:
             return [read(last)]

@@ -12,16 +12,11 @@ from torch import Tensor
 from recap.attention.context import BlockContext
 from recap.attention.rope import Rotation, rotation
 from recap.backbones.wan.model import CausalWan
-from recap.fast.biases import BiasTable, Layout, plain_layers
+from recap.fast.biases import BiasTable, Layout
 from recap.fast.graphs import Graphed
 from recap.types import Role, Segment
 
 Pair = tuple[Tensor, Tensor]
-
-
-def tells_roles(device: torch.device) -> bool:
-    """Tell whether keys without a bias are read role by role: on a GPU a kernel per role is too slow."""
-    return device.type != "cuda"
 
 
 class Group(NamedTuple):
@@ -46,7 +41,8 @@ class WindowStorage:
     ) -> None:
         spec = model.spec
         self.own = frames * spec.grid[0] * spec.grid[1]
-        by_role = tells_roles(model.device)
+        # On a GPU a kernel per role is too slow, so the roles of keys without a bias are not distinguished.
+        by_role = model.device.type != "cuda"
         sizes: dict[Group, int] = {}
         slots = []
         for part in layout:
@@ -61,21 +57,19 @@ class WindowStorage:
         self.groups: list[Group] = list(sizes)
         # The group of each segment, and its tokens there.
         self._slots = [(self.groups.index(group), tokens) for group, tokens in slots]
-        # Keys and values of all groups, next to each other in every layer.
-        shape = (2, spec.layers, rows, sum(sizes.values()), spec.heads, spec.head_dim)
-        self.all = room[: math.prod(shape)].view(shape)
-        self.keys, self.values = (list(each.split(list(sizes.values()), dim=2)) for each in self.all)
-        # Layers whose keys one kernel reads all at once; their roles' shares are then not known.
-        self.at_once = frozenset() if by_role or len(sizes) == 1 else plain_layers(layout)
+        shapes = [(spec.layers, rows, size, spec.heads, spec.head_dim) for size in sizes.values()]
+        lengths = [math.prod(shape) for shape in shapes]
+        used = room[: 2 * sum(lengths)].split(lengths * 2)
+        stored = [part.view(shape) for part, shape in zip(used, shapes * 2, strict=True)]
+        self.keys, self.values = stored[: len(shapes)], stored[len(shapes) :]
         self.token_bias = [
             torch.zeros(rows, size, device=model.device) if group.token_bias else None
             for group, size in sizes.items()
         ]
         wide = torch.promote_types(model.dtype, torch.float32)
-        table_shape = (num_passes, spec.layers, rows, spec.heads)
+        shape = (num_passes, spec.layers, rows, spec.heads)
         self.biases = [
-            None if group.bias is None else BiasTable(table_shape, wide, model.device)
-            for group in self.groups
+            None if group.bias is None else BiasTable(shape, wide, model.device) for group in self.groups
         ]
         # The group whose share by head is measured in the clean pass.
         self.measured = next((index for index, group in enumerate(self.groups) if group.measured), None)
