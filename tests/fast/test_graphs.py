@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
 
-from recap.fast.graphs import Graphed, RecordingRoom
+from recap.fast.graphs import Graphed, RecordingRoom, no_collection
 
 
 class Sum:
@@ -28,6 +30,54 @@ def test_on_the_cpu_it_is_a_plain_call() -> None:
     for count in range(1, 5):
         assert torch.equal(graphed(torch.ones(3)), torch.full((3,), 2.0 * count))
     assert kept.calls == 4
+
+
+def test_nothing_is_collected_amid_a_recording() -> None:
+    """Garbage that only a collection finds may be an older recording, whose end would spoil the one that is made."""
+
+    class Knot:
+        def __init__(self) -> None:
+            self.itself = self
+
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        with no_collection():
+            knot = weakref.ref(Knot())
+            kept = [[each] for each in range(1000)]
+            assert knot() is not None and len(kept) == 1000
+        assert gc.isenabled()
+        with pytest.raises(RuntimeError, match="spoilt"), no_collection():
+            raise RuntimeError("spoilt")
+        assert gc.isenabled()
+        gc.disable()
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+
+
+@pytest.mark.cuda
+def test_a_recording_survives_garbage_of_older_ones() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(1, 1, 1)
+        for count in range(1, 6):
+            older = Graphed(Sum("cuda"))
+            for _ in range(3):
+                older(torch.ones(3, device="cuda"))
+            # Only a collection finds it.
+            older.itself = older  # type: ignore[attr-defined]
+            newer = Graphed(Sum("cuda"))
+            del older
+            for call in range(1, 5):
+                assert (
+                    newer(torch.full((3,), float(count), device="cuda")).tolist() == [2.0 * count * call] * 3
+                )
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -56,15 +57,30 @@ class RecordingRoom:
     def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Record work as a graph; also return what it returned, which every replay overwrites."""
         graph = torch.cuda.CUDAGraph()
+        # Recordings that nobody refers to any more must not count.
+        gc.collect()
         if not self._graphs:
             # torch gives up the memory with the last recording in it, and refuses its handle from then on.
             self._handle = torch.cuda.graph_pool_handle()
         # Other threads, such as a writer of files, may use the device in the meantime.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode=mode):
+        taking = torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode=mode)
+        with no_collection(), taking:
             result = work()
         self._graphs.add(graph)
         return graph, result
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage: a dropped recording or event must not be destroyed amid another one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 # By thread, because two of them may be between a replay and the copy of its result at the same time.
