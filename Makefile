@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# One more than there are cores, since many tests wait for other processes.
+PYTEST = $(BIN)/python -m pytest --numprocesses $$(expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile
 
 # A Python 3.10, for `make test-oldest`: on the path or installed by pyenv.
 OLDEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10*/bin/python; do $$p -c '' 2>/dev/null && echo $$p && break; done)

@@ -101,7 +101,7 @@ def attempt(name: str, out: Path, kills: int, seed: int, work_s: float) -> list[
 @pytest.mark.parametrize(
     ("name", "kills"),
     [
-        ("generate", 1),
+        pytest.param("generate", 1, marks=pytest.mark.slow),
         pytest.param("compare", 1, marks=pytest.mark.slow),
         pytest.param("reproduce", 1, marks=pytest.mark.slow),
     ],

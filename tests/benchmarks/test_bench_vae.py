@@ -14,6 +14,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[s
     return found
 
 
+@pytest.mark.slow
 def test_every_decoder_computes_what_it_should(capsys: pytest.CaptureFixture[str]) -> None:
     results = measured(capsys, "--blocks", "1", "--plain")
     assert [found["decoder"] for found in results] == ["vae plain", "vae fast", "tiny plain", "tiny fast"]

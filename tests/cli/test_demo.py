@@ -66,6 +66,7 @@ def test_the_demo_resumes_where_it_was_stopped_and_starts_again_where_it_was_fin
     assert "a finished demo: it is generated again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_page_says_the_verdict_plays_by_itself_and_loads_nothing(short, capsys):
     Path("demo").mkdir()
     Path("demo/mine.txt").write_text("not the demo's")

@@ -42,6 +42,7 @@ def test_a_list_that_is_not_read_to_its_end_ends_without_a_word(tmp_path):
     assert process.wait(timeout=60) in (0, -signal.SIGPIPE)
 
 
+@pytest.mark.slow
 def test_a_script_comes_from_a_file_or_a_stream_and_not_from_a_pipe_nobody_writes_to(tmp_path):
     os.mkfifo(tmp_path / "script.json")
     process = recap("generate", "--script", tmp_path / "script.json", "--backbone", "untrained")

@@ -28,6 +28,7 @@ def run_cell(text: str, names: dict[str, object]) -> object:
     return None
 
 
+@pytest.mark.slow
 def test_every_cell_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("the package is here already"))

@@ -214,6 +214,7 @@ def test_the_cpu_has_no_card() -> None:
     assert len(fitting.describe_fit(config)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low_memory", ["on", "off"])
 def test_the_embedded_model_generates_the_same_bits(low_memory: str) -> None:
     """So its tables are the same, too."""

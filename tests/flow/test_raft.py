@@ -183,9 +183,9 @@ def test_one_picture_is_refused(model):
     ("name", "num_updates", "expected"),
     [
         ("rubber_whale", 12, 0.3199),
-        ("rubber_whale", 20, 0.3202),
+        pytest.param("rubber_whale", 20, 0.3202, marks=pytest.mark.slow),
         ("chairs", 12, 1.1367),
-        ("chairs", 20, 1.1308),
+        pytest.param("chairs", 20, 1.1308, marks=pytest.mark.slow),
     ],
 )
 def test_error_on_real_pairs(model, request, name, num_updates, expected):

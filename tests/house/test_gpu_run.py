@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.gpu import find_marked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,7 @@ def in_a_process(program: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_all_its_files_are_collected_without_the_packages_of_other_tests():
     done = in_a_process(
         f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"

@@ -149,6 +149,7 @@ EXTRAS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_wheel_builds_and_imports_without_extras(tmp_path):
     """Everything in the wheel imports with nothing but the core dependencies."""
     subprocess.run(

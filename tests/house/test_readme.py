@@ -74,7 +74,9 @@ CHEAP = {
 }
 
 
-@pytest.mark.parametrize("command", CHEAP)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=[pytest.mark.slow] if "generate" in each else []) for each in CHEAP]
+)
 def test_the_cheap_ones_run(command, tmp_path):
     assert command in COMMANDS or f"`{command}`" in README
     done = subprocess.run(
@@ -106,6 +108,7 @@ def test_the_lines_of_python_make_a_video(capsys, tmp_path, monkeypatch):
     assert "video.mp4 (9, 128, 208, 3) 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_researchers_page_generates_blocks(capsys):
     page = (ROOT / "docs" / "how-to" / "researcher.md").read_text()
     loop = next(

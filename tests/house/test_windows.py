@@ -49,6 +49,7 @@ def on_windows(program: str, folder) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_is_generated_resumed_and_shown(tmp_path):
     generate = ["generate", "a boat", "--seconds", "1.5", "--backbone", "untrained", "--flow", "classical"]
     calls = [[*generate, "--out", "run"], ["generate", "--resume", "run"], ["show", "run"], ["list"]]

@@ -85,6 +85,7 @@ def test_it_resumes_when_the_clip_is_gone(tmp_path, clip):
     assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_single_picture_is_the_sink(tmp_path, spec):
     picture = np.zeros((256, 512, 3), np.uint8)
     picture[:, :, 2] = 200

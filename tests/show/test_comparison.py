@@ -298,6 +298,7 @@ def blank_probe(tmp_path, monkeypatch):
     monkeypatch.setattr("recap.eval.judges.probe.SHIPPED", tmp_path / "probe.safetensors")
 
 
+@pytest.mark.slow
 def test_videos_of_the_embedded_backbone_are_judged_by_the_probe(tmp_path, blank_probe):
     shots = [
         {"prompt": "a fox on a beach by day", "seconds": 1},
@@ -340,6 +341,7 @@ def flow_of(record):
     return about.get("config", about)["flow"]
 
 
+@pytest.mark.slow
 def test_the_flow_is_found_out_once_for_all_runs(tmp_path):
     lines = []
     two = [{"name": "recap"}, {"name": "recap", "reinforcement": 3}]
@@ -356,6 +358,7 @@ def test_the_flow_is_found_out_once_for_all_runs(tmp_path):
         assert flow_of(tmp_path / "without" / "comparison.json") == "classical"
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_is_resumed_with_its_flow_when_weights_have_come(
     tmp_path, monkeypatch, random_raft
 ):

@@ -227,6 +227,7 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_twenty_sessions_opened_and_closed_leave_nothing_behind(client, studio):
     def one():
         name = begin(client)

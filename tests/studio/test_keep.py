@@ -122,6 +122,7 @@ def test_an_uploaded_run_opens_and_continues_as_the_run_would(client, studio, tm
         assert torch.equal(torch.cat(list(own.values()), dim=1), longer[:, : 3 * count])
 
 
+@pytest.mark.slow
 def test_a_bad_upload_is_refused_in_words_and_leaves_nothing(client, studio, tmp_path):
     generate(config_of([(PROMPT, 1.5, False)]), tmp_path / "run", reporter=SILENT)
     good = tmp_path / "run"

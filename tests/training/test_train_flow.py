@@ -130,6 +130,7 @@ def test_everything_is_written_and_resumes(tmp_path: Path) -> None:
     assert resumed.evaluate()["error_px"] == pytest.approx(measured["error_px"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_teacher_takes_the_place_of_the_exact_flow(tmp_path: Path, random_raft: Path) -> None:
     file = random_raft / RAFT_SMALL.file_name
     trainer = Trainer(options(tmp_path, 600, teacher=file), few_clips, unchanged, "cpu")

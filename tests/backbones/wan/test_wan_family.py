@@ -164,6 +164,7 @@ def test_a_lora_is_merged(files: dict[str, str], tmp_path: Path) -> None:
         build_backbone(config_of(files, lora=str(tmp_path / "lora.pt")), quiet)
 
 
+@pytest.mark.slow
 def test_loras_of_ones_own_are_merged_recorded_and_watched(files: dict[str, str], tmp_path: Path) -> None:
     """Two runs with the LoRA at a strength and with the same change in the checkpoint are equal to the bit."""
     path = tmp_path / "style.safetensors"
@@ -257,6 +258,7 @@ class ByFrameConfig(MiniConfig):
     row = replace(MINI, name="causal-forcing-2step", frames_per_block=1, steps=(1000, 500))
 
 
+@pytest.mark.slow
 def test_a_model_that_generates_frame_by_frame(files: dict[str, str], tmp_path: Path) -> None:
     """From the published layout to a video, with the row's steps, with others, and as released."""
     results = {}
