@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12 if cuda else 6)
     parser.add_argument("--seconds", type=float, default=50.0, help="begin no further number after so many")
     asked = parser.parse_args()
+    if min(asked.sessions) < 1 or asked.blocks < 1:
+        parser.error("--sessions and --blocks must be 1 or more")
     use_fair_threads()
     bench, began, results = Bench(asked.device, asked.flow, asked.blocks), time.perf_counter(), []
     for count in asked.sessions:

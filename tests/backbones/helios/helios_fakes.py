@@ -31,7 +31,7 @@ CHUNKS = 3
 FRAMES = 9
 
 
-def make_transformer(row=ROWS["distilled"], seed=0):
+def make_transformer(row=ROWS["distilled"], seed=0, ffn_dim=32, rope_dim=(4, 4, 4)):
     torch.manual_seed(seed)
     model = HeliosTransformer3DModel(
         num_attention_heads=row.heads,
@@ -40,9 +40,9 @@ def make_transformer(row=ROWS["distilled"], seed=0):
         out_channels=row.latent_channels,
         text_dim=row.text_dim,
         freq_dim=16,
-        ffn_dim=32,
+        ffn_dim=ffn_dim,
         num_layers=row.layers,
-        rope_dim=(4, 4, 4),
+        rope_dim=rope_dim,
     )
     return model.eval()
 

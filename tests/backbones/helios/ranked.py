@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 
 import torch
-from diffusers import HeliosTransformer3DModel
 from safetensors.torch import save_file
 
 from recap.attention.context import OWN_KERNELS
@@ -21,7 +20,14 @@ from recap.io.trace import BlockTrace
 from recap.plan import Shot, make_plan
 from recap.rollout import Resume, reach, rollout
 from recap.run import build_memory
-from tests.backbones.helios.helios_fakes import ROWS, CheapDecoder, make_scheduler, make_vae, text_of
+from tests.backbones.helios.helios_fakes import (
+    ROWS,
+    CheapDecoder,
+    make_scheduler,
+    make_transformer,
+    make_vae,
+    text_of,
+)
 
 # Sums over tokens round alike where the heads of a process have a multiple of 32 channels together.
 HEADS = {"heads": 4, "head_dim": 32}
@@ -38,19 +44,8 @@ STOP = 2
 
 def make_backbone(kind, dtype):
     row = replace(ROWS[kind], **HEADS)
-    torch.manual_seed(0)
-    transformer = HeliosTransformer3DModel(
-        num_attention_heads=row.heads,
-        attention_head_dim=row.head_dim,
-        in_channels=row.latent_channels,
-        out_channels=row.latent_channels,
-        text_dim=row.text_dim,
-        freq_dim=16,
-        ffn_dim=64,
-        num_layers=row.layers,
-        rope_dim=(8, 12, 12),
-    )
-    return HeliosBackbone(row, transformer.eval().to(dtype), make_scheduler(kind), text_of, make_vae())
+    transformer = make_transformer(row, ffn_dim=64, rope_dim=(8, 12, 12))
+    return HeliosBackbone(row, transformer.to(dtype), make_scheduler(kind), text_of, make_vae())
 
 
 def generate(case, ranks, dtype):
