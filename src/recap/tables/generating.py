@@ -308,7 +308,7 @@ def pack_look(look: Look) -> dict[str, Any]:
     return {
         "moments": list(look.moments),
         "shape": list(look.pictures.shape),
-        "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode(),
+        "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 6)).decode(),
         "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.slots], list(bank.cuts)],
     }
 
