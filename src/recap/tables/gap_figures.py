@@ -16,6 +16,15 @@ from recap.tables.table import Cell, ScoredRun, plain_name
 AXES = {BY_GAP: ("gap", "seconds away"), BY_DISTANCE: ("distance", "pictures apart")}
 OVER = re.compile(rf"(.+)({'|'.join(AXES)})(\d+)")
 """A score at one of several gaps or distances."""
+TITLES = {
+    "crop": "likeness by crops",
+    "vlm": "likeness by the language model",
+    "subject": "likeness by colours",
+    "frame": "likeness of whole frames",
+    "kept": "share of returns that are the same",
+    "gate": "share of returns that pass the gate",
+}
+"""What a score over gaps is of; those whose judge tells instances apart best come first."""
 
 
 def gap_figures(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]) -> list[str]:
@@ -28,16 +37,14 @@ def gap_figures(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun]
     for (name, kind), rows in sorted(charts.items(), key=lambda chart: _rank(chart[0][0])):
         what, axis = AXES[kind]
         lines = [_line(row, points) for row, points in rows.items()]
-        figures.append(line_chart(f"{plain_name(name)} over {what}", lines, axis))
+        figures.append(line_chart(f"{TITLES.get(name, plain_name(name))} over {what}", lines, axis))
         if kind == BY_GAP and len(figures) == 1:
             figures += _ages(recipe, runs)
     return figures
 
 
 def _rank(name: str) -> int:
-    """Put likeness by whoever tells instances apart best first."""
-    order = ("crop", "vlm", "subject", "frame", "kept", "gate")
-    return order.index(name) if name in order else len(order)
+    return [*TITLES, name].index(name)
 
 
 def _line(row: str, points: dict[int, Cell]) -> Line:
