@@ -66,11 +66,13 @@ class Batches(Executor):
         self._scratch = tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True)
         self._most_bytes = shutil.disk_usage(self._scratch.name).free // SHARE_OF_DISK
         self._former = None
+        self._threads = torch.get_num_threads()
         if threading.current_thread() is threading.main_thread():
             # On SIGTERM the process exits normally, so that the pictures, which are gigabytes, are deleted.
             self._former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     def close(self) -> None:
+        torch.set_num_threads(self._threads)
         self._scorers.close()
         self._scratch.cleanup()
         if self._former is not None:
@@ -140,6 +142,10 @@ class Batches(Executor):
     def _take_path(self, job: Job) -> Backbone:
         """Return the path of a job; a kind gets its own fast path, as what was captured for the last is large."""
         config = config_of(job)
+        # Where a GPU does it all, the host has little to do: as many threads as cores would only wait, and do so by
+        # spinning, on the cores of the scorers.
+        busy = config.device == "cpu" or config.flow == "classical"
+        torch.set_num_threads(self._threads if busy else 1)
         if self._plain is None or (config.backbone, config.precision) != self._settings:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
             self._plain = self._backbone = build_backbone(
