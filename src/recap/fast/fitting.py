@@ -14,9 +14,12 @@ from recap.io.devices import free_on
 from recap.io.report import Notice
 
 
-def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
-    """Return the config with whatever its `low_memory` means on this card: the path, and where text is encoded."""
-    demand, free = _demand(config), free_on(config.device)
+def fit_card(config: RunConfig, notice: Notice, *, random_weights: bool = False) -> RunConfig:
+    """Return the config with whatever its `low_memory` means on this card: the path, and where text is encoded.
+
+    A model that is not installed is refused first, unless its weights are random.
+    """
+    demand, free = _demand(config, random_weights), free_on(config.device)
     if demand is None or free is None or config.low_memory == "off":
         return config
     asked = _setting(config)
@@ -31,23 +34,21 @@ def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
     return config
 
 
-def describe_fit(config: RunConfig) -> list[str]:
+def describe_fit(config: RunConfig, *, random_weights: bool = False) -> list[str]:
     """Return lines about the memory that a run needs, with what to add where its card is too small."""
-    demand = _demand(config)
+    demand = _demand(config, random_weights)
     if demand is None:
         return []
     return describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
 
 
-def _demand(config: RunConfig) -> Demand | None:
-    """Return what the run's model takes; None where it is not planned: other families, or two devices.
-
-    A model that is not installed is refused first.
-    """
+def _demand(config: RunConfig, random_weights: bool) -> Demand | None:
+    """Return what the run's model takes; None where it is not planned: other families, or two devices."""
     settings = config.backbone.settings
     if not isinstance(settings, WanConfig) or config.decoder_device:
         return None
-    settings.check_files()
+    if not random_weights:
+        settings.check_files()
     spec = settings.spec
     frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
     dtype = DTYPES[config.dtype]
