@@ -200,6 +200,13 @@ def test_a_failed_check_is_said_and_is_the_exit_code(recap, monkeypatch):
         (("untrained", "--random-weights"), "--random-weights"),
         (("helios-distilled", "--random-weights"), "--random-weights"),
         (("untrained", "--set", "memory.reinforcement=2"), "--set"),
+        (("untrained", "--precision", "fp4"), "precision is 'fp4': no such name"),
+        (("untrained", "--precision", ""), "known: fp8, full, int8"),
+        (("untrained", "--low-memory", "maybe"), "low_memory is 'maybe': no such name"),
+        (("untrained", "--dtype", "int8"), "dtype is 'int8': no such name"),
+        (("helios-distilled", "--precision", "int8"), "only the models of the Wan family"),
+        (("self-forcing", "--random-weights", "--decoder", "small"), "backbone.decoder is 'small'"),
+        (("self-forcing", "--random-weights", "--eager"), "the readable full decoder needs its weight files"),
         (("self-forcing", "--seconds", "2"), "recap weights self-forcing"),
     ],
 )

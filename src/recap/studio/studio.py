@@ -89,6 +89,7 @@ class Studio:
             self._eager = config.eager
             if self.settings.batch > 1:
                 tried = self.config_of(say.NewSession(prompt=TRIED_PROMPT))
+                tried = dataclasses.replace(tried, eager=self._eager)
                 self._company.check(Session(tried, backbone=found, reporter=SILENT, company=self._company))
             self._backbone = found
         return self._backbone
@@ -161,10 +162,11 @@ class Studio:
         for name in asked.cast or ():
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
-        config = dataclasses.replace(self.config_of(asked), cast=cast)
+        backbone = self._load()
+        config = dataclasses.replace(self.config_of(asked), cast=cast, eager=self._eager)
         return Session(
             config,
-            backbone=self._load(),
+            backbone=backbone,
             reporter=SILENT,
             history_s=0.0,
             states_bytes=0,
