@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 
 from recap.backbones.wan.family import WanConfig
+from recap.backbones.wan.published import TEXT_ENCODER
 from recap.config import DTYPES, Choice, RunConfig
 from recap.fast.card import CardSetting, Demand, choose, describe_plan
 from recap.fast.vae import can_fuse
-from recap.io.devices import free_on
+from recap.io.devices import free_on, has_room
 from recap.io.report import Notice
 
 
@@ -39,7 +40,20 @@ def describe_fit(config: RunConfig, *, random_weights: bool = False) -> list[str
     demand = _demand(config, random_weights)
     if demand is None:
         return []
-    return describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
+    lines = describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
+    settings = config.backbone.settings
+    if random_weights or not isinstance(settings, WanConfig) or settings.prompt_embeds:
+        return lines
+    return [*lines, _describe_text(settings.text_device or config.device)]
+
+
+def _describe_text(device: str) -> str:
+    """Return a line about the text encoder, which has come and gone before the model is read."""
+    where, free = device, free_on(device)
+    if free is not None and not has_room(TEXT_ENCODER.size, free):
+        where = f"the CPU, since it does not fit into the {free / 1e9:.1f} GB that are free on {device}"
+    size = TEXT_ENCODER.size / 1e9
+    return f"memory: before that, for prompts not encoded before, the text encoder alone: about {size:.1f} GB on {where}"
 
 
 def _demand(config: RunConfig, random_weights: bool) -> Demand | None:
