@@ -52,8 +52,8 @@ def _describe_text(device: str) -> str:
     where, free = device, free_on(device)
     if free is not None and not has_room(TEXT_ENCODER.size, free):
         where = f"the CPU, since it does not fit into the {free / 1e9:.1f} GB that are free on {device}"
-    size = TEXT_ENCODER.size / 1e9
-    return f"memory: before that, for prompts not encoded before, the text encoder alone: about {size:.1f} GB on {where}"
+    needs = f"about {TEXT_ENCODER.size / 1e9:.1f} GB"
+    return f"memory: before that, for prompts not encoded before, the text encoder alone: {needs} on {where}"
 
 
 def _demand(config: RunConfig, random_weights: bool) -> Demand | None:
