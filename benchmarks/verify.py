@@ -10,6 +10,7 @@ import argparse
 import gc
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -71,7 +72,10 @@ def verify(choice: ModelChoice, settings: VerifySettings, out: Path) -> bool:
         record = write_verification(choice, settings, out / f"verify-{name}", Reporter(notice=print))
         print(describe(record))
         passed = bool(record["passed"])
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:
+        # Whatever it is, the other models have their turn.
+        if not isinstance(error, ValueError):
+            traceback.print_exc()
         print(f"{name}: {describe_error(error)}")
         passed = False
     # The next model needs the room.
