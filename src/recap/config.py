@@ -18,7 +18,7 @@ from recap.backbones.helios.family import HeliosConfig
 from recap.backbones.noise import Sampling
 from recap.backbones.tiny.backbone import EmbeddedConfig
 from recap.backbones.wan.family import WanConfig
-from recap.backbones.wan.quantised import check_precision
+from recap.backbones.wan.quantised import check_precision, refuse_family
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
 from recap.io.files import check_plain
@@ -160,6 +160,9 @@ class RunConfig:
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
         check_place(device, dtype)
         check_precision(self.precision, device, dtype)
+        if self.precision != "full" and isinstance(self.backbone.settings, HeliosConfig):
+            # Before its 14B weights are loaded.
+            raise refuse_family(self.precision, self.backbone.name)
         if self.decoder_device:
             check_place(self.decoder_device, dtype, "decoder_device")
         object.__setattr__(self, "device", device)

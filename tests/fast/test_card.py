@@ -156,7 +156,10 @@ def test_a_run_is_fitted_to_its_card(on_card) -> None:
     assert fitting.fit_card(config, notices.append) is config and not notices
     assert "tiny decoder, int8 weights" in fitting.describe_fit(replace(config, precision="int8"))[0]
     assert fitting.describe_fit(config)[1] == "memory: fits into the 80.0 GB that are free"
+    assert fitting.describe_fit(config)[2].endswith("the text encoder alone: about 11.4 GB on cuda")
+    assert len(fitting.describe_fit(config, random_weights=True)) == 2
     on_card(8 * GB)
+    assert "11.4 GB on the CPU, since it does not fit into the 8.0 GB" in fitting.describe_fit(config)[-1]
     assert fitting.fit_card(config, notices.append) == replace(config, eager=True)
     assert "the readable path is used" in notices[0] and "8.0 are free" in notices[0]
     off = replace(config, low_memory="off")
@@ -211,7 +214,8 @@ def test_the_cpu_has_no_card() -> None:
     assert devices.free_on("cpu") is None
     config = public_run(device="cpu", low_memory="on")
     assert fitting.fit_card(config, print) is config
-    assert len(fitting.describe_fit(config)) == 1
+    assert len(fitting.describe_fit(config)) == 2
+    assert fitting.describe_fit(config)[1].endswith("11.4 GB on cpu")
 
 
 @pytest.mark.slow

@@ -87,11 +87,12 @@ OPTIONS = {
     "show": {"--open", "--trust-code", "--help"},
     "studio": {
         "--port", "--host", "--token", "--folder", "--backbone", "--batch", "--demo", "--open", "--no-open",
-        "--help",
+        "--precision", "--low-memory", "--help",
     },
     "serve": {
         "--port", "--host", "--token", "--store", "--backbone", "--ray", "--replicas", "--most-replicas",
         "--sessions", "--batch", "--cpus", "--gpus", "--queue", "--patience", "--idle", "--memory-gb", "--help",
+        "--precision", "--low-memory",
     },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
@@ -102,11 +103,11 @@ OPTIONS = {
     },
     "probe": {
         "--out", "--before", "--after", "--blocks", "--seed", "--random-weights", "--flow", "--device", "--dtype",
-        "--eager", "--help",
+        "--eager", "--precision", "--low-memory", "--help",
     },
     "verify": {
         "--out", "--prompt", "--seconds", "--memories", "--seed", "--random-weights", "--decoder", "--set", "--flow",
-        "--device", "--dtype", "--eager", "--help",
+        "--device", "--dtype", "--eager", "--precision", "--low-memory", "--help",
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",

@@ -143,6 +143,19 @@ def test_the_command_writes_a_small_file(recap, tmp_path):
     assert file.stat().st_size < 50_000
 
 
+def test_8_bits_are_probed_too_and_the_file_says_so(recap, tmp_path):
+    found = {}
+    for precision in ("full", "int8", "fp8"):
+        code, _, error = recap("probe", "untrained", "--precision", precision, *SMALL)
+        assert code == 0, error
+        found[precision] = json.loads((tmp_path / "probe-untrained.json").read_text())
+        assert found[precision]["precision"] == precision
+        assert (f"precision {precision}: the transformer takes" in error) == (precision != "full")
+    usual = {name: [layer["usual_distance"] for layer in each["layers"]] for name, each in found.items()}
+    assert usual["full"] != usual["int8"] != usual["fp8"]
+    assert usual["int8"] == pytest.approx(usual["full"], rel=0.05)
+
+
 def test_a_public_model_runs_without_its_weights(recap, tmp_path, monkeypatch):
     """With its row made small: at real size a CPU takes hours."""
     small = replace(UNTRAINED, name="self-forcing", in_channels=16, layers=2, latent_size=(4, 6))
@@ -161,6 +174,9 @@ def test_a_public_model_runs_without_its_weights(recap, tmp_path, monkeypatch):
         (("untrained", "--random-weights"), "--random-weights"),
         (("helios-distilled",), "helios-distilled"),
         (("untrained", "--out", "."), "--out"),
+        (("untrained", "--precision", "int4"), "precision is 'int4': no such name"),
+        (("untrained", "--low-memory", ""), "low_memory is '': no such name"),
+        (("untrained", "--dtype", "double"), "dtype is 'double': no such name"),
     ],
 )
 def test_what_cannot_be_probed_is_refused_in_one_line(recap, words, named):

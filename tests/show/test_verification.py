@@ -67,7 +67,7 @@ def test_a_grey_a_noisy_and_a_frozen_video_are_told_from_a_picture_that_moves():
 
 @pytest.fixture(scope="module")
 def embedded():
-    choice = ModelChoice.of("embedded", "cpu", None, "classical")
+    choice = ModelChoice.of("embedded", device="cpu", flow="classical")
     return choice, choice.load(VerifySettings().prompts, lambda line: None)
 
 
@@ -147,7 +147,7 @@ def test_random_weights_need_no_file(monkeypatch, tmp_path, kind):
         SMALL, name=kind.row.name, frames_per_block=kind.row.frames_per_block, steps=kind.row.steps
     )
     monkeypatch.setattr(kind, "row", small)
-    choice = ModelChoice.of(small.name, "cpu", None, None, random_weights=True, decoder="tiny")
+    choice = ModelChoice.of(small.name, device="cpu", random_weights=True, decoder="tiny")
     settings = VerifySettings(("a boat",), ("none", "recap"), seconds=1.5)
     record = write_verification(choice, settings, tmp_path / "out")
     assert (
@@ -161,15 +161,24 @@ def test_random_weights_need_no_file(monkeypatch, tmp_path, kind):
 
 @pytest.mark.slow
 def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
-    absent = ("typer", "rich", "av", "diffusers", "fastapi")
-    words = ["untrained", "--out", str(tmp_path / "out"), "--memories", "sink", *SHORT]
+    """Several models in one process, in 8 bits, as on a machine with nothing but torch; a failure stops nobody."""
+    absent = ("typer", "rich", "av", "diffusers", "ray", "fastapi")
+    names = ["self-forcing", "untrained", "embedded"]
+    words = [*names, "--out", str(tmp_path), "--memories", "sink", "--precision", "int8", *SHORT]
     program = (
         f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
         f"from benchmarks.verify import main\nsys.exit(main({words!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "verify.json"}
+    assert done.returncode == 1 and "recap weights self-forcing" in done.stdout, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"verify-untrained", "verify-embedded"}
+    for name in names[1:]:
+        folder = tmp_path / f"verify-{name}"
+        assert {path.name for path in folder.iterdir()} == {"index.html", "verify.json"}
+        record = json.loads((folder / "verify.json").read_text())
+        assert record["passed"] and record["precision"] == "int8"
+        assert "PyAV is not installed" in (folder / "index.html").read_text()
+    assert "PyAV is not installed" in done.stdout and "2 of 2" not in done.stdout
 
 
 @pytest.mark.slow
@@ -191,6 +200,13 @@ def test_a_failed_check_is_said_and_is_the_exit_code(recap, monkeypatch):
         (("untrained", "--random-weights"), "--random-weights"),
         (("helios-distilled", "--random-weights"), "--random-weights"),
         (("untrained", "--set", "memory.reinforcement=2"), "--set"),
+        (("untrained", "--precision", "fp4"), "precision is 'fp4': no such name"),
+        (("untrained", "--precision", ""), "known: fp8, full, int8"),
+        (("untrained", "--low-memory", "maybe"), "low_memory is 'maybe': no such name"),
+        (("untrained", "--dtype", "int8"), "dtype is 'int8': no such name"),
+        (("helios-distilled", "--precision", "int8"), "only the models of the Wan family"),
+        (("self-forcing", "--random-weights", "--decoder", "small"), "backbone.decoder is 'small'"),
+        (("self-forcing", "--random-weights", "--eager"), "the readable full decoder needs its weight files"),
         (("self-forcing", "--seconds", "2"), "recap weights self-forcing"),
     ],
 )

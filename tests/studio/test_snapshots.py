@@ -174,6 +174,10 @@ def test_only_the_folders_of_replicas_that_are_gone_are_deleted(tmp_path):
     ("words", "reason"),
     [
         (("--backbone", "nope"), "backbone is 'nope': no such name"),
+        (("--precision", "fp4"), "precision is 'fp4': no such name"),
+        (("--precision", ""), "precision is '': no such name"),
+        (("--low-memory", "yes"), "low_memory is 'yes': no such name"),
+        (("--backbone", "helios-base", "--precision", "int8"), "only the models of the Wan family"),
         (("--store", "file/below"), "nothing can be kept there"),
         (("--store", "nowhere://at/all"), "fsspec cannot open it"),
     ],

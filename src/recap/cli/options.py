@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,3 +65,8 @@ Loras = Annotated[
     ),
 ]
 DecoderName = Annotated[str | None, typer.Option(help="full or tiny, of the public models [default: full].")]
+
+
+def used(**options: str | None) -> dict[str, Any]:
+    """Return the options that were used; the others stay at the defaults of whatever takes them."""
+    return {name: value for name, value in options.items() if value is not None}

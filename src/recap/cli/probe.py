@@ -13,7 +13,7 @@ import typer
 
 from recap.backbones.helios.family import HeliosConfig
 from recap.cli.console import progress_bar
-from recap.cli.options import Device, Dtype, Eager, Flow
+from recap.cli.options import Device, Dtype, Eager, Flow, LowMemory, Precision
 from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.show.models import ModelChoice
@@ -33,7 +33,9 @@ def probe_command(
     flow: Flow = None,
     device: Device = None,
     dtype: Dtype = None,
+    precision: Precision = None,
     eager: Eager = False,
+    low_memory: LowMemory = None,
 ) -> None:
     """Measure a model's keys and heads, for a small file to publish.
 
@@ -42,9 +44,9 @@ def probe_command(
     """
     settings = ProbeSettings(before, after, blocks, seed)
     chosen = ModelChoice.of(
-        name, device, dtype, flow, random_weights=random_weights, decoder="tiny", eager=eager
-    )
-    place, precision = chosen.device, chosen.dtype
+        name, random_weights=random_weights, decoder="tiny", flow=flow,
+        device=device, dtype=dtype, precision=precision, eager=eager, low_memory=low_memory,
+    )  # fmt: skip
     if isinstance(chosen.backbone.settings, HeliosConfig):
         # Before its 14B weights are loaded.
         raise refuse_carried(name)
@@ -53,15 +55,18 @@ def probe_command(
         raise refuse("--out", str(path), "is a folder", "name a file")
     began = time.perf_counter()
     with progress_bar("probing", "blocks", "loading the model") as reporter:
+        chosen = chosen.fit(reporter.notice)
         parts = chosen.load((before, after), reporter.notice)
         made = probe(parts.backbone, parts.flow, settings, reporter)
+    place = chosen.device
     gpu = torch.cuda.get_device_name(place) if place.startswith("cuda") else platform.machine()
     result: dict[str, Any] = {
         "backbone": name,
         "weights": parts.about["weights"],
         "flow": parts.about["flow"],
         "device": gpu,
-        "dtype": precision,
+        "dtype": chosen.config.dtype,
+        "precision": chosen.config.precision,
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seconds": round(time.perf_counter() - began, 1),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from recap.cli.console import show_notice
+from recap.cli.options import LowMemory, Precision, used
 from recap.io.extras import import_extra
-from recap.io.lookup import look_up
-from recap.registry import BACKBONES
 from recap.studio.cluster.deploy import Cluster
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.seats import ServeSeating
@@ -20,6 +20,7 @@ from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.snapshots import check_store
 from recap.studio.listening import bound_socket
 from recap.studio.settings import Limits, StudioSettings
+from recap.studio.studio import plain_config
 
 DEFAULT = ClusterSettings("")
 
@@ -46,6 +47,8 @@ def serve_command(
     ] = DEFAULT.most_replicas,
     sessions: Annotated[int, typer.Option(help="Sessions open on a replica at once.")] = DEFAULT.sessions,
     batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = DEFAULT.batch,
+    precision: Precision = None,
+    low_memory: LowMemory = None,
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
     queue: Annotated[
@@ -69,18 +72,31 @@ def serve_command(
     for package in ("fastapi", "uvicorn", "websockets"):
         import_extra(package, "recap serve", "studio")
     import_extra("ray.serve", "recap serve", "ray")
-    look_up("backbone", backbone, BACKBONES)
     place = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
-        place, backbone, replicas=replicas, most_replicas=most_replicas, sessions=sessions, batch=batch,
-        cpus=cpus, gpus=gpus, queue=queue, patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
+        place, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
+        most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus, queue=queue,
+        patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
     own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
-    secret = secrets.token_urlsafe(24)
+    check_model(settings, own)
     check_store(place)
+    serve(settings, own, ray)
+
+
+def check_model(settings: ClusterSettings, own: StudioSettings) -> None:
+    """Refuse a model that no replica could hold; as on a CPU, since this machine need not have what replicas have."""
+    names = {name: getattr(settings, name) for name in ("backbone", "precision", "low_memory")}
+    plain_config(replace(own, device="cpu", **names))
+
+
+def serve(settings: ClusterSettings, own: StudioSettings, ray: str) -> None:
+    """Start the replicas, and serve their front until the process is told to end."""
+    secret = secrets.token_urlsafe(24)
     with bound_socket(own) as listening, Cluster(settings, secret, ray) as cluster:
-        name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        name = f"[{own.host}]" if ":" in own.host else own.host
+        token = f"?token={own.token}" if own.token else ""
+        address = f"http://{name}:{listening.getsockname()[1]}/{token}"
         show_notice(f"serve: {address} ({settings.seats} seats; end it with Ctrl-C)")
         listen(Front(settings, own, ServeSeating(cluster.handle), secret), listening)
 

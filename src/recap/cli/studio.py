@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from recap.cli.console import show_notice
+from recap.cli.options import LowMemory, Precision, used
 from recap.io.extras import import_extra
 from recap.studio.listening import bound_socket
 from recap.studio.server import make_app
@@ -33,6 +34,8 @@ def studio_command(
         str, typer.Option(help="Which model generates; see `recap list backbones`.")
     ] = "embedded",
     batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = 1,
+    precision: Precision = None,
+    low_memory: LowMemory = None,
     demo: Annotated[bool, typer.Option("--demo", help="Begin with a ready story.")] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
@@ -44,12 +47,15 @@ def studio_command(
     for package in NEEDED:
         import_extra(package, "recap studio", "studio")
     wait_asleep()
-    settings = StudioSettings(folder, backbone=backbone, batch=batch, host=host, port=port, token=token)
+    settings = StudioSettings(
+        folder, backbone=backbone, batch=batch, host=host, port=port, token=token,
+        **used(precision=precision, low_memory=low_memory),
+    )  # fmt: skip
     with bound_socket(settings) as listening:
         port = listening.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/" + (f"?token={token}" if token else "") + ("#demo" if demo else "")
-        studio = Studio(settings)
+        studio = Studio(settings, notice=show_notice)
         show_notice(f"studio: {address} (end it with Ctrl-C)")
         if browser:
             threading.Timer(1.0, webbrowser.open, (address,)).start()

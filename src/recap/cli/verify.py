@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recap.cli.console import byte_bar, progress_bar
-from recap.cli.options import DecoderName, Device, Dtype, Eager, Flow, Setting
+from recap.cli.options import DecoderName, Device, Dtype, Eager, Flow, LowMemory, Precision, Setting
 from recap.config import override
 from recap.errors import refuse
 from recap.show.models import ModelChoice
@@ -37,7 +37,9 @@ def verify_command(
     flow: Flow = None,
     device: Device = None,
     dtype: Dtype = None,
+    precision: Precision = None,
     eager: Eager = False,
+    low_memory: LowMemory = None,
 ) -> None:
     """Verify a model: hashes, a first block, and videos with every memory.
 
@@ -57,8 +59,8 @@ def verify_command(
     own = [*(settings or []), *([f"backbone.decoder={decoder}"] if decoder and not random_weights else [])]
     backbone = override({"backbone": {"name": name}}, own)["backbone"]
     choice = ModelChoice.of(
-        backbone, device, dtype, flow,
-        random_weights=random_weights, decoder="full" if decoder is None else decoder, eager=eager,
+        backbone, random_weights=random_weights, decoder="full" if decoder is None else decoder, flow=flow,
+        device=device, dtype=dtype, precision=precision, eager=eager, low_memory=low_memory,
     )  # fmt: skip
     folder = out or Path(f"verify-{name.replace(':', '-')}")
     with (

@@ -7,16 +7,20 @@ from dataclasses import replace
 import torch
 
 from recap.backbones.wan.family import WanConfig
+from recap.backbones.wan.published import TEXT_ENCODER
 from recap.config import DTYPES, Choice, RunConfig
 from recap.fast.card import CardSetting, Demand, choose, describe_plan
 from recap.fast.vae import can_fuse
-from recap.io.devices import free_on
+from recap.io.devices import free_on, has_room
 from recap.io.report import Notice
 
 
-def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
-    """Return the config with whatever its `low_memory` means on this card: the path, and where text is encoded."""
-    demand, free = _demand(config), free_on(config.device)
+def fit_card(config: RunConfig, notice: Notice, *, random_weights: bool = False) -> RunConfig:
+    """Return the config with whatever its `low_memory` means on this card: the path, and where text is encoded.
+
+    A model that is not installed is refused first, unless its weights are random.
+    """
+    demand, free = _demand(config, random_weights), free_on(config.device)
     if demand is None or free is None or config.low_memory == "off":
         return config
     asked = _setting(config)
@@ -31,23 +35,34 @@ def fit_card(config: RunConfig, notice: Notice) -> RunConfig:
     return config
 
 
-def describe_fit(config: RunConfig) -> list[str]:
+def describe_fit(config: RunConfig, *, random_weights: bool = False) -> list[str]:
     """Return lines about the memory that a run needs, with what to add where its card is too small."""
-    demand = _demand(config)
+    demand = _demand(config, random_weights)
     if demand is None:
         return []
-    return describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
+    lines = describe_plan(demand, _setting(config), config.low_memory, free_on(config.device))
+    settings = config.backbone.settings
+    if random_weights or not isinstance(settings, WanConfig) or settings.prompt_embeds:
+        return lines
+    return [*lines, _describe_text(settings.text_device or config.device)]
 
 
-def _demand(config: RunConfig) -> Demand | None:
-    """Return what the run's model takes; None where it is not planned: other families, or two devices.
+def _describe_text(device: str) -> str:
+    """Return a line about the text encoder, which has come and gone before the model is read."""
+    where, free = device, free_on(device)
+    if free is not None and not has_room(TEXT_ENCODER.size, free):
+        where = f"the CPU, since it does not fit into the {free / 1e9:.1f} GB that are free on {device}"
+    needs = f"about {TEXT_ENCODER.size / 1e9:.1f} GB"
+    return f"memory: before that, for prompts not encoded before, the text encoder alone: {needs} on {where}"
 
-    A model that is not installed is refused first.
-    """
+
+def _demand(config: RunConfig, random_weights: bool) -> Demand | None:
+    """Return what the run's model takes; None where it is not planned: other families, or two devices."""
     settings = config.backbone.settings
     if not isinstance(settings, WanConfig) or config.decoder_device:
         return None
-    settings.check_files()
+    if not random_weights:
+        settings.check_files()
     spec = settings.spec
     frames = max(config.memory.settings.attended_frames(spec.backbone_spec()))
     dtype = DTYPES[config.dtype]

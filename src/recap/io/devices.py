@@ -44,13 +44,18 @@ def free_on(device: torch.device | str) -> float | None:
     return float(torch.cuda.mem_get_info(device)[0] + cached)
 
 
+def has_room(size: float, free: float) -> bool:
+    """Tell whether a text encoder of this size fits into the free bytes of a device."""
+    return size + SPARE_BYTES <= free
+
+
 def place_encoder(files: Iterable[Path], device: torch.device, notice: Notice) -> torch.device:
     """Return where a text encoder with these weights runs: on the device if that has room, else on the CPU.
 
     So it is next to a transformer, for a prompt that comes later, only on a card that has room for both.
     """
     size, free = sum(file.stat().st_size for file in files), free_on(device)
-    if free is None or size + SPARE_BYTES <= free:
+    if free is None or has_room(size, free):
         return device
     limit = f"{size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB that are free on {device}"
     notice(f"text encoder: {limit}, so it runs on the CPU, which takes longer")

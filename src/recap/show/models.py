@@ -7,82 +7,99 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recap.backbones.wan.family import WanConfig
-from recap.config import DTYPES, Choice, check_place, choose, notice_place, resolve_device, resolve_dtype
+from recap.config import Choice, RunConfig, notice_place
 from recap.contracts import BackboneConfig
 from recap.errors import refuse
-from recap.fast.accelerate import accelerate, accelerate_flow
+from recap.fast.accelerate import accelerate_flow
 from recap.fast.backbone import FastWanBackbone
+from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.speed import Parts, SpeedSettings, make_parts
 from recap.flow import build_flow, resolve_flow
 from recap.io.report import Notice
+from recap.plan import Shot
+from recap.run import build_backbone
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Names a model, its place, and whose weights it has."""
+    """Names a model, its place and how it is held there, by a config without prompts; and whose weights it has."""
 
-    backbone: Choice[BackboneConfig]
-    device: str
-    dtype: str
+    config: RunConfig
     random_weights: bool = False
-    # Of random weights; others have the decoder that their settings name.
-    decoder: str = "full"
-    eager: bool = False
-    flow: str = "auto"
 
     @classmethod
     def of(
         cls,
         backbone: str | Mapping[str, Any],
-        device: str | None,
-        dtype: str | None,
-        flow: str | None,
         *,
         random_weights: bool = False,
         decoder: str = "full",
-        eager: bool = False,
+        **options: str | bool | None,
     ) -> ModelChoice:
-        """Read what a command line names; only None stands for the default."""
-        chosen: Choice[BackboneConfig] = choose("backbone", backbone)
-        place = resolve_device("auto" if device is None else device)
-        precision = resolve_dtype("auto" if dtype is None else dtype, place, type(chosen.settings))
-        check_place(place, precision)
-        made = cls(
-            chosen, place, precision, random_weights, decoder, eager, flow="auto" if flow is None else flow
+        """Read what a command line names; of the options, which a config has too, only None is the default.
+
+        `decoder` is that of random weights; others have the one that their settings name.
+        """
+        used = {name: value for name, value in options.items() if value is not None}
+        config = RunConfig.from_dict(
+            {"shots": [{"prompt": "", "seconds": 1.0}], "backbone": backbone, **used}
         )
-        if made.random_weights and not made.is_public:
+        chosen = config.backbone
+        if random_weights and isinstance(chosen.settings, WanConfig):
+            own = replace(chosen.settings, decoder=decoder)
+            config = replace(config, backbone=Choice(chosen.name, own))
+        elif random_weights:
             limit = "random weights are for the public models of the Wan family"
             raise refuse("--random-weights", chosen.name, limit, "leave it out")
-        return made
+        return cls(config, random_weights)
 
     @property
-    def is_public(self) -> bool:
-        """Tell whether it is a public model of the Wan family."""
-        return isinstance(self.backbone.settings, WanConfig)
+    def backbone(self) -> Choice[BackboneConfig]:
+        return self.config.backbone
+
+    @property
+    def device(self) -> str:
+        return self.config.device
+
+    def fit(self, notice: Notice) -> ModelChoice:
+        """Return the choice with what `--low-memory` means on its card, before anything is loaded."""
+        config = fit_card(self.config, notice, random_weights=self.random_weights)
+        if self.random_weights:
+            for line in describe_fit(config, random_weights=True):
+                notice(line)
+        return replace(self, config=config)
 
     def speed(self, memory: str, blocks: int) -> SpeedSettings:
         """Return the settings with which a rollout of it is measured."""
-        place = (self.decoder, self.device, self.dtype)
-        return SpeedSettings(self.backbone.name, memory, *place, blocks=blocks, eager=self.eager)
+        config, settings = self.config, self.backbone.settings
+        return SpeedSettings(
+            config.backbone.name,
+            memory,
+            settings.decoder if isinstance(settings, WanConfig) else "full",
+            config.device,
+            config.dtype,
+            blocks,
+            eager=config.eager,
+            precision=config.precision,
+        )
 
     def load(self, prompts: Sequence[str], notice: Notice) -> Parts:
         """Load the model and its flow; with random weights nothing is read, and flow knows nothing either."""
-        notice_place(self.device, notice)
-        readable: Any
+        config, about = self.config, {"precision": self.config.precision}
+        backbone: Any
         if self.random_weights:
+            notice_place(config.device, notice)
             made = make_parts(self.speed("sink", 2))
-            backbone, readable, weights = made.backbone, made.readable, "random"
-            if self.flow == "auto":
-                return replace(made, about={**made.about, "weights": weights})
+            backbone, about["weights"] = made.backbone, "random"
+            if config.flow == "auto":
+                return replace(made, about={**made.about, **about})
         else:
-            readable = self.backbone.settings.build(
-                device=self.device, dtype=DTYPES[self.dtype], prompts=prompts, notice=notice
-            )
-            backbone = readable if self.eager else accelerate(readable)
-            weights = "published" if self.is_public else "the package's own"
+            shots = tuple(Shot(prompt, 1.0) for prompt in prompts)
+            backbone = build_backbone(replace(config, shots=shots), notice)
+            public = isinstance(self.backbone.settings, WanConfig)
+            about["weights"] = "published" if public else "the package's own"
         own = backbone.spec.name
-        used = resolve_flow(self.flow, notice, backbone=own, device=self.device)
-        found = build_flow(used, device=self.device, notice=notice, backbone=own)
-        path = "fast" if isinstance(backbone, FastWanBackbone) else "readable"
-        about = {"weights": weights, "flow": used, "path": path}
-        return Parts(readable, backbone, found if self.eager else accelerate_flow(found), about)
+        used = resolve_flow(config.flow, notice, backbone=own, device=config.device)
+        found = build_flow(used, device=config.device, notice=notice, backbone=own)
+        about |= {"flow": used, "path": "fast" if isinstance(backbone, FastWanBackbone) else "readable"}
+        return Parts(backbone, backbone, found if config.eager else accelerate_flow(found), about)

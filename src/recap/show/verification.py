@@ -281,6 +281,7 @@ def verify(
     Clips of all runs are written to `folder` if `videos`; the pictures of the opening are under "". The reporter's
     progress counts pictures, that of `hashing` bytes.
     """
+    choice = choice.fit(reporter.notice)
     files = [] if choice.random_weights else check_files(choice.backbone.settings, hashing)
     began = time.perf_counter()
     parts = choice.load(settings.prompts, reporter.notice)
@@ -311,7 +312,7 @@ def verify(
         "device": torch.cuda.get_device_name(choice.device)
         if choice.device.startswith("cuda")
         else choice.device,
-        "dtype": choice.dtype,
+        "dtype": choice.config.dtype,
         "versions": versions(),
         "asked": asdict(settings),
         "size": {"rows": spec.picture_size[0], "columns": spec.picture_size[1], "layers": spec.layers},

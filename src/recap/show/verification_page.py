@@ -32,11 +32,14 @@ def write_verification(
 
     Videos are left out where PyAV is not installed, and where weights are random: noise makes large files.
     """
-    videos = not choice.random_weights and find_spec("av") is not None
+    why_none = _why_no_videos(choice)
+    videos = not why_none
     numbers = range(1, len(settings.prompts) + 1)
     clips = {number: {name: clip_name(number, name) for name in settings.memories} for number in numbers}
     names = [name for each in clips.values() for name in each.values()]
     with staged_folder(out, {PAGE, RECORD, *names, *map(_joined_name, numbers)}) as folder:
+        if why_none:
+            reporter.notice(why_none)
         record, shown = verify(choice, settings, folder, reporter=reporter, hashing=hashing, videos=videos)
         if videos:
             for number, own in clips.items():
@@ -45,11 +48,20 @@ def write_verification(
         write_whole(folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
         sections = [_first_section(record, shown[""])]
         sections += [
-            _prompt_section(record, prompt, shown[prompt], folder / _joined_name(number) if videos else None)
+            _prompt_section(record, prompt, shown[prompt], why_none or folder / _joined_name(number))
             for number, prompt in enumerate(settings.prompts, start=1)
         ]
         write_whole(folder / PAGE, _page(record, sections).encode())
     return record
+
+
+def _why_no_videos(choice: ModelChoice) -> str:
+    """Say why no videos are written; "" where they are."""
+    if choice.random_weights:
+        return "No videos are written, only stills: the weights are random, and noise makes large files."
+    if find_spec("av") is None:
+        return "No videos are written, only stills: PyAV is not installed (pip install av)."
+    return ""
 
 
 def _joined_name(number: int) -> str:
@@ -60,15 +72,22 @@ def _joined_name(number: int) -> str:
 def _page(record: Mapping[str, Any], sections: Sequence[Section]) -> str:
     asked = record["asked"]
     words = "; weights are random, so pictures mean nothing" if record["weights"] == "random" else ""
-    subtitle = f"{verdict(record)}: {record['device']}, {record['dtype']}, {record['date']}{words}"
+    subtitle = f"{verdict(record)}: {record['device']}, {numbers(record)}, {record['date']}{words}"
+    names = ("backbone", "weights", "path", "flow", "device", "dtype", "precision", "date")
     about = {
-        **{name: record[name] for name in ("backbone", "weights", "path", "flow", "device", "dtype", "date")},
+        **{name: record[name] for name in names},
         "seconds of every video": asked["seconds"],
         "seed": asked["seed"],
         "versions": record["versions"],
         "the same as data": RECORD,
     }
     return build_results_page(f"{record['backbone']}, verified", subtitle, sections, about)
+
+
+def numbers(record: Mapping[str, Any]) -> str:
+    """Name the numbers that the model computes with: its dtype, and how its weights are held if not in it."""
+    full = record["precision"] == "full"
+    return str(record["dtype"]) if full else f"{record['dtype']}, {record['precision']} weights"
 
 
 def verdict(record: Mapping[str, Any]) -> str:
@@ -108,8 +127,9 @@ def _first_section(record: Mapping[str, Any], shown: Sequence[Sequence[Picture]]
 
 
 def _prompt_section(
-    record: Mapping[str, Any], prompt: str, shown: Sequence[Sequence[Picture]], video: Path | None
+    record: Mapping[str, Any], prompt: str, shown: Sequence[Sequence[Picture]], video: Path | str
 ) -> Section:
+    """Make the section of a prompt; `video` is all memories next to each other, or says why there is none."""
     runs = [run for run in record["runs"] if run["prompt"] == prompt]
     head = (
         "memory", "ms a block", "p90", "pictures/s", "peak GB", "to the first", "contrast, first and last",
@@ -134,7 +154,7 @@ def _prompt_section(
     names = {run["memory"]: list(pictures) for run, pictures in zip(runs, shown, strict=True)}
     moments = [f"block {block + 1}" for block in spread(runs[0]["blocks"])]
     limit = EMBED_LIMIT // len(record["asked"]["prompts"])
-    source, remark = embed(video, limit) if video else ("", "No videos were written.")
+    source, remark = embed(video, limit) if isinstance(video, Path) else ("", video)
     return Section(
         prompt,
         [
@@ -145,7 +165,7 @@ def _prompt_section(
         [Measured("With every memory", JUDGE, head, rows, "recap")],
         (),
         source,
-        f"{', '.join(names)}: the same seed." if video else "",
+        f"{', '.join(names)}: the same seed." if isinstance(video, Path) else "",
         png_bytes(pictures_sheet(names, moments)),
         "From the beginning to the end.",
     )
@@ -159,7 +179,7 @@ def _number(value: Any) -> str:
 
 def describe(record: Mapping[str, Any]) -> str:
     """Return the record in a few lines for a terminal."""
-    lines = [f"{record['backbone']} ({record['weights']} weights), {record['device']}, {record['dtype']}"]
+    lines = [f"{record['backbone']} ({record['weights']} weights), {record['device']}, {numbers(record)}"]
     lines += [f"{file['file']}: {file['verdict']}" for file in record["files"]]
     for name, check in record["first_block"]["checks"].items():
         passed = {True: "passed", False: "FAILED", None: "not judged"}[check["passed"]]

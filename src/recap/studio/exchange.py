@@ -129,7 +129,7 @@ def read_run(data: bytes, most: int, backbone: str, spec: BackboneSpec) -> Uploa
     try:
         config = json.loads(files["run.json"])["config"]
         refuse_code(config, "run.json")
-        config = RunConfig.from_dict({**config, "device": "auto", "dtype": "auto", "precision": "full"})
+        config = RunConfig.from_dict({**config, "device": "auto", "dtype": "auto"})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, RecapError) else "its run.json is not that of a run"
         raise refuse("upload", "run.json", why, REMEDY) from error

@@ -43,6 +43,9 @@ class StudioSettings:
     backbone: str = "embedded"
     flow: str = "auto"
     device: str = "auto"
+    # Of the model, as in a `RunConfig`; sessions are opened again only with the precision that they began with.
+    precision: str = "full"
+    low_memory: str = "auto"
     # Blocks that are generated ahead of what was seen.
     lead_blocks: int = 2
     # Rows of the one forward in which sessions that stand alike are generated; 1 generates them one by one.

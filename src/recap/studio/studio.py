@@ -14,10 +14,11 @@ from typing import Any
 from recap.config import RunConfig
 from recap.contracts import Backbone
 from recap.errors import RecapError, refuse, unknown_name
+from recap.fast.fitting import fit_card
 from recap.io.cast import write_cast
 from recap.io.files import alone_in
 from recap.io.record import VERSION
-from recap.io.report import SILENT, Reporter
+from recap.io.report import SILENT, Notice, Reporter
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import build_backbone
 from recap.session import Session
@@ -45,12 +46,19 @@ class Studio:
     """Opens, keeps and closes sessions; safe to call from any thread."""
 
     def __init__(
-        self, settings: StudioSettings, folder: StudioFolder | None = None, shelf: Shelf | None = None
+        self,
+        settings: StudioSettings,
+        folder: StudioFolder | None = None,
+        shelf: Shelf | None = None,
+        notice: Notice = SILENT.notice,
     ) -> None:
         """Open a studio; `folder` and `shelf` say where else than in its own folder things are kept."""
-        if settings.backbone not in BACKBONES:
-            raise unknown_name("backbone", settings.backbone, BACKBONES)
+        # What can be refused before the model is loaded is refused here.
+        plain_config(settings)
         self.settings = settings
+        self._notice = notice
+        # Whether the model took the readable path.
+        self._eager = False
         self.folder = folder or StudioFolder(settings.folder, settings.limits.disk_bytes)
         # Until this studio is closed, or its process is gone.
         self._alone = ExitStack()
@@ -73,10 +81,15 @@ class Studio:
     def _load(self) -> Backbone:
         """Return the model; what made it fail may have been mended since, so every call tries."""
         if self._backbone is None:
-            config = self.config_of(say.NewSession(prompt="", memory="none"))
-            found = build_backbone(config, lambda line: None)
+            config = plain_config(self.settings)
+            # Sessions of a batch share a forward; what further ones keep on the card is not planned.
+            rows = tuple(range(self.settings.batch))
+            config = fit_card(dataclasses.replace(config, seeds=rows), self._notice)
+            found = build_backbone(config, self._notice)
+            self._eager = config.eager
             if self.settings.batch > 1:
                 tried = self.config_of(say.NewSession(prompt=TRIED_PROMPT))
+                tried = dataclasses.replace(tried, eager=self._eager)
                 self._company.check(Session(tried, backbone=found, reporter=SILENT, company=self._company))
             self._backbone = found
         return self._backbone
@@ -101,6 +114,7 @@ class Studio:
             "v": 1,
             "version": VERSION,
             "backbone": spec.name,
+            "precision": self.settings.precision,
             "memories": sorted(MEMORIES),
             "admissions": sorted(ADMISSIONS),
             "picture": {"width": size[1], "height": size[0], "per_second": rate},
@@ -130,6 +144,7 @@ class Studio:
         self.folder.check_room()
         spec = self.engine.call(self._load).result().spec
         run = read_run(data, self.settings.limits.upload_bytes, self.settings.backbone, spec)
+        check_model(run.config, self.settings)
         self.check_number()
         plain = {say.MAIN: run.config.to_dict()}
         record = SessionRecord(new_id(), time.time(), plain, [subject.name for subject in run.subjects])
@@ -147,10 +162,11 @@ class Studio:
         for name in asked.cast or ():
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
-        config = dataclasses.replace(self.config_of(asked), cast=cast)
+        backbone = self._load()
+        config = dataclasses.replace(self.config_of(asked), cast=cast, eager=self._eager)
         return Session(
             config,
-            backbone=self._load(),
+            backbone=backbone,
             reporter=SILENT,
             history_s=0.0,
             states_bytes=0,
@@ -214,7 +230,8 @@ class Studio:
         cast = tuple(str(store.folder / "casts" / f"{name}.cast") for name in store.record.cast)
         tracks = []
         for name, plain in store.record.tracks.items():
-            config = RunConfig.from_dict(plain)
+            config = dataclasses.replace(RunConfig.from_dict(plain), eager=self._eager)
+            check_model(config, self.settings)
             if config.memory.settings.keeps_bank:
                 config = dataclasses.replace(config, cast=cast)
             elif cast and name == say.MAIN:
@@ -307,9 +324,28 @@ def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, me
             "admission": new.admission,
             "flow": settings.flow,
             "device": settings.device,
+            "precision": settings.precision,
+            "low_memory": settings.low_memory,
             "seeds": [new.seed],
         }
     )
+
+
+def plain_config(settings: StudioSettings) -> RunConfig:
+    """Make a config of a studio's model; refuses what no session of it could be."""
+    if settings.backbone not in BACKBONES:
+        raise unknown_name("backbone", settings.backbone, BACKBONES)
+    return make_config(settings, say.NewSession(prompt=""))
+
+
+def check_model(config: RunConfig, settings: StudioSettings) -> None:
+    """Refuse a session that was begun with another model, or in another precision: it would go on as another one."""
+    for field in ("backbone", "precision"):
+        found = getattr(config, field)
+        began = found if isinstance(found, str) else found.name
+        if began != getattr(settings, field):
+            limit = f"it was begun so, and this studio has {getattr(settings, field)}"
+            raise refuse(field, began, limit, f"start the studio with --{field} {began}")
 
 
 def check_words(prompt: str) -> None:

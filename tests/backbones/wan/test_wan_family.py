@@ -89,7 +89,7 @@ def test_it_generates_from_the_published_files_and_reads_the_encoder_once(
     notices: list[str] = []
     config = config_of(files)
     backbone = build_backbone(config, notices.append)
-    assert sum("memory: " in line for line in notices) == 1
+    assert sum("memory: " in line for line in notices) == 2
     pixels = torch.rand(1, 9, 3, *backbone.spec.picture_size)
     assert backbone.encode(pixels).shape == (1, 3, 16, *MINI.latent_size)
     # The prompts are on disk now: the encoder must not be needed again.

@@ -1,7 +1,8 @@
 """The public causal Wan models are backbones here: a config class each, and one way to load them.
 
-Every part may be named by path; the others are looked for where `recap weights` puts them. The text encoder is
-loaded and released before the transformer is read, so the two are never on the device together.
+Every part may be named by path; the others are looked for where `recap weights` puts them. For the prompts that are
+known at the start, the text encoder is loaded and released before the transformer is read. For one that comes later,
+as in a studio, it is on the device next to the transformer only where there is room for both, else on the CPU.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from recap.backbones.wan.backbone import WanBackbone
 from recap.contracts import Backbone
-from recap.errors import refuse, unknown_name
+from recap.errors import RecapError, refuse, unknown_name
 from recap.io.report import Notice
 
 PRECISIONS = ("full", "int8", "fp8")
@@ -159,8 +159,7 @@ def quantise(backbone: Backbone, precision: str, notice: Notice = lambda line: N
     if precision == "full":
         return
     if not isinstance(backbone, WanBackbone):
-        limit = "only the models of the Wan family are quantised"
-        raise refuse("precision", precision, f"{limit}, not {backbone.spec.name}", "choose full")
+        raise refuse_family(precision, backbone.spec.name)
     before = count_bytes(backbone.model)
     for block in backbone.model.layers():
         for name, layer in list(block.named_modules()):
@@ -169,6 +168,12 @@ def quantise(backbone: Backbone, precision: str, notice: Notice = lambda line: N
                 setattr(block.get_submodule(owner), own_name, KINDS[precision].of(layer))
     after = count_bytes(backbone.model)
     notice(f"precision {precision}: the transformer takes {after / 1e6:.0f} MB instead of {before / 1e6:.0f}")
+
+
+def refuse_family(precision: str, name: str) -> RecapError:
+    """Return the error about a model that is not quantised."""
+    limit = f"only the models of the Wan family are quantised, not {name}"
+    return refuse("precision", precision, limit, "choose full")
 
 
 def count_bytes(model: nn.Module) -> int:

@@ -188,7 +188,8 @@ def add_videos(front: Front) -> None:
 
     own, settings = front.own, front.settings
     # As its replicas are set up, so that what they would refuse is refused at once.
-    studio = replace(own, backbone=settings.backbone, flow=settings.flow, device=settings.device)
+    names = ("backbone", "flow", "device", "precision", "low_memory")
+    studio = replace(own, **{name: getattr(settings, name) for name in names})
 
     async def create(request: Request) -> dict[str, Any]:
         asked = say.read_message(await read_body(request, own.limits.message_bytes), say.NewVideo)

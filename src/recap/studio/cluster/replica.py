@@ -88,6 +88,8 @@ class Replica:
             settings.backbone,
             settings.flow,
             settings.device,
+            settings.precision,
+            settings.low_memory,
             batch=settings.batch,
             host=host,
             port=0,

@@ -33,6 +33,8 @@ class ClusterSettings:
     backbone: str = "embedded"
     flow: str = "auto"
     device: str = "auto"
+    precision: str = "full"
+    low_memory: str = "auto"
     # With `most_replicas` above it, Ray Serve adds replicas as seats fill, and takes idle ones away.
     replicas: int = 1
     most_replicas: int = 0
