@@ -79,9 +79,9 @@ def replica(settings, store, tmp_path):
     """Makes studios that share a store, each with a folder of its own."""
     made = []
 
-    def make():
+    def make(batch=1):
         place = tmp_path / f"replica-{len(made)}"
-        own = dataclasses.replace(settings, folder=place)
+        own = dataclasses.replace(settings, folder=place, batch=batch)
         folder = SharedFolder(place, own.limits.disk_bytes, store, 2**30)
         made.append(ReplicaStudio(own, folder, SharedShelf(place / "casts", 100, store)))
         return made[-1]
@@ -124,6 +124,22 @@ def test_a_session_goes_on_elsewhere_and_who_had_it_writes_no_more(replica, stor
     assert again is not live and again.next_block >= blocks and again.message == ""
     first.delete(live.record.id)
     assert store.names("sessions") == []
+
+
+def test_the_store_says_from_which_block_on_a_server_of_another_batch_had_a_session(replica, store, backbone):
+    first, second = replica(batch=3), replica(batch=4)
+    live = first.create(say.NewSession(prompt=PROMPT, seed=3))
+    watch(live, 3)
+    # The first one is lost as it is, so the memory is made again from latents, in three rows.
+    taken = second.open(live.record.id)
+    moved = taken.next_block
+    assert taken.branch.rows == {0: 3, moved: 4} and "--batch 3" in taken.message
+    second.engine.call(taken.play).result()
+    watch(taken, moved + 2)
+    second.close_session(live.record.id)
+    session = second.folder.load(live.record.id)
+    assert session.record.branches[0].rows == {0: 3, moved: 4}
+    assert check_same(session, backbone) >= moved + 2
 
 
 def test_a_damaged_snapshot_is_not_generated_from(replica, tmp_path):

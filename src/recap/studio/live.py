@@ -94,6 +94,12 @@ class LiveSession:
         for name, track in self.tracks.items():
             self.store.drop_blocks(name, branch, blocks)
             track.build(branch, blocks)
+        rows = max(track.session.num_rows for track in self.tracks.values())
+        if told := self.branch.note_rows(max([blocks, *(index + 1 for index in self.known)]), rows):
+            self.message = told
+            # So that earlier blocks need not be read in their own number of rows each time.
+            for track in self.tracks.values():
+                track.keep_state(branch)
         with self.lock:
             self.progress.begin(branch, blocks)
         self._broken = False
@@ -184,8 +190,7 @@ class LiveSession:
 
     def status(self) -> dict[str, Any]:
         state = "failed" if self._broken else "playing" if self.playing else "paused"
-        told = {"state": state, "rate": self.rate, "message": self.message}
-        return {"v": 1, "type": "status", **told}
+        return {"v": 1, "type": "status", "state": state, "rate": self.rate, "message": self.message}
 
     def tell_status(self) -> None:
         with self.lock:
@@ -241,8 +246,8 @@ class LiveSession:
             }
 
     def branch_shown(self, branch: BranchRecord) -> dict[str, Any]:
-        blocks = self.store.count(MAIN, branch.id)
-        return {"id": branch.id, "parent": branch.parent, "fork_block": branch.fork_block, "blocks": blocks}
+        plain, blocks = branch.to_json(), self.store.count(MAIN, branch.id)
+        return {"blocks": blocks, **{name: plain[name] for name in ("id", "parent", "fork_block", "batch")}}
 
     def _cues(self) -> list[dict[str, Any]]:
         return [

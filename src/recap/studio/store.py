@@ -26,6 +26,7 @@ from recap.errors import RecapError, refuse
 from recap.io.cast import NAME
 from recap.io.files import check_plain, remove_strays, write_whole
 from recap.registry import ADMISSIONS
+from recap.session.company import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
 from recap.studio.messages import BESIDE, MAIN
 
@@ -34,6 +35,10 @@ ID = re.compile(r"[0-9a-f]{16}")
 FILE = re.compile(r"[0-9]{4}\.cast")
 INFO, LATENTS, MEDIA, STRIP = ".json", ".safetensors", ".m4s", ".jpg"
 DAMAGED = "delete the session, or put its files back"
+OTHER_ROWS = (
+    "Blocks before {block} were generated with --batch {before}; from there on it is {now}, which rounds "
+    "differently. The session's record says so."
+)
 
 
 @dataclass(slots=True)
@@ -48,17 +53,28 @@ class BranchRecord:
     changes: list[dict[str, Any]] = field(default_factory=list)
     # The admission rule that has filled the bank from the first block on; "" for the one of the config.
     rule: str = ""
+    # Rows of the forward in which blocks were generated, by the block from which on it had so many (`--batch`). An
+    # older record has none, and before the first one it is 1.
+    rows: dict[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         cues = [{"block": block, **asdict(cue)} for block, cue in sorted(self.cues.items())]
         tree = {"id": self.id, "parent": self.parent, "fork_block": self.fork_block}
-        return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule}
+        rows = [{"block": block, "rows": number} for block, number in sorted(self.rows.items())]
+        return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule, "batch": rows}
+
+    def note_rows(self, block: int, number: int) -> str:
+        """Note that blocks from `block` on are generated in so many rows; returns what to say where that is new."""
+        before = rows_at(self.rows, block - 1)
+        self.rows = note_rows(self.rows, block, number)
+        return OTHER_ROWS.format(before=before, block=block, now=number) if block and before != number else ""
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> BranchRecord:
         cues = {cue["block"]: Cue(cue["prompt"], cue["cut"], cue["reread"]) for cue in plain["cues"]}
         tree = (plain["id"], plain["parent"], plain["fork_block"])
-        return cls(*tree, cues, list(plain["changes"]), str(plain["rule"]))
+        rows = {noted["block"]: noted["rows"] for noted in plain.get("batch", ())}
+        return cls(*tree, cues, list(plain["changes"]), str(plain["rule"]), rows)
 
 
 @dataclass(slots=True)
@@ -213,6 +229,17 @@ class SessionStore:
             end = min(end, first)
 
 
+def _check_rows(record: SessionRecord) -> None:
+    """Refuse a record that says of a block that it was generated in an impossible number of rows."""
+    for branch in record.branches.values():
+        for block, number in branch.rows.items():
+            if type(block) is not int or block < 0:
+                raise KeyError(block)
+            if type(number) is not int or not 1 <= number <= MOST_ROWS:
+                limit = f"its record is damaged: a batch has 1 to {MOST_ROWS} rows, that of block {block} not"
+                raise refuse("session", record.id, limit, DAMAGED)
+
+
 def _check_names(record: SessionRecord, name: str) -> None:
     """Refuse a record whose names would be code or paths: files are data, whoever wrote them."""
     for track, config in record.tracks.items():
@@ -275,6 +302,7 @@ class StudioFolder:
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
             _check_names(record, name)
+            _check_rows(record)
         except RecapError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

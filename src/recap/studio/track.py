@@ -158,6 +158,7 @@ class Track:
                 first,
                 latents,
                 {start: state},
+                dict(record.rows),
             )
             try:
                 session.restore(kept)
@@ -166,7 +167,7 @@ class Track:
                 session = self._empty(branch)
                 continue
             return session, start
-        session.restore(replace(plain, cues=dict(record.cues)))
+        session.restore(replace(plain, cues=dict(record.cues), rows=dict(record.rows)))
         return session, 0
 
     def go_back(self, block: int, record: BranchRecord) -> None:
