@@ -41,6 +41,7 @@ from recap.session.values import (
     Slot,
     Snapshot,
     check_block,
+    check_history,
     check_later,
     latest,
     resized,
@@ -74,16 +75,13 @@ class Session:
         company: Company = ALONE,
     ) -> None:
         """Load the model, or share one: sessions take turns, or are one batch of a `company`; `kernels` may watch."""
-        for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
-            if not value >= 0:
-                raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
+        check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
         self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
-        self._reporter = reporter
-        self._kernels = kernels
+        self._reporter, self._kernels = reporter, kernels
         self.company = company
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
@@ -121,6 +119,11 @@ class Session:
     def oldest_block(self) -> int:
         """Return the first block that `rewind` can return to."""
         return min(self._states)
+
+    @property
+    def kept_state(self) -> MemoryState | None:
+        """Return the state before the next block and its edits, where it is kept."""
+        return self._states.get(self.next_block)
 
     @property
     def cues(self) -> dict[int, Cue]:
@@ -274,8 +277,6 @@ class Session:
 
         Both share the model, and from here on nothing else.
         """
-        if block is not None:
-            check_block(block, self.oldest_block, self.next_block)
         other = object.__new__(Session)
         other.__dict__.update(self.__dict__)
         other.paused = False
@@ -372,7 +373,6 @@ class Session:
             del self._latents[index]
 
     def _check_prompt(self, text: str) -> None:
-        """Refuse a prompt that the backbone cannot read, or that names a subject who is not there."""
         self.backbone.condition((spell_out(text, self._words()),) * len(self.config.seeds))
 
     def _block(self, index: int) -> Block:

@@ -103,6 +103,13 @@ def check_block(block: int, first: int, last: int) -> None:
         raise refuse("block", block, limit, "name one of them, or give the session a longer history_s")
 
 
+def check_history(**bounds: float) -> None:
+    """Refuse bounds of a history that are below 0 or no numbers."""
+    for name, value in bounds.items():
+        if not value >= 0:
+            raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
+
+
 def check_later(at: int, next_block: int) -> int:
     """Return a block that is still to come; refuses others."""
     if isinstance(at, bool) or not isinstance(at, int) or at < next_block:

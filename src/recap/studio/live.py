@@ -24,9 +24,8 @@ from recap.studio.messages import MAIN
 from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
-from recap.studio.store import MEDIA, BranchRecord, SessionStore
+from recap.studio.store import LASTING_EVERY, MEDIA, BranchRecord, SessionStore
 from recap.studio.track import (
-    STATE_EVERY,
     Track,
     likeness,
     movement,
@@ -114,7 +113,7 @@ class LiveSession:
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
             raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
-        if index % STATE_EVERY == STATE_EVERY - 1:
+        if index % LASTING_EVERY == LASTING_EVERY - 1:
             self._check_room()
         seconds = pictures = 0.0
         for track in self.tracks.values():
@@ -127,8 +126,7 @@ class LiveSession:
             with self.lock:
                 self.progress.send(branch, info)
             self._engine.encoder.submit(self._finish, branch, info, made.latents, shown)
-            if track.session.next_block % STATE_EVERY == 0:
-                track.keep_state(branch)
+            track.keep_state_if_due(branch)
         if self.known.pop(index, None) is None:
             self._speed.append((int(pictures), seconds))
         elif not self.known:

@@ -34,6 +34,8 @@ RECORD = "session.json"
 ID = re.compile(r"[0-9a-f]{16}")
 FILE = re.compile(r"[0-9]{4}\.cast")
 INFO, LATENTS, MEDIA, STRIP = ".json", ".safetensors", ".m4s", ".jpg"
+STATE_EVERY, LASTING_EVERY = 8, 32
+"""Blocks between two states on disk: of the last blocks, and of all others."""
 DAMAGED = "delete the session, or put its files back"
 OTHER_ROWS = (
     "Blocks before {block} were generated with --batch {before}; from there on it is {now}, which rounds "
@@ -215,16 +217,24 @@ class SessionStore:
         tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
         path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
         write_whole(path, save(tensors))
+        for number, earlier in self._own_states(track, branch, rule):
+            # The one before stays, since the last blocks may not be on disk yet.
+            if number % LASTING_EVERY and number < block - STATE_EVERY:
+                earlier.unlink(missing_ok=True)
+
+    def _own_states(self, track: str, branch: int, rule: str) -> list[tuple[int, Path]]:
+        """Return the states of a branch by a rule, the last one first."""
+        paths = sorted(self._place(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
+        found = [(int(path.stem.split("-")[1]), path) for path in paths]
+        # Rules have names like flow and flow-texture.
+        return [(number, path) for number, path in found if path.stem == f"state-{number:06d}-{rule}"]
 
     def states(self, track: str, branch: int, most: int, rule: str) -> Iterator[tuple[int, Path]]:
         """Yield the kept states of a branch and its parents up to block `most`, the last one first."""
         end = most
         for at, first in self.record.lineage(branch):
-            place = self._place(track, at)
-            for path in sorted(place.glob(f"state-*-{rule}.safetensors"), reverse=True):
-                number = int(path.stem.split("-")[1])
-                # Rules have names like flow and flow-texture.
-                if path.stem == f"state-{number:06d}-{rule}" and first < number <= end:
+            for number, path in self._own_states(track, at, rule):
+                if first < number <= end:
                     yield number, path
             end = min(end, first)
 
