@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import signal
 import statistics
 import tempfile
@@ -43,9 +42,19 @@ def replica_processes(server: int) -> list[int]:
 def _ancestors(process: int) -> list[int]:
     found = []
     while process > 1:
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        process = int(_status(process)[1])
         found.append(process)
     return found
+
+
+def _status(process: int) -> list[str]:
+    """Return what the kernel says of a process: its state, its parent, and so on."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def _work(server: int) -> dict[int, int]:
+    """Return how long each replica has computed, in ticks."""
+    return {process: sum(map(int, _status(process)[11:13])) for process in replica_processes(server)}
 
 
 class MovedViewer(Viewer):
@@ -77,13 +86,18 @@ def play(people: list[MovedViewer], seconds: float, ended: Callable[[], bool] = 
         time.sleep(TICK_S)
 
 
-def kill_one(server: int, people: list[MovedViewer], rng: random.Random) -> dict[str, list[float]]:
+def kill_one(server: int, people: list[MovedViewer]) -> dict[str, list[float]]:
     """Kill a replica and wait until everybody who was there sees a new block; returns the seconds of each."""
+    before = _work(server)
+    play(people, 3.0)
+    after = _work(server)
+    # One that nobody watches does not compute, and is not missed.
+    victim = max(after, key=lambda process: after[process] - before.get(process, after[process]))
     for person in people:
         person.heard.clear()
     still = [person.waited_s for person in people]
     began = time.perf_counter()
-    os.kill(rng.choice(replica_processes(server)), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
     # Whoever was on the replica has been told by now.
     play(people, 2.0)
     lost = [number for number, person in enumerate(people) if "told" in person.heard]
@@ -100,8 +114,7 @@ def kill_one(server: int, people: list[MovedViewer], rng: random.Random) -> dict
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Kill replicas of a cluster; returns all pauses."""
-    rng, found = random.Random(0), dict[str, list[float]](hello_s=[], block_s=[], still_s=[])
-    loads = []
+    found, loads = dict[str, list[float]](hello_s=[], block_s=[], still_s=[]), []
     words = ("--backbone", options.backbone, "--replicas", str(options.replicas), "--cpus", "1")
     with tempfile.TemporaryDirectory() as store:
         seats = ("--sessions", str(options.seats or options.viewers))
@@ -111,7 +124,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for number in range(options.kills):
                 play(people, options.settle)
                 loads.append(os.getloadavg()[0])
-                pauses = kill_one(process.pid, people, rng)
+                pauses = kill_one(process.pid, people)
                 for name, seconds in pauses.items():
                     found[name] += seconds
                 shown = ", ".join(f"{name} {[round(one, 1) for one in of]}" for name, of in pauses.items())
