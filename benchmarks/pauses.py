@@ -63,6 +63,8 @@ class MovedViewer(Viewer):
     def __init__(self, address: str, prompt: str) -> None:
         # By what was heard first of it, and when.
         self.heard: dict[str, float] = {}
+        # How long the picture had stood still when the next block came.
+        self.still_s = 0.0
         super().__init__(address, prompt)
 
     def take(self, event: dict[str, Any]) -> None:
@@ -70,8 +72,8 @@ class MovedViewer(Viewer):
         kind, now = event["type"], time.perf_counter()
         if kind == "status" and "moves to another" in event["message"]:
             self.heard.setdefault("told", now)
-        elif kind in ("hello", "block") and "told" in self.heard:
-            self.heard.setdefault(kind, now)
+        elif kind in ("hello", "block") and "told" in self.heard and kind not in self.heard:
+            self.heard[kind], self.still_s = now, self.waited_s
         if kind == "hello" and event["blocks"]["main"]:
             self.there_s = max(self.there_s, event["blocks"]["main"][-1]["end_s"])
 
@@ -108,7 +110,7 @@ def kill_one(server: int, people: list[MovedViewer]) -> dict[str, list[float]]:
     return {
         "hello_s": [one["hello"] - began for one in heard],
         "block_s": [one["block"] - began for one in heard],
-        "still_s": [people[number].waited_s - still[number] for number in lost],
+        "still_s": [people[number].still_s - still[number] for number in lost],
     }
 
 
