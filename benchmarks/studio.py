@@ -99,17 +99,20 @@ class Viewer:
         for message in self._socket:
             if isinstance(message, bytes):
                 continue
-            event = json.loads(message)
-            if event["type"] == "block":
-                self.there_s, self.last = event["end_s"], event
-                self.blocks += 1
-                if self._asked is not None and event["prompt"] == self._asked[1]:
-                    self.answers_s.append(time.perf_counter() - self._asked[0])
-                    self._asked = None
-            elif event["type"] == "dropped":
-                self.there_s = min(self.there_s, self.second)
-            elif event["type"] == "error":
-                self.errors.append(event["text"])
+            self.take(json.loads(message))
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Note what an event of the stream says."""
+        if event["type"] == "block":
+            self.there_s, self.last = event["end_s"], event
+            self.blocks += 1
+            if self._asked is not None and event["prompt"] == self._asked[1]:
+                self.answers_s.append(time.perf_counter() - self._asked[0])
+                self._asked = None
+        elif event["type"] == "dropped":
+            self.there_s = min(self.there_s, self.second)
+        elif event["type"] == "error":
+            self.errors.append(event["text"])
 
     def say(self, kind: str, **values: Any) -> None:
         self._socket.send(json.dumps({"v": 1, "type": kind, **values}))

@@ -54,7 +54,12 @@ def test_two_processes_on_one_gpu_generate_what_one_does() -> None:
 
 
 def start(count: int, *words: str | Path) -> list[subprocess.Popen[str]]:
-    """Start `recap` in so many processes, as torchrun does."""
+    """Start `recap` in so many processes."""
+    return launch(count, "-m", "recap", *words)
+
+
+def launch(count: int, *words: str | Path) -> list[subprocess.Popen[str]]:
+    """Start Python in so many processes, as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -62,7 +67,7 @@ def start(count: int, *words: str | Path) -> list[subprocess.Popen[str]]:
     sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "recap", *map(str, words)],
+            [sys.executable, *map(str, words)],
             env={**os.environ, **common, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -166,6 +171,24 @@ def test_a_memory_that_does_not_name_its_heads_is_refused() -> None:
 def test_a_gpu_is_not_chosen_by_number(tmp_path: Path) -> None:
     with pytest.raises(RecapError, match="device is 'cuda:1': each process takes the GPU of its own number"):
         Ranks(0, 2).begin({"device": "cuda:1"}, tmp_path, fresh=True)
+
+
+@pytest.mark.slow
+def test_attach_refuses_in_each_of_several_processes() -> None:
+    code = """
+import torch.distributed as dist
+from recap.attach import attach
+from recap.errors import RecapError
+dist.init_process_group("gloo")
+try:
+    with attach(object()):
+        pass
+except RecapError as error:
+    raise SystemExit(str(error))
+"""
+    for said in finish(launch(2, "-c", code), 1):
+        assert "number of processes is 2: an attached pipeline keeps" in said
+        assert "Traceback" not in said
 
 
 def test_attach_refuses_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

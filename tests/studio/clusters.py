@@ -23,6 +23,7 @@ import torch
 
 from recap.config import RunConfig
 from recap.session import Session
+from recap.session.company import Company, rows_at
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.shared import SharedFolder
 from recap.studio.cluster.snapshots import open_store
@@ -164,18 +165,6 @@ class RayNodes:
         self.cluster.shutdown()
 
 
-def replica_processes():
-    """The processes of replicas that descend from this one."""
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            if place.name.isdigit() and b"ServeReplica:recap" in (place / "cmdline").read_bytes():
-                found += [int(place.name)] if os.getpid() in ancestors(int(place.name)) else []
-        except OSError:
-            continue
-    return found
-
-
 def running_replicas():
     """How many replicas Ray Serve says can be asked."""
     from ray import serve
@@ -189,14 +178,6 @@ def seats_taken(address):
     with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("recap_seats_taken{"))
-
-
-def ancestors(process):
-    found = []
-    while process > 1:
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(process)
-    return found
 
 
 def kill(process):
@@ -320,6 +301,7 @@ def undisturbed(session, backbone):
             if change["at"] == block:
                 assert change["kind"] == "set"
                 twin.set(reinforcement=change["reinforcement"])
+        twin.company = Company(rows_at(branch.rows, block))
         made.append(twin.step())
     return twin, made
 

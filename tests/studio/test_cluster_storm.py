@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("ray.serve")
 
+from benchmarks.pauses import replica_processes
 from recap.studio.cluster.deploy import NAME, Cluster, deployment_options
 from recap.studio.cluster.replica import Replica
 from recap.studio.cluster.seats import ServeSeating
@@ -30,7 +31,6 @@ from tests.studio.clusters import (
     hash_of,
     kept,
     kill,
-    replica_processes,
     running_replicas,
     seats_taken,
     serving,
@@ -54,6 +54,11 @@ def settings_of(tmp_path, **more):
     return ClusterSettings(str(tmp_path / "store"), **{**plain, **more})
 
 
+def load():
+    """What else this machine does decides how long pauses are."""
+    return f"load {os.getloadavg()[0]:.1f}"
+
+
 def storm(nodes, rng, watching):
     """Kill a replica, or now and then a node, at random moments."""
     for number in range(KILLS):
@@ -64,12 +69,12 @@ def storm(nodes, rng, watching):
         if watching.done():
             return
         if number % 7 == 3:
-            print(f"kill {number}: node {(which := rng.randrange(REPLICAS))}", flush=True)
+            print(f"kill {number}: node {(which := rng.randrange(REPLICAS))}, {load()}", flush=True)
             nodes.lose(which)
         else:
-            while not (found := replica_processes()):
+            while not (found := replica_processes(os.getpid())):
                 time.sleep(0.2)
-            print(f"kill {number}: one of {len(found)} replicas", flush=True)
+            print(f"kill {number}: one of {len(found)} replicas, {load()}", flush=True)
             kill(rng.choice(found))
     time.sleep(10.0)
 
@@ -159,7 +164,9 @@ def test_sessions_of_a_drained_replica_go_on_elsewhere(tmp_path, backbone):
                 fewer = serve.deployment(Replica, **deployment_options(replace(settings, replicas=1)))
                 serve.run(fewer.bind(settings, TOKEN, "127.0.0.1"), name=NAME, route_prefix=None)
                 wait_for(
-                    lambda: front.directory.moves and len(replica_processes()) == 1, "the end of one", 120
+                    lambda: front.directory.moves and len(replica_processes(os.getpid())) == 1,
+                    "the end of one",
+                    120,
                 )
                 seen = [watcher.seen for watcher in watchers]
                 wait_for(

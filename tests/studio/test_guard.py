@@ -118,7 +118,7 @@ def test_a_full_studio_is_said_and_the_session_lives(settings):
 
 
 def test_a_session_stops_in_words_when_the_studio_is_full(client, studio, monkeypatch):
-    monkeypatch.setattr("recap.studio.live.STATE_EVERY", 3)
+    monkeypatch.setattr("recap.studio.live.LASTING_EVERY", 3)
     monkeypatch.setattr(studio.folder, "_disk_bytes", 1)
     with monkeypatch.context() as roomy:
         roomy.setattr(studio.folder, "check_room", lambda: None)

@@ -145,7 +145,7 @@ def test_a_damaged_session_is_refused_in_words_and_the_others_are_offered(studio
 
 def test_a_session_that_was_closed_continues_from_its_state(studio, backbone, monkeypatch):
     """Only the blocks after the last state are read again."""
-    monkeypatch.setattr("recap.studio.live.STATE_EVERY", 2)
+    monkeypatch.setattr("recap.studio.track.STATE_EVERY", 2)
     live = studio.create(say.NewSession(prompt=PROMPT))
     for seen in range(4):
         wait_for(lambda seen=seen: live.store.count("main", 0) > seen, "a block")

@@ -12,6 +12,7 @@ pytest.importorskip("fastapi")
 from recap.cli.main import app
 from recap.errors import RecapError
 from recap.io.files import LOCK, alone_in
+from recap.session import Session
 from recap.studio import messages as say
 from recap.studio.cluster.replica import PREFIX, ReplicaStudio, clear_abandoned
 from recap.studio.cluster.settings import ClusterSettings
@@ -20,6 +21,8 @@ from recap.studio.cluster.snapshots import FolderStore, open_store
 from recap.studio.store import INFO, LATENTS, MEDIA, STRIP
 from tests.studio.clusters import check_same
 from tests.studio.conftest import PROMPT, wait_for
+
+STEP = Session.step
 
 
 @pytest.fixture(params=["folder", "address"])
@@ -79,9 +82,9 @@ def replica(settings, store, tmp_path):
     """Makes studios that share a store, each with a folder of its own."""
     made = []
 
-    def make():
+    def make(batch=1):
         place = tmp_path / f"replica-{len(made)}"
-        own = dataclasses.replace(settings, folder=place)
+        own = dataclasses.replace(settings, folder=place, batch=batch)
         folder = SharedFolder(place, own.limits.disk_bytes, store, 2**30)
         made.append(ReplicaStudio(own, folder, SharedShelf(place / "casts", 100, store)))
         return made[-1]
@@ -124,6 +127,50 @@ def test_a_session_goes_on_elsewhere_and_who_had_it_writes_no_more(replica, stor
     assert again is not live and again.next_block >= blocks and again.message == ""
     first.delete(live.record.id)
     assert store.names("sessions") == []
+
+
+def test_the_store_says_from_which_block_on_a_server_of_another_batch_had_a_session(replica, store, backbone):
+    first, second = replica(batch=3), replica(batch=4)
+    live = first.create(say.NewSession(prompt=PROMPT, seed=3))
+    watch(live, 3)
+    # The first one is lost as it is, so the memory is made again from latents, in three rows.
+    taken = second.open(live.record.id)
+    moved = taken.next_block
+    assert taken.branch.rows == {0: 3, moved: 4} and "--batch 3" in taken.message
+    second.engine.call(taken.play).result()
+    watch(taken, moved + 2)
+    second.close_session(live.record.id)
+    session = second.folder.load(live.record.id)
+    assert session.record.branches[0].rows == {0: 3, moved: 4}
+    assert check_same(session, backbone) >= moved + 2
+
+
+def test_of_the_last_blocks_states_are_kept_more_often(replica, store, monkeypatch):
+    for module in ("store", "track"):
+        monkeypatch.setattr(f"recap.studio.{module}.STATE_EVERY", 2)
+        monkeypatch.setattr(f"recap.studio.{module}.LASTING_EVERY", 6)
+    first, second = replica(), replica()
+    live = first.create(say.NewSession(prompt=PROMPT))
+    watch(live, 11)
+    first.command(live, say.PauseMessage()).result()
+    live.settle()
+    first.folder.do(lambda: None).result()
+    last = live.next_block // 2 * 2
+    expected = {n for n in range(2, last + 1, 2) if n % 6 == 0 or n >= last - 2}
+
+    def numbers(names):
+        return {int(name.split("state-")[1].split("-")[0]) for name in names if "state-" in name}
+
+    assert numbers(path.name for path in live.store.folder.rglob("state-*")) == expected
+    assert numbers(store.names("sessions")) == expected
+    # Whoever goes on reads what came after the last state alone.
+    read = []
+    monkeypatch.setattr(
+        "recap.session.Session.step",
+        lambda self, latents=None: (read.append(latents), STEP(self, latents))[1],
+    )
+    taken = second.open(live.record.id)
+    assert sum(latents is not None for latents in read) == taken.next_block - last <= 1
 
 
 def test_a_damaged_snapshot_is_not_generated_from(replica, tmp_path):

@@ -33,8 +33,21 @@ from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
-from recap.session.company import ALONE, Company, Turn
-from recap.session.values import Cue, Edit, MemoryState, Slot, Snapshot, latest, resized, slots_of
+from recap.session.company import ALONE, Company, Turn, note_rows, rows_at
+from recap.session.values import (
+    Cue,
+    Edit,
+    MemoryState,
+    Slot,
+    Snapshot,
+    check_block,
+    check_history,
+    check_later,
+    latest,
+    resized,
+    slots_of,
+    words_at,
+)
 from recap.types import Block, GeneratedBlock
 
 HISTORY_S = 600.0
@@ -62,16 +75,13 @@ class Session:
         company: Company = ALONE,
     ) -> None:
         """Load the model, or share one: sessions take turns, or are one batch of a `company`; `kernels` may watch."""
-        for name, value in (("history_s", history_s), ("states_bytes", states_bytes)):
-            if not value >= 0:
-                raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
+        check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
         self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
-        self._reporter = reporter
-        self._kernels = kernels
+        self._reporter, self._kernels = reporter, kernels
         self.company = company
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
@@ -95,7 +105,8 @@ class Session:
         self._latents: dict[int, Tensor] = {}
         self._states: dict[int, MemoryState] = {}
         self._begin(MemoryState({}, {}), 0)
-        self._states[0] = self._state()
+        self._rows = note_rows({}, 0, self.num_rows)
+        self._states[0] = MemoryState.of(self._policy, self._decoder)
 
     def _read_opening(self) -> Tensor | None:
         if not self.config.opening:
@@ -110,6 +121,11 @@ class Session:
         return min(self._states)
 
     @property
+    def kept_state(self) -> MemoryState | None:
+        """Return the state before the next block and its edits, where it is kept."""
+        return self._states.get(self.next_block)
+
+    @property
     def cues(self) -> dict[int, Cue]:
         """Return the prompts of the timeline by the block where they begin, in order."""
         return dict(sorted(self._cues.items()))
@@ -121,11 +137,20 @@ class Session:
 
     def step(self, latents: Tensor | None = None) -> GeneratedBlock:
         """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
-        (made,) = self.company.run([self.next_turn(latents)])
+        # A block is read in as many rows as it was generated in.
+        width = self.company.width if latents is None else rows_at(self._rows, self.next_block)
+        (made,) = self.company.of_width(width).run([self.next_turn(latents)])
         return self.take(made)
+
+    @property
+    def num_rows(self) -> int:
+        """Return in how many rows the next block is generated; of a video that is never joined, in one."""
+        return self.company.width if self._conductor.is_joinable else 1
 
     def next_turn(self, latents: Tensor | None = None) -> Turn:
         """Return what the company must run for the next block."""
+        if latents is None:
+            self._rows = note_rows(self._rows, self.next_block, self.num_rows)
         factor = latest(self._reinforcements, self.next_block)
         if factor is not None:
             self._policy.reinforce(factor)
@@ -147,7 +172,7 @@ class Session:
 
         `cut` drops the recent past there, `reread` makes it again under the new prompt; sink and bank stay.
         """
-        block = self._at_or_after_next(at)
+        block = self.next_block if at is None else check_later(at, self.next_block)
         if not isinstance(text, str) or not text.strip():
             raise refuse("prompt", text, "must be text", "say what the picture shows")
         if cut and reread:
@@ -233,7 +258,7 @@ class Session:
 
         Pins, casts and what was forgotten since then are undone: they were about a memory that is gone.
         """
-        self._check_block(block)
+        check_block(block, self.oldest_block, self.next_block)
         self._edits = {at: edits for at, edits in self._edits.items() if at < block}
         start = max(at for at in self._states if at <= block)
         between = [self._latents[index] for index in range(start, block)]
@@ -252,8 +277,6 @@ class Session:
 
         Both share the model, and from here on nothing else.
         """
-        if block is not None:
-            self._check_block(block)
         other = object.__new__(Session)
         other.__dict__.update(self.__dict__)
         other.paused = False
@@ -270,10 +293,11 @@ class Session:
             dict(self._cues),
             dict(self._reinforcements),
             dict(self._edits),
-            self._state(),
+            MemoryState.of(self._policy, self._decoder),
             self._first,
             dict(self._latents),
             dict(self._states),
+            dict(self._rows),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -283,7 +307,7 @@ class Session:
             raise refuse("snapshot", f"block {snapshot.block}", limit, "make a session with its config")
         self.next_block, self._first = snapshot.block, snapshot.first_latent
         self._cues, self._reinforcements = dict(snapshot.cues), dict(snapshot.reinforcements)
-        self._edits = dict(snapshot.edits)
+        self._edits, self._rows = dict(snapshot.edits), dict(snapshot.rows)
         self._latents, self._states = dict(snapshot.latents), dict(snapshot.states)
         self._begin(snapshot.memory, self.next_block + 1)
 
@@ -316,10 +340,6 @@ class Session:
             kernels=self._kernels,
         )
 
-    def _state(self) -> MemoryState:
-        parts = (self._policy.state(), self._decoder.state())
-        return MemoryState(*({name: value.cpu().clone() for name, value in part.items()} for part in parts))
-
     def take(self, made: GeneratedBlock) -> GeneratedBlock:
         """Take the next block from the company, and keep what the way back needs."""
         self._latents[self.next_block] = made.latents.detach().cpu()
@@ -337,7 +357,7 @@ class Session:
         spacing = max(1, math.ceil(self._history / affordable))
         recent = LAST_STATES if affordable >= 2 * LAST_STATES else 0
         if recent or self.next_block - max(self._states) >= spacing:
-            self._states[self.next_block] = self._state()
+            self._states[self.next_block] = MemoryState.of(self._policy, self._decoder)
         leaving = self.next_block - recent
         before = [at for at in self._states if at < leaving]
         if recent and leaving in self._states and before and leaving - max(before) < spacing:
@@ -353,19 +373,13 @@ class Session:
             del self._latents[index]
 
     def _check_prompt(self, text: str) -> None:
-        """Refuse a prompt that the backbone cannot read, or that names a subject who is not there."""
         self.backbone.condition((spell_out(text, self._words()),) * len(self.config.seeds))
 
     def _block(self, index: int) -> Block:
         return with_cast(self._plain_block(index), self._words(index))
 
     def _words(self, index: float = math.inf) -> dict[str, str]:
-        """Return what stands for each subject in the prompt of a block, by name."""
-        words: dict[str, str | None] = dict(self._own_words)
-        for at in sorted(self._edits):
-            for edit in self._edits[at] if at <= index else ():
-                words |= edit.words
-        return {name: spelled for name, spelled in words.items() if spelled is not None}
+        return words_at(self._own_words, self._edits, index)
 
     def _plain_block(self, index: int) -> Block:
         cue = latest(self._cues, index)
@@ -384,17 +398,3 @@ class Session:
             return None
         block = self._opening_blocks[index]
         return self._opening[:, block.first_frame : block.end_frame]
-
-    def _at_or_after_next(self, at: int | None) -> int:
-        if at is None:
-            return self.next_block
-        if isinstance(at, bool) or not isinstance(at, int) or at < self.next_block:
-            limit = f"the next block is {self.next_block}"
-            raise refuse("at", at, limit, "name a later one, or go back first with rewind")
-        return at
-
-    def _check_block(self, block: int) -> None:
-        first, last = self.oldest_block, self.next_block
-        if isinstance(block, bool) or not isinstance(block, int) or not first <= block <= last:
-            limit = f"the history of this session has the blocks {first} to {last}"
-            raise refuse("block", block, limit, "name one of them, or give the session a longer history_s")

@@ -26,6 +26,7 @@ from recap.contracts import Decoder, Noise, State
 from recap.errors import refuse
 from recap.memory.joined import JoinedMemory, layout_of
 from recap.rollout import Conductor, reach
+from recap.session.values import latest
 from recap.types import Block, GeneratedBlock
 
 if TYPE_CHECKING:
@@ -36,6 +37,17 @@ MOST_ROWS = 64
 
 KEPT_PROMPTS = 2
 """How many sets of prompts stay conditioned; of a large model each takes hundreds of megabytes."""
+
+
+def rows_at(rows: dict[int, int], block: int) -> int:
+    """Return in how many rows a block was generated."""
+    return latest(rows, block) or 1
+
+
+def note_rows(rows: dict[int, int], block: int, number: int) -> dict[int, int]:
+    """Return the timeline in which blocks from `block` on have so many rows; what it said of them is dropped."""
+    before = {at: own for at, own in rows.items() if at < block}
+    return before if rows_at(before, block) == number else {**before, block: number}
 
 
 class Turn(NamedTuple):
@@ -64,6 +76,10 @@ class Company:
         self.width = width
         self._checks = False
         self._conditioned: dict[tuple[str, ...], Any] = {}
+
+    def of_width(self, width: int) -> Company:
+        """Return this company, or one of another width, for blocks that were generated in so many rows."""
+        return self if width == self.width else Company(width)
 
     def run(self, turns: Sequence[Turn]) -> list[GeneratedBlock]:
         """Generate a block of each video; those that stand alike together, in the order of their first."""

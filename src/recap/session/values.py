@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from recap.config import RunConfig
-from recap.contracts import MemoryPolicy, State
+from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
 
@@ -49,6 +49,12 @@ class MemoryState:
     policy: State
     decoder: State
 
+    @classmethod
+    def of(cls, policy: MemoryPolicy, decoder: Decoder) -> MemoryState:
+        """Copy the present state."""
+        parts = (policy.state(), decoder.state())
+        return cls(*({name: value.cpu().clone() for name, value in part.items()} for part in parts))
+
     @property
     def num_bytes(self) -> int:
         return sum(
@@ -69,6 +75,7 @@ class Snapshot:
     first_latent: Tensor | None  # of the video
     latents: dict[int, Tensor]  # by block, on the CPU: those of the history
     states: dict[int, MemoryState]  # by the block that comes next
+    rows: dict[int, int]  # of the forwards, by the block from which on they hold; 1 before the first
 
 
 Value = TypeVar("Value")
@@ -78,6 +85,37 @@ def latest(timeline: dict[int, Value], index: int) -> Value | None:
     """Return what holds at a block: the entry that began last."""
     begun = [block for block in timeline if block <= index]
     return timeline[max(begun)] if begun else None
+
+
+def words_at(first: Mapping[str, str], edits: dict[int, tuple[Edit, ...]], index: float) -> dict[str, str]:
+    """Return what stands for each subject in the prompt of a block, by name."""
+    words: dict[str, str | None] = dict(first)
+    for at in sorted(edits):
+        for edit in edits[at] if at <= index else ():
+            words |= edit.words
+    return {name: spelled for name, spelled in words.items() if spelled is not None}
+
+
+def check_block(block: int, first: int, last: int) -> None:
+    """Refuse a block that is not in the history of a session."""
+    if isinstance(block, bool) or not isinstance(block, int) or not first <= block <= last:
+        limit = f"the history of this session has the blocks {first} to {last}"
+        raise refuse("block", block, limit, "name one of them, or give the session a longer history_s")
+
+
+def check_history(**bounds: float) -> None:
+    """Refuse bounds of a history that are below 0 or no numbers."""
+    for name, value in bounds.items():
+        if not value >= 0:
+            raise refuse(name, value, "must be 0 or more", "leave it out for ten minutes of history")
+
+
+def check_later(at: int, next_block: int) -> int:
+    """Return a block that is still to come; refuses others."""
+    if isinstance(at, bool) or not isinstance(at, int) or at < next_block:
+        limit = f"the next block is {next_block}"
+        raise refuse("at", at, limit, "name a later one, or go back first with rewind")
+    return at
 
 
 def slots_of(policy: MemoryPolicy) -> tuple[Slot, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recap.errors import refuse
+from recap.session.company import note_rows, rows_at
 from recap.studio.engine import in_words
 from recap.studio.live import LiveSession
 from recap.studio.store import BranchRecord
@@ -29,7 +30,8 @@ def make_branch(live: LiveSession, second: float) -> int:
     for track in live.tracks.values():
         track.keep_state(here)
     with live.lock:
-        live.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule)
+        rows = note_rows(parent.rows, block, rows_at(parent.rows, live.next_block))
+        live.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule, rows)
         live.record.current = number
         live.store.save_record()
         live.progress.begin(number, block)

@@ -24,9 +24,8 @@ from recap.studio.messages import MAIN
 from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
-from recap.studio.store import MEDIA, BranchRecord, SessionStore
+from recap.studio.store import LASTING_EVERY, MEDIA, BranchRecord, SessionStore
 from recap.studio.track import (
-    STATE_EVERY,
     Track,
     likeness,
     movement,
@@ -94,6 +93,12 @@ class LiveSession:
         for name, track in self.tracks.items():
             self.store.drop_blocks(name, branch, blocks)
             track.build(branch, blocks)
+        rows = max(track.session.num_rows for track in self.tracks.values())
+        if told := self.branch.note_rows(max([blocks, *(index + 1 for index in self.known)]), rows):
+            self.message = told
+            # So that earlier blocks need not be read in their own number of rows each time.
+            for track in self.tracks.values():
+                track.keep_state(branch)
         with self.lock:
             self.progress.begin(branch, blocks)
         self._broken = False
@@ -108,7 +113,7 @@ class LiveSession:
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
             raise refuse("session", f"{most:.0f} s", "is as long as this studio allows", "begin another one")
-        if index % STATE_EVERY == STATE_EVERY - 1:
+        if index % LASTING_EVERY == LASTING_EVERY - 1:
             self._check_room()
         seconds = pictures = 0.0
         for track in self.tracks.values():
@@ -121,8 +126,7 @@ class LiveSession:
             with self.lock:
                 self.progress.send(branch, info)
             self._engine.encoder.submit(self._finish, branch, info, made.latents, shown)
-            if track.session.next_block % STATE_EVERY == 0:
-                track.keep_state(branch)
+            track.keep_state_if_due(branch)
         if self.known.pop(index, None) is None:
             self._speed.append((int(pictures), seconds))
         elif not self.known:
@@ -184,8 +188,7 @@ class LiveSession:
 
     def status(self) -> dict[str, Any]:
         state = "failed" if self._broken else "playing" if self.playing else "paused"
-        told = {"state": state, "rate": self.rate, "message": self.message}
-        return {"v": 1, "type": "status", **told}
+        return {"v": 1, "type": "status", "state": state, "rate": self.rate, "message": self.message}
 
     def tell_status(self) -> None:
         with self.lock:
@@ -241,8 +244,8 @@ class LiveSession:
             }
 
     def branch_shown(self, branch: BranchRecord) -> dict[str, Any]:
-        blocks = self.store.count(MAIN, branch.id)
-        return {"id": branch.id, "parent": branch.parent, "fork_block": branch.fork_block, "blocks": blocks}
+        plain, blocks = branch.to_json(), self.store.count(MAIN, branch.id)
+        return {"blocks": blocks, **{name: plain[name] for name in ("id", "parent", "fork_block", "batch")}}
 
     def _cues(self) -> list[dict[str, Any]]:
         return [

@@ -26,6 +26,7 @@ from recap.errors import RecapError, refuse
 from recap.io.cast import NAME
 from recap.io.files import check_plain, remove_strays, write_whole
 from recap.registry import ADMISSIONS
+from recap.session.company import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
 from recap.studio.messages import BESIDE, MAIN
 
@@ -33,7 +34,13 @@ RECORD = "session.json"
 ID = re.compile(r"[0-9a-f]{16}")
 FILE = re.compile(r"[0-9]{4}\.cast")
 INFO, LATENTS, MEDIA, STRIP = ".json", ".safetensors", ".m4s", ".jpg"
+STATE_EVERY, LASTING_EVERY = 8, 32
+"""Blocks between two states on disk: of the last blocks, and of all others."""
 DAMAGED = "delete the session, or put its files back"
+OTHER_ROWS = (
+    "Blocks before {block} were generated with --batch {before}; from there on it is {now}, which rounds "
+    "differently. The session's record says so."
+)
 
 
 @dataclass(slots=True)
@@ -48,17 +55,28 @@ class BranchRecord:
     changes: list[dict[str, Any]] = field(default_factory=list)
     # The admission rule that has filled the bank from the first block on; "" for the one of the config.
     rule: str = ""
+    # Rows of the forward in which blocks were generated, by the block from which on it had so many (`--batch`). An
+    # older record has none, and before the first one it is 1.
+    rows: dict[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         cues = [{"block": block, **asdict(cue)} for block, cue in sorted(self.cues.items())]
         tree = {"id": self.id, "parent": self.parent, "fork_block": self.fork_block}
-        return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule}
+        rows = [{"block": block, "rows": number} for block, number in sorted(self.rows.items())]
+        return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule, "batch": rows}
+
+    def note_rows(self, block: int, number: int) -> str:
+        """Note that blocks from `block` on are generated in so many rows; returns what to say where that is new."""
+        before = rows_at(self.rows, block - 1)
+        self.rows = note_rows(self.rows, block, number)
+        return OTHER_ROWS.format(before=before, block=block, now=number) if block and before != number else ""
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> BranchRecord:
         cues = {cue["block"]: Cue(cue["prompt"], cue["cut"], cue["reread"]) for cue in plain["cues"]}
         tree = (plain["id"], plain["parent"], plain["fork_block"])
-        return cls(*tree, cues, list(plain["changes"]), str(plain["rule"]))
+        rows = {noted["block"]: noted["rows"] for noted in plain.get("batch", ())}
+        return cls(*tree, cues, list(plain["changes"]), str(plain["rule"]), rows)
 
 
 @dataclass(slots=True)
@@ -199,18 +217,37 @@ class SessionStore:
         tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
         path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
         write_whole(path, save(tensors))
+        for number, earlier in self._own_states(track, branch, rule):
+            # The one before stays, since the last blocks may not be on disk yet.
+            if number % LASTING_EVERY and number < block - STATE_EVERY:
+                earlier.unlink(missing_ok=True)
+
+    def _own_states(self, track: str, branch: int, rule: str) -> list[tuple[int, Path]]:
+        """Return the states of a branch by a rule, the last one first."""
+        paths = sorted(self._place(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
+        found = [(int(path.stem.split("-")[1]), path) for path in paths]
+        # Rules have names like flow and flow-texture.
+        return [(number, path) for number, path in found if path.stem == f"state-{number:06d}-{rule}"]
 
     def states(self, track: str, branch: int, most: int, rule: str) -> Iterator[tuple[int, Path]]:
         """Yield the kept states of a branch and its parents up to block `most`, the last one first."""
         end = most
         for at, first in self.record.lineage(branch):
-            place = self._place(track, at)
-            for path in sorted(place.glob(f"state-*-{rule}.safetensors"), reverse=True):
-                number = int(path.stem.split("-")[1])
-                # Rules have names like flow and flow-texture.
-                if path.stem == f"state-{number:06d}-{rule}" and first < number <= end:
+            for number, path in self._own_states(track, at, rule):
+                if first < number <= end:
                     yield number, path
             end = min(end, first)
+
+
+def _check_rows(record: SessionRecord) -> None:
+    """Refuse a record that says of a block that it was generated in an impossible number of rows."""
+    for branch in record.branches.values():
+        for block, number in branch.rows.items():
+            if type(block) is not int or block < 0:
+                raise KeyError(block)
+            if type(number) is not int or not 1 <= number <= MOST_ROWS:
+                limit = f"its record is damaged: a batch has 1 to {MOST_ROWS} rows, that of block {block} not"
+                raise refuse("session", record.id, limit, DAMAGED)
 
 
 def _check_names(record: SessionRecord, name: str) -> None:
@@ -275,6 +312,7 @@ class StudioFolder:
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
             _check_names(record, name)
+            _check_rows(record)
         except RecapError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

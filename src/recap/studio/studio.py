@@ -18,7 +18,7 @@ from recap.fast.fitting import fit_card
 from recap.io.cast import write_cast
 from recap.io.files import alone_in
 from recap.io.record import VERSION
-from recap.io.report import SILENT, Notice, Reporter
+from recap.io.report import SILENT, Notice
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import build_backbone
 from recap.session import Session
@@ -26,7 +26,7 @@ from recap.session.company import Company
 from recap.session.values import Cue
 from recap.studio import messages as say
 from recap.studio.directing import carry_out, check_prompt
-from recap.studio.engine import Engine
+from recap.studio.engine import Engine, log
 from recap.studio.exchange import UploadedRun, read_run
 from recap.studio.live import LiveSession
 from recap.studio.settings import StudioSettings
@@ -225,8 +225,6 @@ class Studio:
     def _begin(self, store: SessionStore, run: UploadedRun | None) -> LiveSession:
         """Build the tracks of a session; on the model's thread."""
         backbone = self._load()
-        notices: list[str] = []
-        reporter = Reporter(notice=notices.append)
         cast = tuple(str(store.folder / "casts" / f"{name}.cast") for name in store.record.cast)
         tracks = []
         for name, plain in store.record.tracks.items():
@@ -237,11 +235,13 @@ class Studio:
             elif cast and name == say.MAIN:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
-            tracks.append(Track(name, config, backbone, store, reporter, self._company))
+            tracks.append(Track(name, config, backbone, store, SILENT, self._company))
         live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
-        live.begin()
         if run is not None:
             live.known, live.traces = dict(run.latents), run.traces
+        live.begin()
+        if live.message:
+            log.warning("session %s: %s", live.record.id, live.message)
         store.save_record()
         self.engine.add(live)
         return live

@@ -24,7 +24,7 @@ from recap.session.company import ALONE, Company
 from recap.session.values import Edit, Slot, Snapshot
 from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures
-from recap.studio.store import BranchRecord, SessionStore, read_state
+from recap.studio.store import LASTING_EVERY, STATE_EVERY, BranchRecord, SessionStore, read_state
 from recap.studio.watching import WatchingKernels
 from recap.types import BackboneSpec, GeneratedBlock
 
@@ -32,8 +32,8 @@ HISTORY_S = 120.0
 """How far back a branch can go without reading its files, in seconds of video."""
 
 STATES_BYTES = 128 * 2**20
-STATE_EVERY = 32
-"""Blocks between two states on disk."""
+SMALL_STATE = 64 * 2**20
+"""States up to this size are kept more often: a killed session reads fewer blocks again."""
 
 
 class Clock:
@@ -158,6 +158,7 @@ class Track:
                 first,
                 latents,
                 {start: state},
+                dict(record.rows),
             )
             try:
                 session.restore(kept)
@@ -166,7 +167,7 @@ class Track:
                 session = self._empty(branch)
                 continue
             return session, start
-        session.restore(replace(plain, cues=dict(record.cues)))
+        session.restore(replace(plain, cues=dict(record.cues), rows=dict(record.rows)))
         return session, 0
 
     def go_back(self, block: int, record: BranchRecord) -> None:
@@ -188,10 +189,16 @@ class Track:
 
     def keep_state(self, branch: int) -> None:
         """Write the present state to disk, if it is at hand."""
-        block = self.session.next_block
-        state = self.session.snapshot().states.get(block)
+        block, state = self.session.next_block, self.session.kept_state
         if block and state is not None:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)
+
+    def keep_state_if_due(self, branch: int) -> None:
+        """Do so every few blocks."""
+        state = self.session.kept_state
+        often = state is not None and state.num_bytes <= SMALL_STATE
+        if self.session.next_block % (STATE_EVERY if often else LASTING_EVERY) == 0:
+            self.keep_state(branch)
 
     def _describe(
         self,

@@ -87,9 +87,8 @@ class Cluster:
             self._ray.init(address=self._address, log_to_driver=False, logging_level="warning", **more)
         except (ConnectionError, RuntimeError, ValueError) as error:
             limit = f"no cluster answers there ({error})"
-            raise refuse(
-                "--ray", self._address, limit, "start one with `ray start --head`, or leave it out"
-            ) from error
+            remedy = "start one with `ray start --head`, give this machine its token, or leave it out"
+            raise refuse("--ray", self._address, limit, remedy) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

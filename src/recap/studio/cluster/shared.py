@@ -138,10 +138,14 @@ class SharedSession(SessionStore):
         def work() -> None:
             try:
                 self._check_lease()
+                before = self._own_states(track, branch, rule)
                 SessionStore.write_state(self, track, branch, block, rule, state)
                 path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
                 if path.stat().st_size <= self._shared.state_bytes:
                     self._shared.store.write(self._remote(path), path.read_bytes())
+                for _, earlier in before:
+                    if not earlier.is_file():
+                        self._shared.store.delete(self._remote(earlier))
             except (OSError, ValueError) as error:
                 log.warning("a state was not kept: %s", error)
 
