@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.gpu import MARKED
 
 # The tensors here are small: a second thread costs more than it brings, most of all on a busy machine.
 torch.set_num_threads(1)
+
+# What is collected stays until the end: looking for garbage in it took a third of the collecting.
+gc.disable()
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUG_IN = ROOT / "integrations" / "vbench"
@@ -234,6 +238,13 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(f"{item.path} has a test for a GPU that `make test-gpu` does not find")
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def pytest_collection_finish():
+    # From here on garbage is looked for, but not among the modules and tests that were collected.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
