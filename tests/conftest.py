@@ -187,11 +187,6 @@ SLOW = (
     ),
     # In `make test` the vote file is handed over by a file.
     "tests/study/test_study_page.py::test_raters_of_known_preference_by_a_server",
-    # With the memory `recap`, which has a bank, this stays.
-    *(
-        f"tests/memory/test_promises.py::test_every_memory_with_every_admission_by_name[{memory}-"
-        for memory in ("none", "sink", "deep-forcing", "memrope", "rolling-sink", "relax-forcing")
-    ),
     # With the distilled model these stay.
     *(
         f"tests/{file}::test_off_is_the_stock_pipeline_bit_for_bit[{model}-"
