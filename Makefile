@@ -21,14 +21,14 @@ COMMIT ?=
 demo: .venv/ready
 	$(BIN)/python -m recap.cli.demo
 
-# The fast tests; `make test-all` runs every one.
-test: lint
+# The fast tests; `make test-all` runs every one, and looks at style and types.
+test: .venv/ready-dev
 	$(PYTEST) -m 'not slow'
 
 test-slow: .venv/ready-dev
 	$(PYTEST) -m slow
 
-test-all: test test-slow
+test-all: lint test test-slow
 
 # The oldest Python and torch that the package promises, in an environment of its own: 5 GB, as that torch brings CUDA.
 test-oldest: .venv-oldest/ready

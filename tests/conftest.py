@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.gpu import MARKED
 
 # The tensors here are small: a second thread costs more than it brings, most of all on a busy machine.
 torch.set_num_threads(1)
+
+# What is collected stays until the end: looking for garbage in it took a third of the collecting.
+gc.disable()
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUG_IN = ROOT / "integrations" / "vbench"
@@ -183,11 +187,6 @@ SLOW = (
     ),
     # In `make test` the vote file is handed over by a file.
     "tests/study/test_study_page.py::test_raters_of_known_preference_by_a_server",
-    # With the memory `recap`, which has a bank, this stays.
-    *(
-        f"tests/memory/test_promises.py::test_every_memory_with_every_admission_by_name[{memory}-"
-        for memory in ("none", "sink", "deep-forcing", "memrope", "rolling-sink", "relax-forcing")
-    ),
     # With the distilled model these stay.
     *(
         f"tests/{file}::test_off_is_the_stock_pipeline_bit_for_bit[{model}-"
@@ -234,6 +233,13 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(f"{item.path} has a test for a GPU that `make test-gpu` does not find")
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def pytest_collection_finish():
+    # From here on garbage is looked for, but not among the modules and tests that were collected.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

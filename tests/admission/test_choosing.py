@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 import recap.run
+from recap.cli.main import main
 from recap.cli.settings import full_config
 from recap.config import RunConfig
 from recap.registry import ADMISSIONS
@@ -35,11 +35,12 @@ def test_rules_without_flow_ask_for_no_estimator(rule, spec, monkeypatch):
     build_memory(RunConfig.from_dict({**SHOT, "admission": rule}), spec)
 
 
-def test_the_list_says_what_each_keeps_and_needs():
-    shown = subprocess.run(
-        [sys.executable, "-m", "recap", "list"], capture_output=True, text=True, check=True
-    )
-    words = " ".join(shown.stdout.replace("│", " ").split())
+def test_the_list_says_what_each_keeps_and_needs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recap", "list"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for name, kind in ADMISSIONS.items():
         assert name in words and kind.keeps and kind.needs
     assert "needs: optical flow" in words and "needs: DINOv2 weights" in words

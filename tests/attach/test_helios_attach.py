@@ -11,18 +11,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "backbones" / "helios"))
 
 from diffusers import HeliosPipeline, HeliosPyramidPipeline
-from helios_fakes import CHUNKS, FRAMES, ROWS, call, make_pipeline
+from helios_fakes import CHUNKS, FRAMES, ROWS, call, make_pipeline, stock_latents
 
 from recap import attach
 from recap.memory.recap import RecapConfig
 
 KINDS = ("distilled", "mid", "base")
 OFF = {"none": "none", "lambda 1, no bank": RecapConfig(reinforcement=1.0, capacity_frames=0)}
-
-
-@pytest.fixture(scope="module")
-def stock():
-    return {kind: call(make_pipeline(kind), kind) for kind in KINDS}
 
 
 def traces_of(pipeline):
@@ -45,28 +40,28 @@ def traces_of(pipeline):
 
 @pytest.mark.parametrize("memory", OFF)
 @pytest.mark.parametrize("kind", KINDS)
-def test_off_is_the_stock_pipeline_bit_for_bit(stock, kind, memory):
+def test_off_is_the_stock_pipeline_bit_for_bit(kind, memory):
     pipeline = make_pipeline(kind)
     with attach(pipeline, OFF[memory], flow="classical") as attached:
         generated = call(pipeline, kind)
-    assert torch.equal(generated, stock[kind])
+    assert torch.equal(generated, stock_latents(kind))
     assert len(attached.trace) == CHUNKS and attached.spec.grid == (4, 8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
+def test_on_the_first_chunk_stays_and_later_ones_change(kind):
     pipeline = make_pipeline(kind)
     with attach(pipeline, "recap", flow="classical") as attached:
         generated = call(pipeline, kind)
-    assert torch.equal(generated[:, :FRAMES], stock[kind][:, :FRAMES])
+    assert torch.equal(generated[:, :FRAMES], stock_latents(kind)[:, :FRAMES])
     for chunk in range(1, CHUNKS):
         own = slice(chunk * FRAMES, (chunk + 1) * FRAMES)
-        assert not torch.equal(generated[:, own], stock[kind][:, own])
+        assert not torch.equal(generated[:, own], stock_latents(kind)[:, own])
     assert not any(attached.trace[0].shares.values())
     assert attached.trace[1].tokens["bank"] == attached.spec.frame_tokens
     assert len(attached.trace[1].stage_shares) == len(ROWS[kind].steps)
     assert 0 < attached.trace[1].shares["sink"][0] < 1
-    assert torch.equal(call(pipeline, kind), stock[kind])  # and all of it is gone
+    assert torch.equal(call(pipeline, kind), stock_latents(kind))  # and all of it is gone
 
 
 def test_our_loop_and_theirs_generate_the_same_with_a_memory():
@@ -101,7 +96,7 @@ def test_nothing_is_left_behind():
 
 
 @pytest.mark.parametrize("where", ["in a layer", "in a callback", "in the autoencoder", "next to it"])
-def test_nothing_is_left_behind_after_an_error(stock, where):
+def test_nothing_is_left_behind_after_an_error(where):
     pipeline = make_pipeline("distilled")
     call(pipeline, "distilled", chunks=1)
     before = traces_of(pipeline)
@@ -130,10 +125,10 @@ def test_nothing_is_left_behind_after_an_error(stock, where):
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         attempt()
     assert traces_of(pipeline) == before
-    assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
+    assert torch.equal(call(pipeline, "distilled"), stock_latents("distilled"))
 
 
-def test_an_error_inside_does_not_spoil_the_next_call_within(stock):
+def test_an_error_inside_does_not_spoil_the_next_call_within():
     pipeline = make_pipeline("distilled")
 
     def fail(*args):
@@ -144,7 +139,7 @@ def test_an_error_inside_does_not_spoil_the_next_call_within(stock):
         with pytest.raises(RuntimeError, match="no room"):
             call(pipeline, "distilled")
         handle.remove()
-        assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
+        assert torch.equal(call(pipeline, "distilled"), stock_latents("distilled"))
     assert [line.video for line in attached.trace] == [1] * CHUNKS
 
 
@@ -157,7 +152,7 @@ def test_every_call_is_a_video_with_a_fresh_memory():
     assert [line.block for line in attached.trace] == [0, 1, 0, 1]
 
 
-def test_an_image_is_a_sink_from_the_start(stock):
+def test_an_image_is_a_sink_from_the_start():
     pipeline = make_pipeline("distilled")
     row = ROWS["distilled"]
     latents = torch.randn(1, row.latent_channels, 1, row.height // 8, row.width // 8)
@@ -172,19 +167,19 @@ def test_an_image_is_a_sink_from_the_start(stock):
     assert [line.first_pictures[:2] for line in attached.trace] == [(0, 1), (33, 34)]
 
 
-def test_a_pipeline_of_the_authors_own_goes_by_the_name_of_its_class(stock):
+def test_a_pipeline_of_the_authors_own_goes_by_the_name_of_its_class():
     """Their repository has one class of this name for the pyramid too, and it is not diffusers'."""
     pipeline = make_pipeline("distilled")
     kind = type(pipeline)
     pipeline.__class__ = type("HeliosPipeline", kind.__bases__, dict(vars(kind)))
     assert not isinstance(pipeline, HeliosPyramidPipeline | HeliosPipeline)
     with attach(pipeline, "none") as attached:
-        assert torch.equal(call(pipeline, "distilled"), stock["distilled"])
+        assert torch.equal(call(pipeline, "distilled"), stock_latents("distilled"))
     with attach(pipeline, "recap", flow="classical"):
         generated = call(pipeline, "distilled")
     assert len(attached.trace) == CHUNKS
-    assert torch.equal(generated[:, :FRAMES], stock["distilled"][:, :FRAMES])
-    assert not torch.equal(generated[:, FRAMES:], stock["distilled"][:, FRAMES:])
+    assert torch.equal(generated[:, :FRAMES], stock_latents("distilled")[:, :FRAMES])
+    assert not torch.equal(generated[:, FRAMES:], stock_latents("distilled")[:, FRAMES:])
 
 
 def test_what_a_callback_changes_is_what_is_remembered():

@@ -16,6 +16,8 @@ import pytest
 def recap(*words, **more) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "recap", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    # A shell lets what it starts in the background ignore this signal, tests and their processes too.
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
 
 

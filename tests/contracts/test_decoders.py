@@ -28,10 +28,12 @@ def upsample() -> Callable[[], Any]:
 
 
 def embedded() -> Callable[[], Any]:
-    model = Autoencoder(
-        replace(EMBEDDED_AUTOENCODER, widths=(8, 12, 16), depths=(1, 2, 2), remembered=(6, 8))
-    )
-    return lambda: StreamingDecoder(model.eval())
+    small = replace(EMBEDDED_AUTOENCODER, widths=(8, 12, 16), depths=(1, 2, 2), remembered=(6, 8))
+    model = Autoencoder(small).eval().requires_grad_(False)
+    # Some parameters begin at zero, and what they do would not be seen.
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    return lambda: StreamingDecoder(model)
 
 
 def wan_vae() -> Callable[[], Any]:

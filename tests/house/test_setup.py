@@ -141,9 +141,9 @@ def test_every_required_package_is_pinned():
 
 
 def test_continuous_integration_runs_every_test():
-    """`make test` leaves out what is marked slow; the script runs that, too, and builds the site."""
+    """`make test` leaves out what is marked slow; the script runs that, too, looks at style and builds the site."""
     script = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make (\S+)", script, flags=re.MULTILINE) == ["test", "test-slow", "docs"]
+    assert re.findall(r"^make (\S+)", script, flags=re.MULTILINE) == ["lint", "test", "test-slow", "docs"]
     makefile = (ROOT / "Makefile").read_text()
     assert "-m 'not slow'" in makefile and "-m slow" in makefile
     # The oldest versions too, or it says that it could not.

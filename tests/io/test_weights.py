@@ -8,9 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from recap.backbones.tiny.autoencoder import Autoencoder
+from recap.backbones.tiny.backbone import WordTable
+from recap.backbones.wan.model import CausalWan
+from recap.backbones.wan.spec import UNTRAINED
 from recap.io.extras import import_extra
-from recap.io.weights import as_stored, fill, open_tensors
+from recap.io.weights import as_stored, fill, open_tensors, without_storage
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.bias": torch.ones(2)}
 
@@ -142,3 +147,29 @@ def test_one_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(ValueError, match=r"recap_none.*the tests.*pip install recap-forcing\[helios\]"):
         import_extra("recap_none", "the tests", "helios")
+
+
+class DrawnValues(TorchDispatchMode):
+    """Notes what draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(name in str(function) for name in ("normal", "uniform", "rand")):
+            self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_model_without_storage_draws_nothing() -> None:
+    """Torch imports its compiler to draw numbers that have no storage, and every run would wait for that."""
+    before = torch.get_rng_state()
+    with DrawnValues() as drawn, without_storage():
+        parts = CausalWan(UNTRAINED), WordTable(), Autoencoder()
+    assert not drawn.seen
+    assert all(parameter.is_meta for part in parts for parameter in part.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    with DrawnValues() as drawn:
+        CausalWan(UNTRAINED)
+    assert drawn.seen

@@ -350,7 +350,7 @@ class Undecoded:
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_every_memory_with_every_admission_by_name(embedded, tmp_path, dino, memory, admission):
+def test_every_memory_with_every_admission_by_name(backbone, tmp_path, dino, memory, admission):
     shots = [
         {"prompt": "a boat on the sea", "seconds": 0.75},
         {"prompt": "a boat on the sea", "seconds": 0.75},
@@ -359,13 +359,13 @@ def test_every_memory_with_every_admission_by_name(embedded, tmp_path, dino, mem
     settings = {"shots": shots, "memory": memory, "admission": rule, "flow": "classical"}
     config = recap.RunConfig.from_dict(settings)
     assert recap.RunConfig.from_dict(config.to_dict()) == config
-    policy = recap.build_memory(config, embedded.spec)
-    plan = recap.make_plan([config.shots], embedded.spec)
-    for made in recap.rollout(embedded, policy, plan, seeds=[0]):
+    policy = recap.build_memory(config, backbone.spec)
+    plan = recap.make_plan([config.shots], backbone.spec)
+    for made in recap.rollout(backbone, policy, plan, seeds=[0]):
         append_line(tmp_path / "trace.jsonl", BlockTrace.of(made).to_json())
     lines = read_trace(tmp_path / "trace.jsonl")
     assert [line.clears_prior for line in lines] == [False, True]
-    assert all(line.tokens["current"] == embedded.spec.block_tokens for line in lines)
+    assert all(line.tokens["current"] == backbone.spec.block_tokens for line in lines)
 
 
 def test_each_memory_file_stands_alone():

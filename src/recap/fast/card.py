@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-import torch
-
+from recap.backbones.wan.checkpoint import shapes_of
 from recap.backbones.wan.family import AUTOENCODER_PARAMETERS
-from recap.backbones.wan.model import empty_model
 from recap.backbones.wan.spec import WanSpec
 from recap.fast.vae import FastVae
+from recap.io.weights import without_storage
 
 # Channels of the public decoder's last stage.
 VAE_WIDTH = 96
@@ -107,7 +106,7 @@ class Demand:
         return CardPlan(setting, parts)
 
     def _transformer(self, setting: CardSetting) -> float:
-        parameters = sum(p.numel() for p in empty_model(self.spec).parameters())
+        parameters = sum(shape.numel() for shape in shapes_of(self.spec).values())
         if setting.precision == "full":
             return float(parameters * self.itemsize)
         dim, ffn = self.spec.dim, self.spec.ffn_dim
@@ -120,7 +119,7 @@ class Demand:
         size = (self.rows, *self.spec.latent_size)
         if setting.decoder == "tiny":
             return 2.0 * TINY_PARAMETERS, 0.0
-        with torch.device("meta"):
+        with without_storage():
             vae = FastVae(VAE_WIDTH, self.spec.in_channels)
         past = self.itemsize * sum(prod(shape) for shape in vae.pasts(size))
         # The fast path has a decoder of its own next to the autoencoder.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recap.contracts import Flow
 from recap.errors import refuse
 from recap.io.older import Self
-from recap.io.weights import Stored, fill
+from recap.io.weights import Stored, fill, without_storage
 
 STRIDE = 8  # pixels between neighbouring features, where these are fewest
 VOLUME_BYTES = 2**31
@@ -126,7 +126,7 @@ def load_network(
 
     `rename` turns the network's names into those of the file.
     """
-    with torch.device("meta"):
+    with without_storage():
         model = kind()
     names = {name: rename(name) for name in model.state_dict()}
     fill(model, found, path=path, field="weights", dtype=torch.float32, names=names, what=what, remedy=remedy)

@@ -11,7 +11,8 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from recap.errors import refuse
 
@@ -186,6 +188,32 @@ def list_faults(found: Mapping[str, Stored], wanted: Mapping[str, Tensor]) -> li
         ],
     }
     return [listing(kind, names) for kind, names in kinds.items() if names]
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves tensors as they are where a module would draw their first values.
+
+    Without storage there is nothing to draw into, and torch imports its compiler for it, which takes a second.
+    """
+
+    DRAWING = frozenset(
+        {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
+    )
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in self.DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Make modules without storage, to be filled; the global random generator does not advance."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 def fill(

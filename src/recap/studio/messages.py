@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from recap.errors import RecapError, refuse
 from recap.io.extras import import_extra
 
-PROTOCOL = 1
 MAIN, BESIDE = "main", "beside"
 """The tracks of a session: its own memory, and another one that generates the same next to it."""
 

@@ -23,6 +23,7 @@ from helios_fakes import (
     call,
     make_backbone,
     make_pipeline,
+    stock_latents,
     text_of,
 )
 
@@ -66,17 +67,13 @@ OFF = {
 }
 
 
-@pytest.fixture(scope="module")
-def stock():
-    return {kind: call(make_pipeline(kind), kind) for kind in ROWS}
-
-
 @pytest.mark.parametrize("memory", OFF)
 @pytest.mark.parametrize("kind", ROWS)
-def test_off_is_the_stock_pipeline_bit_for_bit(stock, kind, memory):
+def test_off_is_the_stock_pipeline_bit_for_bit(kind, memory):
     latents, records, _ = generate_chunks(make_backbone(kind), kind, OFF[memory])
-    assert stock[kind].shape[1] == CHUNKS * FRAMES
-    assert torch.equal(stock[kind], latents)
+    expected = stock_latents(kind)
+    assert expected.shape[1] == CHUNKS * FRAMES
+    assert torch.equal(expected, latents)
     assert all(shares == {} for shares, *_ in records)
 
 
@@ -89,9 +86,9 @@ def test_pictures_are_those_of_the_stock_pipeline():
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_on_the_first_chunk_stays_and_later_ones_change(stock, kind):
+def test_on_the_first_chunk_stays_and_later_ones_change(kind):
     latents, records, policy = generate_chunks(make_backbone(kind), kind, RecapConfig())
-    expected = stock[kind]
+    expected = stock_latents(kind)
     assert torch.equal(latents[:, :FRAMES], expected[:, :FRAMES])
     for chunk in range(1, CHUNKS):
         own = slice(chunk * FRAMES, (chunk + 1) * FRAMES)
@@ -122,7 +119,7 @@ def test_bank_holds_what_the_clean_pass_made_of_the_frames_it_names():
     assert kept[:, 0].min() > 0  # the opening is the sink's
 
 
-def test_stages_may_have_their_own_lambda(stock):
+def test_stages_may_have_their_own_lambda():
     records = {}
     for stages in ((), (1.0, 1.8, 5.0), (5.0, 5.0, 5.0)):
         backbone = make_backbone("distilled", stage_reinforcement=stages)
@@ -254,7 +251,7 @@ def test_cell_noise_has_the_covariance_that_is_claimed():
         torch.testing.assert_close(cells.T @ cells / len(cells), expected, rtol=0, atol=0.05)
 
 
-def test_weights_that_are_brought_over_group_by_group_compute_the_same(stock, monkeypatch):
+def test_weights_that_are_brought_over_group_by_group_compute_the_same(monkeypatch):
     """Where accelerate is missing, the one function diffusers' hooks take from it is put in its place."""
     backbone = make_backbone("distilled")
     if importlib.util.find_spec("accelerate") is None:
@@ -264,7 +261,7 @@ def test_weights_that_are_brought_over_group_by_group_compute_the_same(stock, mo
         monkeypatch.setattr(group_offloading, "send_to_device", lambda x, *_, **__: x, raising=False)
     offload_groups(backbone.transformer, torch.device("cpu"))
     latents, _, _ = generate_chunks(backbone, "distilled", NoMemoryConfig())
-    assert torch.equal(latents, stock["distilled"])
+    assert torch.equal(latents, stock_latents("distilled"))
 
 
 @pytest.mark.cuda

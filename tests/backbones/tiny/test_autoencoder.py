@@ -49,32 +49,6 @@ def test_streaming_equals_decoding_at_once(model: Autoencoder, cuts: list[int]) 
     torch.testing.assert_close(pieces, model.decode(video), atol=1e-5, rtol=0)
 
 
-def test_state_resumes_bit_for_bit_and_is_a_copy(model: Autoencoder) -> None:
-    video = latents(6)
-    one, other = StreamingDecoder(model), StreamingDecoder(model)
-    assert one.state() == {}
-    one.decode(video[:, :3])
-    saved = one.state()
-    other.load_state(saved)
-    rest = one.decode(video[:, 3:])
-    assert torch.equal(other.decode(video[:, 3:]), rest)
-    again = StreamingDecoder(model)
-    again.load_state(saved)
-    assert torch.equal(again.decode(video[:, 3:]), rest)
-    again.load_state({})
-    assert again.decode(video[:, :3]).shape[1] == 9
-
-
-def test_a_later_change_of_the_latents_does_not_reach_the_stream(model: Autoencoder) -> None:
-    video = latents(6)
-    one, other = StreamingDecoder(model), StreamingDecoder(model)
-    block = video[:, :3].clone()
-    one.decode(block)
-    other.decode(video[:, :3])
-    block.zero_()
-    assert torch.equal(one.decode(video[:, 3:]), other.decode(video[:, 3:]))
-
-
 def test_the_future_does_not_reach_the_past(model: Autoencoder) -> None:
     pixels = torch.rand(1, 13, 3, 16, 16)
     changed = pixels.clone()

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from recap.backbones.wan import model
 from recap.backbones.wan.checkpoint import shapes_of
 from recap.backbones.wan.lora import Lora, LoraChoice, open_lora
 from recap.backbones.wan.model import CausalWan
@@ -31,8 +32,7 @@ def make_state(spec: WanSpec = MINI, seed: int = 0) -> State:
 
 
 def empty_model(spec: WanSpec = MINI) -> CausalWan:
-    with torch.device("meta"):
-        return CausalWan(spec)
+    return model.empty_model(spec)
 
 
 def same(model: CausalWan, state: State, dtype: torch.dtype = torch.float32) -> bool:

@@ -17,12 +17,6 @@ def latents(frames: int, rows: int = 2, dtype: torch.dtype = torch.float32) -> T
     return torch.randn(rows, frames, SPEC.latent_channels, *SPEC.latent_size, generator=generator).to(dtype)
 
 
-def test_first_block_is_nine_pictures_and_later_ones_twelve() -> None:
-    decoder = UpsampleDecoder(SPEC)
-    shapes = [tuple(decoder.decode(latents(3)).shape) for _ in range(3)]
-    assert shapes == [(2, 9, 3, 64, 96), (2, 12, 3, 64, 96), (2, 12, 3, 64, 96)]
-
-
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.lists(st.integers(1, 4), min_size=1, max_size=4), half=st.booleans())
 def test_streaming_equals_decoding_at_once(cuts: list[int], half: bool) -> None:
@@ -48,30 +42,6 @@ def test_a_frame_fades_in_from_the_one_before() -> None:
     torch.testing.assert_close(halfway[:, 1], (halfway[:, 0] + halfway[:, 2]) / 2, atol=1e-4, rtol=1e-4)
     repeated = UpsampleDecoder(SPEC).decode(video[:, [0, 0]])
     torch.testing.assert_close(repeated, repeated[:, :1].expand_as(repeated))
-
-
-def test_state_resumes_bit_for_bit_and_is_a_copy() -> None:
-    video = latents(6)
-    one, other = UpsampleDecoder(SPEC), UpsampleDecoder(SPEC)
-    assert one.state() == {}
-    one.decode(video[:, :3])
-    saved = one.state()
-    other.load_state(saved)
-    rest = one.decode(video[:, 3:])
-    assert torch.equal(other.decode(video[:, 3:]), rest)
-    assert torch.equal(saved["last"], video[:, 2])
-    other.load_state({})
-    assert other.decode(video[:, :3]).shape[1] == 9
-
-
-def test_a_later_change_of_the_latents_does_not_reach_the_stream() -> None:
-    video = latents(6)
-    one, other = UpsampleDecoder(SPEC), UpsampleDecoder(SPEC)
-    block = video[:, :3].clone()
-    one.decode(block)
-    other.decode(video[:, :3])
-    block.zero_()
-    assert torch.equal(one.decode(video[:, 3:]), other.decode(video[:, 3:]))
 
 
 def test_mixtures_are_orthonormal() -> None:

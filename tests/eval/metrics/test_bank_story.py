@@ -114,7 +114,7 @@ def test_a_tampered_slot_of_a_real_bank_is_found_out(generated):
     assert story.overlap[:2] == [1.0, 1.0] and story.overlap[2] == pytest.approx(1 - 1 / len(story.bank))
 
 
-def test_a_trace_tells_what_was_refused_only_when_asked(generated, tmp_path):
+def test_a_trace_tells_what_was_refused_only_when_asked(tmp_path):
     settings = {"shots": [{"prompt": "x", "seconds": 0.75}], "backbone": "untrained", "flow": "classical"}
     for asked in (False, True):
         generate(RunConfig.from_dict({**settings, "trace_offered": asked}), tmp_path / str(asked))

@@ -20,7 +20,7 @@ from recap.io.extras import import_extra
 from recap.io.fetch import check_room, download
 from recap.io.files import weights_folder
 from recap.io.report import Reporter
-from recap.io.weights import files_of, fill, open_tensors
+from recap.io.weights import files_of, fill, open_tensors, without_storage
 
 FIELD = "Helios transformer"
 PARTS = ("transformer", "text_encoder", "tokenizer", "vae", "scheduler")
@@ -72,7 +72,7 @@ def empty_transformer(folder: Path) -> Any:
     """Return the model of a folder's config, without storage."""
     kind = import_extra("diffusers", "Helios", "helios").HeliosTransformer3DModel
     config = load_config(kind, folder, FIELD)
-    with torch.device("meta"):
+    with without_storage():
         return kind.from_config(config)
 
 

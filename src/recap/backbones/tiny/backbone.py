@@ -15,7 +15,7 @@ from recap.backbones.tiny.vocabulary import TEXT_LENGTH, WORDS, Prompt, parse_pr
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
-from recap.io.weights import fill, open_tensors
+from recap.io.weights import fill, open_tensors, without_storage
 
 WEIGHTS = Path(__file__).parent / "weights"
 """Where the package keeps dit.safetensors, autoencoder.safetensors and text.safetensors."""
@@ -32,7 +32,7 @@ class WordTable(nn.Module):
     def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS), *, slots: bool = True) -> None:
         super().__init__()
         self.words = nn.Embedding(num_words, spec.text_dim)
-        self.slots = nn.Parameter(0.5 * torch.randn(TEXT_LENGTH, spec.text_dim)) if slots else None
+        self.slots = nn.Parameter(torch.empty(TEXT_LENGTH, spec.text_dim).normal_(std=0.5)) if slots else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (...) L as (...) L text_dim."""
@@ -63,7 +63,7 @@ def build_embedded(
 ) -> WanBackbone:
     """Load the weights of a folder, by default the package's; `read` turns a text into a prompt."""
     # Without storage, because random weights would be overwritten at once.
-    with torch.device("meta"):
+    with without_storage():
         model, autoencoder = CausalWan(EMBEDDED), Autoencoder()
         text = WordTable(slots=has_slots(folder / "text.safetensors"))
     for part, name in ((model, "dit"), (autoencoder, "autoencoder"), (text, "text")):

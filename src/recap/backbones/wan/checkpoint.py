@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ def inferred_spec(checkpoint: Checkpoint) -> WanSpec:
         raise refuse(FIELD, str(checkpoint), limit, "name another checkpoint") from error
 
 
-def shapes_of(spec: WanSpec) -> dict[str, torch.Size]:
+@lru_cache(maxsize=8)
+def shapes_of(spec: WanSpec) -> Mapping[str, torch.Size]:
     """Return the shape of every tensor of a model of these sizes."""
     return {name: tensor.shape for name, tensor in empty_model(spec).state_dict().items()}
 

@@ -16,6 +16,7 @@ from recap.backbones.wan.layers import Head, TransformerBlock, sinusoid
 from recap.backbones.wan.spec import WanSpec
 from recap.contracts import Context
 from recap.errors import refuse
+from recap.io.weights import without_storage
 from recap.types import widest
 
 
@@ -126,5 +127,5 @@ class CausalWan(nn.Module):
 
 def empty_model(spec: WanSpec) -> CausalWan:
     """Return a model without storage, to be filled; the global random generator does not advance."""
-    with torch.device("meta"):
+    with without_storage():
         return CausalWan(spec)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from recap.backbones.wan.decoder import check_latents, check_stream, size_of
 from recap.contracts import Decoder, Entry, State
 from recap.io.files import from_home
-from recap.io.weights import Stored, fill, open_tensors
+from recap.io.weights import Stored, fill, open_tensors, without_storage
 from recap.types import state_copy
 
 FIELD = "tiny decoder"
@@ -171,7 +171,7 @@ def load_taehv(path: Path, device: torch.device | str = "cpu", dtype: torch.dtyp
     path = from_home(path)
     stored = open_tensors(path, FIELD)
     found = {name: tensor for name, tensor in stored.items() if not name.startswith("encoder.")}
-    with torch.device("meta"):
+    with without_storage():
         model = Taehv()
     for index, layer in enumerate(model.decoder):
         name = f"decoder.{index}.conv.weight"

@@ -20,7 +20,7 @@ from recap.contracts import Decoder, Entry, State
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.files import from_home
-from recap.io.weights import Stored, fill, open_tensors, rename
+from recap.io.weights import Stored, fill, open_tensors, rename, without_storage
 from recap.types import state_copy
 
 FIELD = "Wan VAE"
@@ -81,7 +81,7 @@ def load_wan_vae(
         path = path / "vae" if (path / "vae").is_dir() else path
     found = open_tensors(path, FIELD)
     network = import_extra("diffusers").AutoencoderKLWan
-    with torch.device("meta"):
+    with without_storage():
         if path.is_dir():
             model = network.from_config(_checked_config(network, path))
         else:
