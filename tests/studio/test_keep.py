@@ -101,13 +101,8 @@ def test_an_uploaded_run_opens_and_continues_as_the_run_would(client, studio, tm
     assert answer.status_code == 201, answer.text
     name = answer.json()["session"]
     live = studio.sessions[name]
-<<<<<<< HEAD
     # Of a finished run there are four, and one more must have been generated before it is paused.
     wait_for(lambda: live.store.count("main", 0) >= (5 if finished else 4), "blocks")
-=======
-    # A finished run is continued before it is paused.
-    wait_for(lambda: live.store.count("main", 0) >= 4 + finished, "blocks")
->>>>>>> quick
     studio.command(live, PauseMessage()).result()
     own = live.store.read_latents("main", 0, range(4))
     assert torch.equal(torch.cat([own[index] for index in range(4)], dim=1), latents)

@@ -186,7 +186,9 @@ def test_a_page_shows_likeness_over_the_gap_and_the_ages_of_banks_below(monkeypa
         scores = recurrence(monkeypatch, STAGE, ([RED], [BLUE], [RED], [], [BLUE], [colour]), **bank)
         runs.append(ScoredRun(row, "p", 0, {name: score.as_dict() for name, score in scores.items()}))
     figures = figures_of(recipe, build_cells(recipe, runs), runs)
-    assert ">likeness by colours over gap<" in figures[0] and "● sink" in figures[0] and "● recap" in figures[0]
+    assert (
+        ">likeness by colours over gap<" in figures[0] and "● sink" in figures[0] and "● recap" in figures[0]
+    )
     assert "ages of the bank" in figures[1] and "● sink" not in figures[1]
     assert any(">share of returns that are the same over gap<" in figure for figure in figures[2:])
     assert not any(">subject by gap 5<" in figure for figure in figures)
