@@ -133,6 +133,7 @@ BEYOND = (
     Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, lambda 1, bank 2", {**BANK.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, last half", {**RECAP.memory, "reinforcement": "5@layers:last-half"}, "keys"),
+    Row("keys, top heads", {**RECAP.memory, "reinforcement": "5@heads:top-0.5"}, "keys"),
     Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
     Row("shared by block", {**RECAP.memory, "share_by_block": True}),
     *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
