@@ -165,7 +165,8 @@ class NewSession(Message):
     prompt: str
     seed: int = 0
     memory: str = "recap"
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = "auto"
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
@@ -180,7 +181,8 @@ class NewVideo(Message):
     seconds: float = 5.0
     seed: int = 0
     memory: str = "recap"
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = "auto"
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recap.backbones.wan.quantised import PRECISIONS
+from recap.config import AUTO
 from recap.errors import refuse
 from recap.io.lookup import look_up
 from recap.registry import ADMISSIONS, MEMORIES
@@ -27,7 +28,8 @@ class Row:
 
     name: str
     memory: Mapping[str, Any]
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = AUTO.name
     # The paper's name for it; "" where the paper has no such row.
     paper: str = ""
     # Set where the rows of a table differ in length.
@@ -50,7 +52,7 @@ class Row:
     @property
     def available(self) -> bool:
         """Tell whether this version knows its parts; those outside the package are named as `module:Name`."""
-        parts = ((self.memory["name"], MEMORIES), (self.admission, ADMISSIONS))
+        parts = ((self.memory["name"], MEMORIES), (self.admission, (AUTO.name, *ADMISSIONS)))
         return all(name in known or ":" in name for name, known in parts)
 
     @property
