@@ -194,3 +194,19 @@ def test_every_memory_names_an_admission_that_there_is():
     assert all(kind.usual_admission in ADMISSIONS for kind in MEMORIES.values())
     # The paper's is the paper's.
     assert MEMORIES["recap"].usual_admission == "flow" and RecapConfig().reinforcement == 5.0
+
+
+@pytest.mark.parametrize("table", ["", "-60s", "-entering"])
+def test_what_is_confirmed_shares_its_runs_with_the_search_and_with_the_tables_of_rivals(table):
+    def keys(name):
+        found = plan_runs(TABLES[name], Ask(prompts=2, seeds=1, device="cpu", half="confirm"))
+        return {run.row.name: run.job.key for run in found}
+
+    confirmed, searched = keys(f"confirm{table}"), keys(f"beyond{table}")
+    assert (
+        TABLES[f"confirm{table}"].ours == "recap-plus" and len(set(confirmed.values())) == len(confirmed) > 8
+    )
+    # The settings of recap-plus are those of a row that was searched.
+    rivals = {"sink", "deep-forcing", "memrope", "rolling-sink", "relax-forcing"}
+    assert {confirmed[name] for name in confirmed.keys() - rivals} <= set(searched.values())
+    assert rivals < confirmed.keys()
