@@ -45,8 +45,7 @@ def at_once(work: Callable[[], None]) -> Callable[[], None]:
 def unseen_pixels(spec: BackboneSpec, block: Block, latents: Tensor) -> Tensor:
     """Return the shape of a block's pixels, B T 3 Y X, in no storage: for a memory that does not look at them."""
     count = spec.num_pictures(block.end_frame) - spec.num_pictures(block.first_frame)
-    nothing = torch.full((), math.nan, device=latents.device)
-    return nothing.expand(latents.shape[0], count, 3, *spec.picture_size)
+    return latents.new_full((), math.nan).expand(latents.shape[0], count, 3, *spec.picture_size)
 
 
 class BlockRun:

@@ -26,8 +26,9 @@ from recap.cli.options import (
     Precision,
     TrustCode,
 )
-from recap.config import MOST_ROWS, RunConfig, choose, override, read_json, refuse_code, usual_admission
+from recap.config import MOST_ROWS, RunConfig, choose, override, refuse_code, usual_admission
 from recap.errors import refuse
+from recap.io.files import read_json
 from recap.registry import MEMORIES
 from recap.tables.schedules import parse_schedules
 

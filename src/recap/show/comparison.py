@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recap.config import DEFAULT_MEMORY, RunConfig, choose, read_json
+from recap.config import DEFAULT_MEMORY, RunConfig, choose
 from recap.contracts import Judge
 from recap.errors import refuse
 from recap.fast.fitting import fit_card
 from recap.flow import FLOWS
-from recap.io.files import remove_strays, write_whole
+from recap.io.files import read_json, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import open_clip
