@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from recap.backbones.hashed_words import HashedWords
+from recap.backbones.text import HashedWords
 
 encode = HashedWords(text_len=4, text_dim=8)
 

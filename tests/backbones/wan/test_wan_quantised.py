@@ -10,7 +10,7 @@ from checkpoint_fakes import MINI, empty_model, longlive, make_lora, make_state,
 from torch import nn
 from torch.nn import functional
 
-from recap.backbones.hashed_words import HashedWords
+from recap.backbones.text import HashedWords
 from recap.backbones.wan.backbone import WanBackbone, build_untrained
 from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.model import CausalWan
