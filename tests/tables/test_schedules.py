@@ -218,7 +218,10 @@ def test_a_story_of_story_mem_is_read_with_whoever_its_prompts_name():
         ({**EPISODE, "entities": [{"description": "x"}]}, "every entity needs a name"),
         ({k: v for k, v in STORY.items() if k != "characters"}, "characters is missing.*add"),
         ({**STORY, "scenes": [{"video_prompts": ["a"], "cut": [True, False]}]}, "there are 1 video_prompts"),
-        ({**STORY, "scenes": [{"video_prompts": ["a"], "scene_cut": True}]}, "scene_cut is True: must be a list"),
+        (
+            {**STORY, "scenes": [{"video_prompts": ["a"], "scene_cut": True}]},
+            "scene_cut is True: must be a list",
+        ),
         ({**STORY, "scenes": [{"video_prompts": [5]}]}, "a prompt must be text"),
         ({**STORY, "scenes": [{}]}, "video_prompts is missing: must be a list"),
     ],
