@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backbone", default="self-forcing" if cuda else "embedded")
     parser.add_argument("--memory", default="recap")
-    parser.add_argument("--admission", default="flow", help="what fills its bank, e.g. keys")
+    parser.add_argument("--admission", default="auto", help="what fills its bank, e.g. keys")
     parser.add_argument("--decoder", default="full", help="full or tiny, for the public models")
     parser.add_argument("--blocks", type=int, default=30 if cuda else 12)
     parser.add_argument("--device", default="cuda" if cuda else "cpu")

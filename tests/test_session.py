@@ -17,7 +17,7 @@ from recap.session import Session
 from recap.types import Role
 
 PROMPTS = ("a red boat", "a blue house", "two birds")
-MEMORIES = ("none", "sink", "recap", "deep-forcing", "memrope", "rolling-sink", "relax-forcing")
+MEMORIES = ("none", "sink", "recap", "recap-plus", "deep-forcing", "memrope", "rolling-sink", "relax-forcing")
 
 
 ONE_SHOT = (Shot("a red boat", 3.0),)

@@ -104,7 +104,7 @@ class NamedMemoryNode(io.ComfyNode):
             node_id="RecapNamedMemory",
             display_name="Memory by Name (RECAP)",
             category=CATEGORY,
-            description="Any memory, to compare with: 'none', 'sink', and re-implemented rivals.",
+            description="Any memory: 'recap-plus'; to compare with, 'none', 'sink' and re-implemented rivals.",
             inputs=[
                 io.Combo.Input("name", options=list(MEMORIES), default="sink"),
                 io.String.Input(

@@ -53,7 +53,7 @@ class RememberingLoop(HeliosChunkLoopWrapper):
                 "memory", default="recap", description="A name, a table of settings, or a config of recap."
             ),
             InputParam(
-                "admission", default="flow", description="Which patches enter the bank: a name or a table."
+                "admission", default="auto", description="Which patches enter the bank: a name or a table."
             ),
             InputParam("flow", default="auto", description="The optical flow: a name."),
             InputParam(

@@ -21,7 +21,7 @@ from recap.backbones.wan.family import WanConfig
 from recap.backbones.wan.quantised import check_precision, refuse_family
 from recap.contracts import AdmissionConfig, BackboneConfig, MemoryConfig
 from recap.errors import refuse, unknown_name
-from recap.io.files import check_plain
+from recap.io.files import check_plain, read_json
 from recap.io.lookup import look_up
 from recap.io.report import Notice
 from recap.memory.recap import RecapConfig
@@ -32,6 +32,8 @@ PARTS: dict[str, Mapping[str, Any]] = {"backbone": BACKBONES, "memory": MEMORIES
 """What is chosen by name and has settings of its own."""
 
 BASES: dict[str, type] = {"memory": MemoryConfig, "admission": AdmissionConfig}
+
+DEFAULT_MEMORY = "recap"
 
 MOST_ROWS = 256
 
@@ -102,19 +104,26 @@ class Choice(Generic[Settings]):
 
     name: str
     settings: Settings
+    # Nobody chose it: it goes with the memory, and changes with it.
+    usual: bool = field(default=False, compare=False)
+
+
+AUTO = Choice("auto", FlowNoveltyConfig(), usual=True)
+"""Stands for the usual admission of whichever memory a config has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """Holds everything that decides what a run generates.
 
-    `device` and `dtype` may be given as "auto"; a config holds what that means on this machine.
+    `device` and `dtype` may be given as "auto"; a config holds what that means on this machine. `admission`, too: it
+    is then the usual one of the memory.
     """
 
     shots: tuple[Shot, ...]
     backbone: Choice[BackboneConfig] = field(default_factory=lambda: Choice("embedded", EmbeddedConfig()))
-    memory: Choice[MemoryConfig] = field(default_factory=lambda: Choice("recap", RecapConfig()))
-    admission: Choice[AdmissionConfig] = field(default_factory=lambda: Choice("flow", FlowNoveltyConfig()))
+    memory: Choice[MemoryConfig] = field(default_factory=lambda: Choice(DEFAULT_MEMORY, RecapConfig()))
+    admission: Choice[AdmissionConfig] = AUTO
     flow: str = "auto"
     # A clip or a picture that the video continues.
     opening: str = ""
@@ -146,6 +155,8 @@ class RunConfig:
             raise refuse("shots", [], "at least 1 is needed", "give a prompt")
         if not self.seeds:
             raise refuse("seeds", [], "at least 1 is needed", "0 is as good as any")
+        if self.admission.usual:
+            object.__setattr__(self, "admission", usual_admission(self.memory))
         check_shots(self.shots)
         check_amount("number of seeds", len(self.seeds), MOST_ROWS, "rows of a batch", "run them one by one")
         if self.low_memory not in LOW_MEMORY:
@@ -186,6 +197,8 @@ class RunConfig:
             raise refuse("shots", None, "at least 1 is needed", "give a prompt or a script")
 
         def ready(name: str, value: Any) -> Any:
+            if name == "admission":
+                return _choose_admission(value, values.get("memory", DEFAULT_MEMORY))
             if name in PARTS:
                 return choose(name, value)
             if name == "shots":
@@ -268,28 +281,10 @@ def override(
         if part not in parts:
             remedy = f"known: {', '.join(parts)}" if parts else "write name=value without a dot"
             raise refuse("--set", assignment, f"there is no part {part!r}", remedy)
-        chosen = result.get(part) or getattr(RunConfig(shots=(Shot("", 1.0),)), part).name
+        usual = getattr(RunConfig(shots=(Shot("", 1.0),)), part)
+        chosen = result.get(part) or (AUTO.name if usual.usual else usual.name)
         result[part] = {**(chosen if isinstance(chosen, Mapping) else {"name": chosen}), name: value}
     return result
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file that a user named or may have edited."""
-    if path.exists() and not path.is_file() and not path.is_dir() and not _is_stream(path):
-        raise refuse("file", str(path), "is not a regular file", "save it as a file first, or use /dev/stdin")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise refuse("file", str(path), f"cannot be read ({error.strerror})", "check the path") from error
-    except UnicodeDecodeError as error:
-        raise refuse("file", str(path), "is not text", "give a JSON file") from error
-    except (ValueError, RecursionError) as error:
-        raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
-
-
-def _is_stream(path: Path) -> bool:
-    """Tell whether a path is a stream that the shell opened, so that somebody writes to it."""
-    return str(path) == "/dev/stdin" or path.parent in (Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 def refuse_code(config: Any, source: Path | str) -> None:
@@ -337,6 +332,21 @@ def choose(part: str, values: Any) -> Choice[Any]:
         raise refuse(part, values["name"], limit, "see docs/extending.md")
     settings = {name: value for name, value in values.items() if name != "name"}
     return Choice(values["name"], from_settings(kind, settings, part))
+
+
+def usual_admission(memory: Choice[MemoryConfig]) -> Choice[AdmissionConfig]:
+    """Return the admission that a memory has where nobody chooses one."""
+    return dataclasses.replace(choose("admission", memory.settings.usual_admission), usual=True)
+
+
+def _choose_admission(values: Any, memory: Any) -> Choice[AdmissionConfig]:
+    """Make the choice of an admission, where "auto" names the usual one of the memory."""
+    if values == AUTO.name:
+        return AUTO
+    if isinstance(values, Mapping) and values.get("name") == AUTO.name:
+        values = {**values, "name": usual_admission(choose("memory", memory)).name}
+        return dataclasses.replace(choose("admission", values), usual=len(values) == 1)
+    return choose("admission", values)
 
 
 # Types of the fields by class: a table has thousands of configs, and Python parses annotations every time.

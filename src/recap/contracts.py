@@ -287,6 +287,8 @@ class MemoryConfig(ABC):
 
     keeps_bank: ClassVar[bool] = False
     """Whether the memory asks for an admission rule."""
+    usual_admission: ClassVar[str] = "flow"
+    """The name of the rule that fills its bank where nobody chooses another."""
 
     @abstractmethod
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy:

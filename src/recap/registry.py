@@ -28,7 +28,7 @@ from recap.eval.judges.subject import ProbeJudge
 from recap.io.lookup import look_up
 from recap.memory.deep_forcing import DeepForcingConfig
 from recap.memory.memrope import MemRopeConfig
-from recap.memory.recap import RecapConfig
+from recap.memory.recap import RecapConfig, RecapPlusConfig
 from recap.memory.relax_forcing import RelaxForcingConfig
 from recap.memory.rolling_sink import RollingSinkConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
@@ -54,6 +54,8 @@ MEMORIES: dict[str, type[MemoryConfig]] = {
     "memrope": MemRopeConfig,
     "rolling-sink": RollingSinkConfig,
     "relax-forcing": RelaxForcingConfig,
+    # Last, so that all others keep the colours they have had on every page.
+    "recap-plus": RecapPlusConfig,
 }
 ADMISSIONS: dict[str, type[AdmissionConfig]] = {
     "flow": FlowNoveltyConfig,

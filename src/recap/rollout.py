@@ -6,6 +6,7 @@ recap.backbones.noise), so a longer plan, a resumed run and another batch genera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,12 @@ def at_once(work: Callable[[], None]) -> Callable[[], None]:
     """Does the work right away; there is nothing left to wait for."""
     work()
     return lambda: None
+
+
+def unseen_pixels(spec: BackboneSpec, block: Block, latents: Tensor) -> Tensor:
+    """Return the shape of a block's pixels, B T 3 Y X, in no storage: for a memory that does not look at them."""
+    count = spec.num_pictures(block.end_frame) - spec.num_pictures(block.first_frame)
+    return latents.new_full((), math.nan).expand(latents.shape[0], count, 3, *spec.picture_size)
 
 
 class BlockRun:
@@ -116,7 +123,8 @@ def rollout(
     """Generate the plan's blocks one after the other, one seed per row of the batch.
 
     `resume` continues a stopped rollout, or begins from given frames, which are remembered like any other.
-    `aside` may run a memory's look at the pixels next to the clean pass; results are the same.
+    `aside` may run a memory's look at the pixels next to the clean pass, or its choice of what to keep next to the
+    decoder; results are the same.
     `noise` takes the place of the seeds' own, to start from what another program drew (see `NoiseSource`).
     `sampling` has options that bring motion from elsewhere than the memory.
     `kernels` do the arithmetic of attention.
@@ -236,6 +244,15 @@ class Conductor:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
         run.context.let_go()
+        if not policy.needs_pixels:
+            # What it keeps does not wait for the pixels: it is chosen while they are decoded.
+            backbone.settle(self._settled(block, latents), conditioning, run.clean)
+            made: list[GeneratedBlock] = []
+            unseen = unseen_pixels(backbone.spec, block, latents)
+            wait = self.aside(lambda: made.append(run.commit(latents, unseen)))
+            pixels = self.decoder.decode(latents)
+            wait()
+            return replace(made[0], pixels=pixels)
         pixels = self.decoder.decode(latents)
         wait = run.look(pixels, self.aside)
         backbone.settle(self._settled(block, latents), conditioning, run.clean)

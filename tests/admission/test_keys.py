@@ -150,7 +150,7 @@ def test_half_precision_is_off_by_little_near_and_far(apart):
     known = torch.cat([near, torch.zeros(2, 1, 4608)], dim=1)
     exact = 1 - tokens.double() @ known.double().transpose(1, 2)
     torch.testing.assert_close(distances(tokens, known).double(), exact, atol=1e-6, rtol=0)
-    half = distances(tokens, known, half=True)
+    half = distances(tokens.half(), known.half())
     torch.testing.assert_close(half.double(), exact, atol=3e-5, rtol=5e-4)
     # A zero is like nothing, whatever the precision.
     assert (half[..., -1] == 1).all()

@@ -17,8 +17,9 @@ from recap import generate
 from recap.backbones.wan.backbone import build_untrained
 from recap.backbones.wan.checkpoint import fit_tensors, open_checkpoint, read_tensors
 from recap.backbones.wan.lora import LoraChoice, open_lora
-from recap.config import RunConfig, read_json, read_record
+from recap.config import RunConfig, read_record
 from recap.io.cast import read_cast, write_cast
+from recap.io.files import read_json
 from recap.io.opening import read_opening
 from recap.io.trace import read_seconds, read_trace, replay_bank
 from recap.io.video import ClipWriter, join_clips, open_clip

@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from recap.backbones.wan.backbone import build_untrained
 from recap.backbones.wan.lora import TARGETS, LoraChoice, open_lora, read_choice
 from recap.backbones.wan.names import LORA_LAYOUTS
-from recap.config import RunConfig, read_json
+from recap.config import RunConfig
 from recap.errors import RecapError
 from recap.eval.study.box import BallotBox
 from recap.eval.study.design import Study, canonical_json
 from recap.eval.study.findings import find
 from recap.eval.study.votes import ANSWERS, read_ballots, seal
+from recap.io.files import read_json
 from recap.memory.reinforcement import read_reinforcement
 from recap.tables.study.report import write_report
 from tests.attack.fuzzing import BYTES, FEW, HEADS, JSON_LIKE, MANY, WORDS, Reader, attack

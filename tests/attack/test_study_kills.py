@@ -19,10 +19,10 @@ from types import SimpleNamespace
 import pytest
 
 from recap.cli import main as cli
-from recap.config import read_json
 from recap.errors import RecapError
 from recap.eval.study.design import Key, Study
 from recap.eval.study.votes import ANSWERS, read_ballots
+from recap.io.files import read_json
 from recap.io.run_folder import digest_file
 from recap.tables.study.folder import StudyAsk, make_study, read_study
 from tests.study.conftest import Writer, session_of, write_table

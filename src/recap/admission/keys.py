@@ -20,7 +20,13 @@ from torch import Tensor
 
 from recap.admission.base import check_settings
 from recap.admission.described import Described, chosen, refuse_keyless
-from recap.attention.likeness import describe_keys, nearest_distance, spread_layers, usual_distance
+from recap.attention.likeness import (
+    describe_keys,
+    for_products,
+    nearest_distance,
+    spread_layers,
+    usual_distance,
+)
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.types import BackboneSpec, Block, Candidates
 
@@ -72,13 +78,15 @@ class KeyNovelty(Described):
         tokens, self._keys = self._keys, None
         self.take_fresh(block, pixels, tokens)
         by_frame = (block.num_frames, -1)
-        frames = tokens.unflatten(1, by_frame).unbind(1)
         if self._first is None or self._limit is None:
-            self._first = frames[0]
-            self._limit = self._margin * usual_distance(frames[0])
+            self._first = tokens[:, : tokens.shape[1] // block.num_frames]
+            self._limit = self._margin * usual_distance(self._first)
         kept = [self._first] if self._descriptor is None else [self._first, self._descriptor]
+        tokens = for_products(tokens)
+        frames = tokens.unflatten(1, by_frame).unbind(1)
         # One product for all frames; what is new in earlier ones comes frame by frame.
-        apart = nearest_distance(tokens, torch.cat(kept, dim=1)).unflatten(1, by_frame).unbind(1)
+        known = torch.cat([for_products(each) for each in kept], dim=1)
+        apart = nearest_distance(tokens, known).unflatten(1, by_frame).unbind(1)
         worth = self._worth(block, pixels)
         scores: list[Tensor] = []
         new: list[Tensor] = []

@@ -25,7 +25,7 @@ def attach(
     *,
     phases: Literal["window", "released"] = "window",
     window_frames: int | None = None,
-    admission: str | Mapping[str, Any] = "flow",
+    admission: str | Mapping[str, Any] = "auto",
     flow: str = "auto",
     decoder: Callable[[], Decoder] | None = None,
     reuse_pictures: bool = True,
@@ -36,7 +36,8 @@ def attach(
     The pipeline is one of Self-Forcing, Infinite-Forcing or LongLive 1.0, or diffusers' HeliosPipeline or
     HeliosPyramidPipeline. It generates one video at a time, in one thread.
 
-    `memory`, `admission` and `flow` are named and set as in a run; `memory` may also be a config object.
+    `memory`, `admission` and `flow` are named and set as in a run; `memory` may also be a config object, and the
+    admission "auto" is the memory's usual one.
     `phases`: "window" counts time from the window's start, as the paper does; "released" as the checkout itself.
     `window_frames`: sink, prior and current together; by default what the checkout's own cache holds.
     `decoder` opens a fresh stream from latents to pictures per video; by default the pipeline's own autoencoder.

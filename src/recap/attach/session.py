@@ -25,7 +25,7 @@ from recap.attach.cache import CacheWrite, LayerCache, plan_write, write_later, 
 from recap.attach.checkout import Checkout, CheckoutKernels, check_forward
 from recap.contracts import Decoder
 from recap.errors import refuse
-from recap.rollout import BlockRun
+from recap.rollout import BlockRun, unseen_pixels
 from recap.types import BackboneSpec, Block, Role, Segment, frame_positions
 
 VAE_STRIDE = 8
@@ -204,14 +204,12 @@ class AttachedSession:
             self.attached.memory.refresh(self._first, keys, values)
 
     def _pixels_of(self, latents: Tensor, block: Block) -> Tensor:
-        """Decode a finished block if the memory looks at pictures; else return the shape alone, in no storage."""
+        """Decode a finished block if the memory looks at pictures."""
         memory, spec = self.attached.memory, self.attached.spec
         assert memory is not None and spec is not None
         if memory.needs_pixels:
             return self._pictures.decode(latents)
-        count = spec.num_pictures(block.end_frame) - spec.num_pictures(block.first_frame)
-        nothing = torch.full((), math.nan, device=latents.device)
-        return nothing.expand(latents.shape[0], count, 3, *spec.picture_size)
+        return unseen_pixels(spec, block, latents)
 
     def _leave(self) -> None:
         """Leave any call, also a failed one."""

@@ -33,25 +33,30 @@ def describe_keys(keys: Tensor, layers: list[int]) -> Tensor:
     return joined
 
 
-def distances(tokens: Tensor, known: Tensor, *, half: bool | None = None) -> Tensor:
-    """Return 1 - cosine, B N M, of unit vectors B N E and B M E; `half` is by default everywhere but on a CPU."""
+def for_products(vectors: Tensor) -> Tensor:
+    """Return vectors as products take them: of fp16, but on a CPU. Whoever compares them often does it once."""
+    return vectors if vectors.device.type == "cpu" else vectors.half()
+
+
+def distances(tokens: Tensor, known: Tensor) -> Tensor:
+    """Return 1 - cosine, B N M, of unit vectors B N E and B M E."""
     others = known.transpose(1, 2)
-    if not (tokens.device.type != "cpu" if half is None else half):
+    if tokens.dtype != torch.float16:
         return 1 - tokens @ others
     # The product subtracts from 1 before it rounds, so that small distances are as exact as large ones.
     one = torch.ones(1, dtype=torch.float16, device=tokens.device)
-    return torch.baddbmm(one, tokens.half(), others.half(), alpha=-1)
+    return torch.baddbmm(one, tokens, others, alpha=-1)
 
 
 def usual_distance(tokens: Tensor) -> Tensor:
     """Return the distance B 1 within which three quarters of unit vectors B N E have another one."""
-    apart = distances(tokens, tokens)
+    apart = distances(for_products(tokens), for_products(tokens))
     # A token is not its own neighbour.
     apart.diagonal(dim1=1, dim2=2).fill_(2.0)
-    nearest = apart.amin(dim=-1).to(tokens.dtype).clamp(min=0)
+    nearest = apart.amin(dim=-1).float().clamp(min=0)
     return nearest.quantile(USUAL, dim=1)[:, None]
 
 
 def nearest_distance(tokens: Tensor, known: Tensor) -> Tensor:
     """Return the distance B N of unit vectors B N E to the nearest of others B M E; a zero is like nothing."""
-    return distances(tokens, known).amin(dim=-1).to(tokens.dtype).clamp(min=0)
+    return distances(for_products(tokens), for_products(known)).amin(dim=-1).float().clamp(min=0)

@@ -27,17 +27,7 @@ from recap.io.devices import place_encoder
 from recap.io.extras import import_extra
 from recap.io.files import from_home, staged_file, weights_folder
 from recap.io.report import Notice
-from recap.io.weights import (
-    REMEDY,
-    Stored,
-    files_of,
-    fill,
-    load_pickle,
-    open_file,
-    open_tensors,
-    rename,
-    without_storage,
-)
+from recap.io.weights import REMEDY, Stored, files_of, fill, load_pickle, open_file, open_tensors, rename
 
 EncodeText = Callable[[str], Tensor]
 """Encodes a prompt as 1 text_len text_dim."""
@@ -166,7 +156,7 @@ def load_umt5(
         limit = f"its embeddings have {sizes['d_model']} channels, and this model reads {text_dim}"
         raise refuse(FIELD, str(path), limit, "pass the text encoder that came with the model")
     transformers = import_extra("transformers")
-    with without_storage():
+    with torch.device("meta"):
         model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes))
     names = {name: in_file(name) for name in model.state_dict()}
     fill(model, found, path=path, field=FIELD, dtype=dtype, names=names, copy=False)

@@ -18,7 +18,9 @@ def bench_command(
         str | None, typer.Option(help="Which model generates [default: self-forcing, on a CPU embedded].")
     ] = None,
     memory: Annotated[str, typer.Option(help="Which memory is on; `sink` is measured next to it.")] = "recap",
-    admission: Annotated[str, typer.Option(help="What fills its bank, e.g. keys.")] = "flow",
+    admission: Annotated[
+        str, typer.Option(help="What fills its bank, e.g. keys; auto is its usual one.")
+    ] = "auto",
     decoder: DecoderName = None,
     blocks: Annotated[
         int | None, typer.Option(help="Blocks generated; 400 show growth [default: 30, on a CPU 12].")

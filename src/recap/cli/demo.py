@@ -10,8 +10,8 @@ from pathlib import Path
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.main import run_safely
-from recap.config import RunConfig, read_json
-from recap.io.files import write_whole
+from recap.config import RunConfig
+from recap.io.files import read_json, write_whole
 from recap.io.record import versions
 from recap.io.run_folder import STATE
 from recap.plan import Shot

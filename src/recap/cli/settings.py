@@ -26,8 +26,10 @@ from recap.cli.options import (
     Precision,
     TrustCode,
 )
-from recap.config import MOST_ROWS, RunConfig, override, read_json, refuse_code
+from recap.config import MOST_ROWS, RunConfig, choose, override, refuse_code, usual_admission
 from recap.errors import refuse
+from recap.io.files import read_json
+from recap.registry import MEMORIES
 from recap.tables.schedules import parse_schedules
 
 DEFAULT_SECONDS = 10.0
@@ -101,7 +103,8 @@ class Generation:
     def values(self, *, own_memory: bool = False) -> dict[str, Any]:
         """Return what the options say, without those that were not used, as `RunConfig.from_dict` takes it.
 
-        With `own_memory` the caller chooses the memory, and that of a run.json is left out.
+        With `own_memory` the caller chooses the memory, and that of a run.json is left out; so is its admission,
+        where that is the usual one of the memory.
         """
         if self.record is None:
             start = {"shots": self._shots(), "seeds": self._seeds()}
@@ -125,10 +128,11 @@ class Generation:
         }
         used = {name: value for name, value in chosen.items() if value is not None}
         kept = {name: value for name, value in start.items() if name not in used}
-        if own_memory:
-            kept.pop("memory", None)
+        left_out = kept.pop("memory", None) if own_memory else None
         if self.record is not None and not self.trust_code:
             refuse_code(kept, self.record)
+        if _goes_with(left_out, kept.get("admission")):
+            del kept["admission"]
         return {**kept, **used}
 
     def _places(self) -> dict[str, str | None]:
@@ -210,6 +214,15 @@ def refuse_with(option: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         limit = f"{option} takes the settings of an earlier run"
         raise refuse(name, value, limit, f"leave out {name} or {option}")
+
+
+def _goes_with(memory: Any, admission: Any) -> bool:
+    """Tell whether a recorded admission is the usual one of the recorded memory: nobody need have chosen it."""
+    name = memory.get("name") if isinstance(memory, Mapping) else memory
+    # Code that the record names as its memory is not imported to find out.
+    if admission is None or not isinstance(name, str) or name not in MEMORIES:
+        return False
+    return bool(choose("admission", admission) == usual_admission(choose("memory", name)))
 
 
 def _recorded(path: Path) -> Any:

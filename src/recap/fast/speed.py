@@ -25,8 +25,8 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.quantised import check_precision, quantise
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import DTYPES, check_place, choose
-from recap.contracts import Admission, Backbone, Decoder, FlowEstimator, MemoryPolicy
+from recap.config import AUTO, DTYPES, Choice, check_place, choose, usual_admission
+from recap.contracts import Admission, AdmissionConfig, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.comparing import LIMITS, largest_error
@@ -71,7 +71,8 @@ class SpeedSettings:
     dtype: str
     blocks: int
     eager: bool = False
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = "auto"
     precision: str = "full"
 
     def __post_init__(self) -> None:
@@ -81,6 +82,14 @@ class SpeedSettings:
         check_precision(self.precision, self.device, self.dtype)
         if self.decoder not in DECODERS:
             raise unknown_name("--decoder", self.decoder, DECODERS)
+
+    @property
+    def rule(self) -> Choice[AdmissionConfig]:
+        """Return the admission that fills the memory's bank."""
+        if self.admission == AUTO.name:
+            return usual_admission(choose("memory", self.memory))
+        found: Choice[AdmissionConfig] = choose("admission", self.admission)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +108,7 @@ class Parts:
     def policy_and_rule(self, settings: SpeedSettings) -> tuple[MemoryPolicy, list[Admission]]:
         """Build a fresh memory; also return the rule that fills its bank, if it has one."""
         spec = self.backbone.spec
-        config, rule = (
-            choose("memory", settings.memory).settings,
-            choose("admission", settings.admission).settings,
-        )
+        config, rule = choose("memory", settings.memory).settings, settings.rule.settings
         rules: list[Admission] = []
 
         def build_rule() -> Admission:
@@ -300,6 +306,7 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
     dit = stages["denoise"] + stages["settle"]
     result = {
         "bench": "speed", "torch": torch.__version__, **asdict(settings), **parts.about,
+        "admission": settings.rule.name,
         "device_name": torch.cuda.get_device_name() if settings.device.startswith("cuda") else "cpu",
         "threads": torch.get_num_threads(), "load_s": loaded - began, "warm_up_s": warm - loaded,
         **{k: v for k, v in steady.items() if k != "blocks_ms"},

@@ -204,3 +204,22 @@ def alone_in(folder: Path, field: str, limit: str, remedy: str) -> Iterator[None
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that a user named or may have edited."""
+    if path.exists() and not path.is_file() and not path.is_dir() and not _is_stream(path):
+        raise refuse("file", str(path), "is not a regular file", "save it as a file first, or use /dev/stdin")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse("file", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except UnicodeDecodeError as error:
+        raise refuse("file", str(path), "is not text", "give a JSON file") from error
+    except (ValueError, RecursionError) as error:
+        raise refuse("file", str(path), f"is not JSON ({error})", "correct it or write it again") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell whether a path is a stream that the shell opened, so that somebody writes to it."""
+    return str(path) == "/dev/stdin" or path.parent in (Path("/dev/fd"), Path("/proc/self/fd"))

@@ -52,6 +52,11 @@ class WindowMemory(MemoryPolicy):
     def wants_tokens(self) -> bool:
         return self.window.wants_tokens
 
+    @property
+    def needs_pixels(self) -> bool:
+        """A plain window looks at nothing; whoever keeps more is shown the pixels unless it says otherwise."""
+        return type(self).keep is not WindowMemory.keep
+
     def write(self, layer: int, tokens: Tokens) -> None:
         self.window.write(layer, tokens)
 

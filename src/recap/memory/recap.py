@@ -240,3 +240,22 @@ class RecapConfig(MemoryConfig):
             duplicates=Duplicates(spec.layers, self.merge_margin) if self.merge_margin else None,
         )
         return RecapMemory(window, bank, admission(), self.bank_reinforcement, self.share_by_block)
+
+
+@dataclass(frozen=True, slots=True)
+class RecapPlusConfig(RecapConfig):
+    """`recap` whose bank is filled by keys, without flow, and whose lambda leaves the early layers free to move.
+
+    It is the same memory with other settings, those of our options beyond the paper that were chosen:
+    docs/recap-plus.md.
+    """
+
+    reinforcement: float | str = "5@layers:last-half"
+
+    card: ClassVar[Card] = Card(
+        keeps="as `recap`; new is what has a key unlike all that are kept",
+        extra_memory="keys of the first frame and the bank, in three layers",
+        paper="none: ours, on top of RECAP-Forcing, arXiv 2608.26671",
+        licence="this package's",
+    )
+    usual_admission: ClassVar[str] = "keys"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recap.config import RunConfig, read_json
+from recap.config import DEFAULT_MEMORY, RunConfig, choose
 from recap.contracts import Judge
 from recap.errors import refuse
 from recap.fast.fitting import fit_card
 from recap.flow import FLOWS
-from recap.io.files import remove_strays, write_whole
+from recap.io.files import read_json, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
 from recap.io.video import open_clip
@@ -84,6 +84,9 @@ def _named(config: RunConfig, memories: Sequence[str | Mapping[str, Any]]) -> di
     if not memories:
         raise refuse("memories", list(memories), "at least 1 is needed", "for example none,sink,recap")
     plain = config.to_dict()
+    if config.admission.usual:
+        # Every memory has its own.
+        del plain["admission"]
     configs = [RunConfig.from_dict({**plain, "memory": memory}) for memory in memories]
     short = [each.memory.name.rpartition(":")[2] for each in configs]
     named: dict[str, RunConfig] = {}
@@ -141,7 +144,9 @@ def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
         if (out / name / "run.json").is_file():
             about = read_json(out / name / "run.json")
             _refuse_other(out / name, about.get("config") if isinstance(about, dict) else None, wanted)
-    shared = {key: value for key, value in next(iter(written.values())).items() if key != "memory"}
+    # Whichever memory comes first: an admission that goes with it is recorded as the default memory's.
+    first = replace(next(iter(configs.values())), memory=choose("memory", DEFAULT_MEMORY))
+    shared = {key: value for key, value in json.loads(json.dumps(first.to_dict())).items() if key != "memory"}
     if record.is_file():
         remove_strays(out)
         _refuse_other(out, read_json(record), shared)

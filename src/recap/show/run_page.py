@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recap.config import RunConfig, read_json, read_record
+from recap.config import RunConfig, read_record
 from recap.contracts import Curve, Judge, Sample
 from recap.errors import refuse
-from recap.io.files import write_whole
+from recap.io.files import read_json, write_whole
 from recap.io.record import versions
 from recap.io.trace import (
     BlockTrace,

@@ -164,7 +164,8 @@ class NewSession(Message):
     prompt: str
     seed: int = 0
     memory: str = "recap"
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = "auto"
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
@@ -179,7 +180,8 @@ class NewVideo(Message):
     seconds: float = 5.0
     seed: int = 0
     memory: str = "recap"
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = "auto"
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from recap.config import RunConfig
+from recap.config import AUTO, RunConfig
 from recap.contracts import Backbone
 from recap.errors import RecapError, refuse, unknown_name
 from recap.fast.fitting import fit_card
@@ -307,7 +307,10 @@ class Studio:
 def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
     """Make the config of a session or a video; names are those of the tables, never code."""
     memory = memory or new.memory
-    for field, name, table in (("memory", memory, MEMORIES), ("admission", new.admission, ADMISSIONS)):
+    for field, name, table in (
+        ("memory", memory, MEMORIES),
+        ("admission", new.admission, (AUTO.name, *ADMISSIONS)),
+    ):
         if name not in table:
             raise unknown_name(field, name, table)
     check_prompt(new.prompt, settings.limits)

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
-from recap.config import read_json
 from recap.errors import refuse
 from recap.eval.judged import EMBEDDED
 from recap.eval.metrics import find_measures
 from recap.fast.threads import QUOTA, fair_threads
-from recap.io.files import write_whole
+from recap.io.files import read_json, write_whole
 from recap.io.record import versions
 from recap.show.page import Section, build_results_page
 from recap.tables.ask import HALVES, Ask

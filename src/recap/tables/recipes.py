@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recap.backbones.wan.quantised import PRECISIONS
+from recap.config import AUTO
 from recap.errors import refuse
 from recap.io.lookup import look_up
+from recap.memory.recap import RecapPlusConfig
 from recap.registry import ADMISSIONS, MEMORIES
 from recap.tables.notes import NOTES
 from recap.tables.paper_numbers import paper_value
@@ -27,7 +29,8 @@ class Row:
 
     name: str
     memory: Mapping[str, Any]
-    admission: str = "flow"
+    # "auto" is the usual one of the memory.
+    admission: str = AUTO.name
     # The paper's name for it; "" where the paper has no such row.
     paper: str = ""
     # Set where the rows of a table differ in length.
@@ -50,7 +53,7 @@ class Row:
     @property
     def available(self) -> bool:
         """Tell whether this version knows its parts; those outside the package are named as `module:Name`."""
-        parts = ((self.memory["name"], MEMORIES), (self.admission, ADMISSIONS))
+        parts = ((self.memory["name"], MEMORIES), (self.admission, (AUTO.name, *ADMISSIONS)))
         return all(name in known or ":" in name for name, known in parts)
 
     @property
@@ -118,6 +121,11 @@ OTHER_RULES = tuple(
 SCHEDULES = (
     *("5@layers:last-half", "5@heads:top-0.5", "5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
 )
+# Spelled out, so that it shares its runs with a row of the same settings, and keeps no key when they change.
+AS_PLUS = {**RECAP.memory, "reinforcement": RecapPlusConfig().reinforcement}
+PLUS = Row("recap-plus", AS_PLUS, RecapPlusConfig.usual_admission)
+# What was chosen in the tables `beyond`, next to what it must hold its own against: for --half confirm.
+CONFIRMED = (SINK, SINK_5, *RIVALS, RECAP, PLUS)
 # Options that the paper does not have, one or two at a time.
 BEYOND = (
     SINK_5,
@@ -133,6 +141,7 @@ BEYOND = (
     Row("keys, bank 2", {**RECAP.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, lambda 1, bank 2", {**BANK.memory, "bank_reinforcement": 2.0}, "keys"),
     Row("keys, last half", {**RECAP.memory, "reinforcement": "5@layers:last-half"}, "keys"),
+    Row("keys, top heads", {**RECAP.memory, "reinforcement": "5@heads:top-0.5"}, "keys"),
     Row("merged", {**RECAP.memory, "merge_margin": 4.0}),
     Row("shared by block", {**RECAP.memory, "share_by_block": True}),
     *(Row(f"lambda {text}", {**RECAP.memory, "reinforcement": text}) for text in SCHEDULES),
@@ -161,7 +170,6 @@ ADMISSION_RULES = (
     Row("keys", RECAP.memory, "keys"),
     Row("recap", RECAP.memory, "flow", "flow_novelty"),
 )
-# Those that read flow.
 FLOW_RULES = tuple(row for row in ADMISSION_RULES if row.name in ("flow-texture", "recap"))
 CAPACITIES = tuple(
     Row(f"{frames:g} frames", {**RECAP.memory, "capacity_frames": frames}, value=frames)
@@ -204,6 +212,32 @@ RETENTION = Recipe(
     paper_table="retention",
     paper_key={"horizon": "60s"},
 )
+
+
+def three_questions(name: str, about: str, rows: tuple[Row, ...], ours: str) -> tuple[Recipe, ...]:
+    """Ask of these rows who is the same after a cut, over a minute in sight, and after leaving without a cut."""
+    return (
+        replace(REAPPEARANCE, name=name, title=f"{about}: controlled reappearance", rows=rows, ours=ours),
+        Recipe(
+            f"{name}-60s",
+            f"{about}: one scene of a minute",
+            rows if SINK in rows else (SINK, *rows),
+            (*IDENTITY, "subject_motion"),
+            ours=ours,
+            plane=("subject_path", "identity_crop"),
+        ),
+        Recipe(
+            f"{name}-entering",
+            f"{about}: a second subject enters, leaves and returns",
+            rows,
+            ENTERING,
+            script="entering",
+            ours=ours,
+            plane=("late_found_on_return", "return_crop"),
+        ),
+    )
+
+
 RECIPES = (
     Recipe(
         "main",
@@ -315,27 +349,8 @@ RECIPES = (
         (SINK, Row("bank, lambda 1, old rules", BANK.memory, settings=OLD_RULES), BANK, *READINGS),
         (*IDENTITY, "subject_motion"),
     ),
-    replace(
-        REAPPEARANCE,
-        name="beyond",
-        title="Options beyond the paper: controlled reappearance",
-        rows=BEYOND,
-    ),
-    Recipe(
-        "beyond-60s",
-        "Options beyond the paper: one scene of a minute",
-        (SINK, *BEYOND),
-        (*IDENTITY, "subject_motion"),
-        plane=("subject_path", "identity_crop"),
-    ),
-    Recipe(
-        "beyond-entering",
-        "Options beyond the paper: a second subject enters, leaves and returns",
-        BEYOND,
-        ENTERING,
-        script="entering",
-        plane=("late_found_on_return", "return_crop"),
-    ),
+    *three_questions("beyond", "Options beyond the paper", BEYOND, RECAP.name),
+    *three_questions("confirm", "recap-plus and its rivals", CONFIRMED, PLUS.name),
     # The rows whose bank is filled by flow: what another --flow changes is all in them.
     replace(REAPPEARANCE, name="flows", title="The flow of the bank: reappearance", rows=(BANK, RECAP)),
     Recipe("flows-60s", "The flow of the bank: one scene of a minute", FLOW_RULES, IDENTITY),

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.config import read_json
 from recap.errors import refuse
-from recap.io.files import write_whole
+from recap.io.files import read_json, write_whole
 from recap.show.clips import EMBED_LIMIT, embed
 from recap.show.page import Measured, Section, build_results_page
 from recap.show.report_page import FindingCard, build_report_page

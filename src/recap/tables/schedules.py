@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.config import from_settings, read_json
+from recap.config import from_settings
 from recap.errors import refuse, unknown_name
+from recap.io.files import read_json
 from recap.plan import Shot, check_amount, check_shots
 from recap.tables.foreign_schedules import read_entity_bench, read_story_mem
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from recap.backbones.tiny.vocabulary import parse_prompt
-from recap.config import RunConfig, read_json, read_record
+from recap.config import RunConfig, read_record
 from recap.errors import refuse
 from recap.eval.judged import EMBEDDED
 from recap.flow import FLOWS, resolve_flow
-from recap.io.files import LOCK, alone_in, remove_strays, sha256_of, staged_file, write_whole
+from recap.io.files import LOCK, alone_in, read_json, remove_strays, sha256_of, staged_file, write_whole
 from recap.io.record import versions
 from recap.io.report import SILENT, Notice
 from recap.run import generate, resume

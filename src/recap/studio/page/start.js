@@ -11,7 +11,7 @@ export async function showStart(about) {
     ready = true;
     options(byId("memory"), about.memories.map((name) => [name, name]), "recap");
     options(byId("beside"), [["", "nothing"], ...about.memories.map((name) => [name, name])], "");
-    options(byId("admission-first"), about.admissions.map((name) => [name, name]), "flow");
+    options(byId("admission-first"), [["auto", "the memory's own"], ...about.admissions.map((name) => [name, name])], "auto");
     byId("model-words").textContent = /embedded/.test(about.backbone)
       ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
       : `Model: ${about.backbone}.`;

@@ -16,10 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from recap.config import read_json
 from recap.errors import refuse, unknown_name
 from recap.eval.study.design import IDENTICAL, MOST_PAIRS, PAIR, Key, PairFacts, Study, choose_pairs, lay_out
-from recap.io.files import staged_folder, write_whole
+from recap.io.files import read_json, staged_folder, write_whole
 from recap.io.record import versions
 from recap.io.report import Progress, Reporter, no_progress
 from recap.io.run_folder import digest_file

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.config import read_json
 from recap.errors import refuse
 from recap.eval.study.design import IDENTICAL, Key
 from recap.eval.study.findings import (
@@ -27,7 +26,7 @@ from recap.eval.study.findings import (
 )
 from recap.eval.study.preference import WinRate
 from recap.eval.study.votes import Ballot, read_ballots
-from recap.io.files import staged_folder
+from recap.io.files import read_json, staged_folder
 from recap.show.chart import Bar, interval_chart
 from recap.show.page import Measured, Section, build_results_page
 from recap.tables.paper_numbers import paper_table

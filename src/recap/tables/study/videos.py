@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recap.config import read_json, read_record
+from recap.config import read_record
 from recap.errors import refuse
+from recap.io.files import read_json
 from recap.io.run_folder import SUMMARY
 from recap.run import is_finished
 from recap.show.comparison import RECORD
