@@ -159,6 +159,8 @@ def test_the_box_keeps_votes_over_restarts_and_takes_each_once(tmp_path):
     assert box.add(made.lines[0]) == 1 and box.add(b"\n".join(made.lines[:3])) == 3
     # Killed while it wrote: half a line, which the page sends again.
     path.write_bytes(path.read_bytes() + made.lines[3][:50])
+    with pytest.raises(ValueError, match=r"last line': is half a line.*study serve"):
+        read_ballots([path], KEY.study)
     box = BallotBox(path, KEY.study)
     assert path.read_bytes() == b"".join(line + b"\n" for line in made.lines[:3])
     assert box.add(made.data) == 4 and path.read_bytes() == made.data

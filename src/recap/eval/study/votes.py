@@ -86,6 +86,11 @@ def read_lines(path: Path, study: Study) -> list[VoteLine]:
         data = path.read_bytes()
     except OSError as error:
         raise refuse("votes", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    rest = data[data.rfind(b"\n") + 1 :]
+    if rest and is_half_line(rest, study):
+        limit = "is half a line, as a server that was killed leaves it"
+        remedy = "`recap study serve` with this file cuts it off, and its rater's page sends it again"
+        raise refuse("votes", f"{path}, last line", limit, remedy)
     return parse_lines(data, path, study)
 
 
