@@ -159,6 +159,8 @@ def test_the_box_keeps_votes_over_restarts_and_takes_each_once(tmp_path):
     assert box.add(made.lines[0]) == 1 and box.add(b"\n".join(made.lines[:3])) == 3
     # Killed while it wrote: half a line, which the page sends again.
     path.write_bytes(path.read_bytes() + made.lines[3][:50])
+    with pytest.raises(ValueError, match=r"last line': is half a line.*study serve"):
+        read_ballots([path], KEY.study)
     box = BallotBox(path, KEY.study)
     assert path.read_bytes() == b"".join(line + b"\n" for line in made.lines[:3])
     assert box.add(made.data) == 4 and path.read_bytes() == made.data
@@ -179,6 +181,29 @@ def test_the_box_keeps_votes_over_restarts_and_takes_each_once(tmp_path):
     # What was refused has left nothing behind: the names are free.
     assert box.add(writer(4, "Cem").data) == 4 and box.add(writer(6, "Ben").data) == 4
     assert {ballot.rater for ballot in read_ballots([path], KEY.study)} == {"Anna", "Cem", "Ben"}
+
+
+@pytest.mark.parametrize("made", [b'{\n "key": 1\n}', b"notes without an end", b"one line\nand another"])
+def test_a_file_that_is_no_votes_is_refused_and_left_as_it_is(tmp_path, made):
+    """A key, given by mistake, lost its last line."""
+    (tmp_path / "key.json").write_bytes(made)
+    with pytest.raises(ValueError, match="is not a line of votes"):
+        BallotBox(tmp_path / "key.json", KEY.study)
+    assert (tmp_path / "key.json").read_bytes() == made
+
+
+def test_a_vote_whose_end_of_line_an_editor_took_is_kept(tmp_path):
+    path, made = tmp_path / "votes.jsonl", writer()
+    path.write_bytes(made.data.removesuffix(b"\n"))
+    box = BallotBox(path, KEY.study)
+    assert path.read_bytes() == made.data
+    made.vote(3, ANSWERS)
+    assert box.add(made.data) == 5 and path.read_bytes() == made.data
+    # Half a line that ends as JSON does is half a line all the same.
+    half = made.lines[4].partition(b',"took_s"')[0]
+    assert half.endswith(b"}")
+    path.write_bytes(b"".join(line + b"\n" for line in made.lines[:4]) + half)
+    assert BallotBox(path, KEY.study).add(made.data) == 5 and path.read_bytes() == made.data
 
 
 def test_a_full_disk_leaves_whole_lines_and_the_same_votes_are_taken_later(tmp_path, monkeypatch):

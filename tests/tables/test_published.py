@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["components", "bank", "motion", "length"])
+@pytest.mark.parametrize("table", ["components", "bank", "motion", "length", "recurrence"])
 def test_tables_are_made_again_from_the_published_scores(table, tmp_path):
     (tmp_path / "runs.jsonl").write_bytes(lzma.decompress((RESULTS / "runs.jsonl.xz").read_bytes()))
     ask = Ask(flow="raft-small", device="cuda", embedder="hsv")

@@ -195,6 +195,9 @@ def test_a_story_of_story_mem_is_read_with_whoever_its_prompts_name():
     mira, tom = STORY["characters"].values()
     assert found.stage == ((mira,), (mira, tom), ())
     assert [shot.cut for shot in found.shots] == [True, False, True] and found.seconds == 15
+    scenes = [{"video_prompts": ["Mira walks.", "Mira sits."], "scene_cut": [True, True]}]
+    (found,) = parse_schedules({**STORY, "scenes": scenes})
+    assert [shot.cut for shot in found.shots] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +218,10 @@ def test_a_story_of_story_mem_is_read_with_whoever_its_prompts_name():
         ({**EPISODE, "entities": [{"description": "x"}]}, "every entity needs a name"),
         ({k: v for k, v in STORY.items() if k != "characters"}, "characters is missing.*add"),
         ({**STORY, "scenes": [{"video_prompts": ["a"], "cut": [True, False]}]}, "there are 1 video_prompts"),
+        (
+            {**STORY, "scenes": [{"video_prompts": ["a"], "scene_cut": True}]},
+            "scene_cut is True: must be a list",
+        ),
         ({**STORY, "scenes": [{"video_prompts": [5]}]}, "a prompt must be text"),
         ({**STORY, "scenes": [{}]}, "video_prompts is missing: must be a list"),
     ],

@@ -99,6 +99,26 @@ def test_the_measure_of_a_table_and_its_chart():
     assert plane_of(numbers(*FOUR)) is None
 
 
+def test_of_recurrence_who_is_the_same_comes_first_over_the_gap_and_the_gate_next():
+    scores = {"gate": (1, 0.8, -0.2), "crop": (0.4, 0.8, 0.4), "kept": (0.2, 0.7, 0.5)}
+    cells = []
+    for name, (none, recap, difference) in scores.items():
+        cells.append(cell("none", f"recurrence_{name}", none, difference))
+        cells.append(cell("recap", f"recurrence_{name}", recap))
+    figures = [
+        "<svg>likeness by crops over gap</svg>",
+        "<svg>share of returns that are the same over gap</svg>",
+    ]
+    claim = claim_of(numbers(*cells, name="recurrence"), figures)
+    assert claim.headline == (
+        "With recap, the share of returns in which the subject is the same again is 0.7 [0.68, 0.72]: "
+        "higher than with none."
+    )
+    assert claim.sentences[-1].startswith("With recap, the share of returns whose subject is there before")
+    assert claim.sentences[-1].endswith("lower than with none.") and claim.chart == figures[1]
+    assert claim_of(numbers(*cells, name="recurrence"), []).chart.startswith("<svg")
+
+
 def test_identity_against_motion_says_who_has_more_of_both():
     claim = plane_of(numbers(*FOUR, *PATHS))
     assert claim.headline == "Identity against motion: sink has more of both than recap."

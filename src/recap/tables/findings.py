@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recap.show.chart import Bar, Place, interval_chart, plane_chart
+from recap.tables.gap_figures import TITLES
 from recap.tables.recipes import TABLES
 from recap.tables.table import JUDGES, SEED_DEVIATION, TIMED, plain_name
 
@@ -28,6 +29,8 @@ PHRASES = (
     ("reappearance", "likeness of the subject before and after its absence"),
     ("dynamic_degree", "the share of clips that move"),
     ("subject_path", "the way of the subject, in picture widths a second,"),
+    ("recurrence_kept", "the share of returns in which the subject is the same again"),
+    ("recurrence_gate", "the share of returns whose subject is there before and after, and away between,"),
     ("late_found_on_return", "the share of moments that show the late subject on its return"),
     ("late_haunting", "the share of moments that show the late subject while it is gone"),
     ("haunting", "the share of moments that show a subject nobody asked for"),
@@ -36,7 +39,14 @@ PHRASES = (
     ("seconds", "time to generate, in seconds,"),
 )
 # Read next to the first measure of a table, in this order: what is kept may be paid for with motion.
-WATCHED = ("subject_path", "dynamic_degree", "late_found_on_return", "late_haunting", "haunting")
+WATCHED = (
+    "recurrence_gate",
+    "subject_path",
+    "dynamic_degree",
+    "late_found_on_return",
+    "late_haunting",
+    "haunting",
+)
 MOST_WATCHED = 2
 # Motion and identity: the first pair that a table has is shown as a plane.
 PLANES = (
@@ -78,8 +88,9 @@ class Numbers:
         names = [name for name in self.measures if not name.endswith(SEED_DEVIATION)]
         if timed := [name for name in names if re.fullmatch(TIMED, name)]:
             return timed[-1]
-        if "total_flow" in names:
-            return "total_flow"
+        for name in ("total_flow", "recurrence_kept"):
+            if name in names:
+                return name
         first = next((name for name in names if not name.startswith("bank_")), "")
         if not first:
             return "bank_overlap" if "bank_overlap" in names else names[0] if names else ""
@@ -97,11 +108,18 @@ def claim_of(numbers: Numbers, figures: Sequence[str]) -> Claim | None:
     for name in watched:
         # In how far is in the table, or no reader gets to the end.
         sentences.append(headline_of(numbers, name))
+    return Claim(headline_of(numbers, lead), sentences, _chart(numbers, lead, figures))
+
+
+def _chart(numbers: Numbers, lead: str, figures: Sequence[str]) -> str:
+    """Return the table's own curve of a measure where it has one, else bars."""
     recipe = TABLES.get(numbers.name)
-    has_curve = lead.endswith("_end") or re.fullmatch(TIMED, lead)
+    curve = TITLES.get(lead.removeprefix("recurrence_"), "") if lead.startswith("recurrence_") else ""
+    if curve:
+        return next((each for each in figures if curve in each), "") or _bars(numbers, lead)
     swept = recipe is not None and any(row.value is not None for row in recipe.rows)
-    chart = figures[0] if figures and (has_curve or swept) else _bars(numbers, lead)
-    return Claim(headline_of(numbers, lead), sentences, chart)
+    has_curve = swept or lead.endswith("_end") or re.fullmatch(TIMED, lead)
+    return figures[0] if figures and has_curve else _bars(numbers, lead)
 
 
 def headline_of(numbers: Numbers, measure: str) -> str:

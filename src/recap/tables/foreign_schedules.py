@@ -18,6 +18,7 @@ SHOT_S = 5.0
 PROMPTS = ("prompt", "video_prompt", "caption", "description")
 LENGTHS = ("seconds", "duration")
 NAMES = ("id", "name", "entity_id")
+CUTS = ("scene_cut", "cut")
 PLACES = ("location", "locations", "place", "places", "scene", "background")
 """Kinds of entities that are not on stage, but the stage."""
 
@@ -61,10 +62,11 @@ def read_story_mem(values: Mapping[str, Any], path: str) -> dict[str, Any]:
         at = f"{path}.scenes[{number}]"
         table = _table(scene, at)
         prompts = _list(table.get("video_prompts"), f"{at}.video_prompts")
-        cuts = _list(table.get("cut", [index == 0 for index in range(len(prompts))]), f"{at}.cut")
+        key = next((name for name in CUTS if name in table), CUTS[-1])
+        cuts = _list(table.get(key, [index == 0 for index in range(len(prompts))]), f"{at}.{key}")
         if len(cuts) != len(prompts):
             limit = f"there are {len(prompts)} video_prompts"
-            raise refuse(f"{at}.cut", cuts, limit, "give one true or false for each")
+            raise refuse(f"{at}.{key}", cuts, limit, "give one true or false for each")
         for prompt, cut in zip(prompts, cuts, strict=True):
             if not isinstance(prompt, str) or not isinstance(cut, bool):
                 limit = "a prompt must be text, and a cut true or false"
@@ -121,7 +123,7 @@ def _shot(table: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 
 def _cut(table: Mapping[str, Any], at: str) -> bool:
-    cut = table.get("scene_cut", table.get("cut", True))
+    cut = next((table[name] for name in CUTS if name in table), True)
     if not isinstance(cut, bool):
         raise refuse(f"{at}.scene_cut", cut, "must be true or false", "leave it out for a cut")
     return cut

@@ -204,3 +204,41 @@ def test_a_small_run_of_every_command_with_a_suite(name, asked, environment, tmp
     )
     pages = make_tables(small, environment, tmp_path / "out", lambda _: None)
     assert len(pages) == len(small.tables) and all(page.is_file() for page in pages)
+
+
+@pytest.mark.slow
+def test_a_small_run_of_the_commands_that_make_no_table(tmp_path, monkeypatch):
+    """Videos side by side, what a bank would keep of a video, the defaults, and a study of such videos."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, **changed):
+        words = shlex.split(LIST[name][0])[1:]
+        for option, value in changed.items():
+            at = words.index(f"--{option}") if f"--{option}" in words else len(words)
+            words[at : at + 2] = [f"--{option}", str(value)]
+        done = CliRunner().invoke(main.app, words)
+        assert done.exit_code == 0, (done.output, done.exception)
+
+    small = {"backbone": "untrained", "seconds": 2, "device": "cpu", "dtype": "float32", "flow": "classical"}
+    five = "none,deep-forcing,memrope,rolling-sink,recap"
+    run("`fig:teaser`, `fig:qual`", **small, out="two")
+    assert (tmp_path / "two" / "index.html").is_file()
+    run("`fig:teaser`, `fig:qual`", **small, memories=five, out="runs/suv")
+    run("`tab:human_study`", pairs=4)
+    assert (tmp_path / "study" / "index.html").is_file() and (tmp_path / "study.key.json").is_file()
+    run("`tab:impl`", flow="classical", out="run")
+    settings = (tmp_path / "run" / "run.json").read_text()
+    assert '"reinforcement": 5.0' in settings and '"capacity_frames": 1.0' in settings
+    (tmp_path / "video.mp4").write_bytes((tmp_path / "run" / "video.mp4").read_bytes())
+    run("`fig:motivation`, `fig:method` (b)", flow="classical", out="seen")
+    assert (tmp_path / "seen" / "index.html").is_file()
+
+
+def test_every_line_has_a_small_run():
+    others = {
+        "`tab:human_study`",
+        "`fig:teaser`, `fig:qual`",
+        "`fig:motivation`, `fig:method` (b)",
+        "`tab:impl`",
+    }
+    assert set(LIST) == set(PLANS) | others

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recap.errors import RecapError, refuse
 from recap.eval.study.design import Study
-from recap.eval.study.votes import REMEDY, VoteLine, check_chain, read_line, read_lines
+from recap.eval.study.votes import REMEDY, VoteLine, check_chain, is_half_line, parse_lines, read_line
 
 
 class BallotBox:
@@ -23,18 +23,23 @@ class BallotBox:
         self._names: dict[str, str] = {}
         self._sheets: dict[str, int] = {}
         if path.is_file():
-            self._cut_half_line()
-            for line in read_lines(path, study) if path.stat().st_size else ():
-                self._check(line)
-                self._note(line)
+            self._read(path.read_bytes())
 
-    def _cut_half_line(self) -> None:
-        """Drop what a killed process left of its last line: its page was not told that it was taken."""
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            with self.path.open("r+b") as file:
-                file.truncate(whole)
+    def _read(self, data: bytes) -> None:
+        """Read what the file holds; what is no file of this study's votes is refused, and left as it is."""
+        rest = data[data.rfind(b"\n") + 1 :]
+        # What a killed process left of its last line: its page was not told that it was taken.
+        whole = data.removesuffix(rest) if is_half_line(rest, self.study) else data
+        for line in parse_lines(whole, self.path, self.study) if whole else ():
+            self._check(line)
+            self._note(line)
+        if not data or data.endswith(b"\n"):
+            return
+        with self.path.open("r+b") as file:
+            file.truncate(len(whole))
+            file.seek(len(whole))
+            # An editor may have taken the end of the last line.
+            file.write(b"\n" if whole == data else b"")
 
     def _check(self, line: VoteLine) -> bool:
         """Tell whether a line is new; refuses one that does not follow, or whose name another rater has."""

@@ -86,6 +86,16 @@ def read_lines(path: Path, study: Study) -> list[VoteLine]:
         data = path.read_bytes()
     except OSError as error:
         raise refuse("votes", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    rest = data[data.rfind(b"\n") + 1 :]
+    if rest and is_half_line(rest, study):
+        limit = "is half a line, as a server that was killed leaves it"
+        remedy = "`recap study serve` with this file cuts it off, and its rater's page sends it again"
+        raise refuse("votes", f"{path}, last line", limit, remedy)
+    return parse_lines(data, path, study)
+
+
+def parse_lines(data: bytes, path: Path, study: Study) -> list[VoteLine]:
+    """Read lines out of what a vote file holds."""
     if not data.strip():
         raise refuse("votes", str(path), "the file is empty", "leave it out")
     return [
@@ -93,6 +103,12 @@ def read_lines(path: Path, study: Study) -> list[VoteLine]:
         for number, line in enumerate(data.split(b"\n"), 1)
         if line.strip()
     ]
+
+
+def is_half_line(data: bytes, study: Study) -> bool:
+    """Tell whether this is the beginning of a line of this study's votes, without its end."""
+    head = f'{{"v":{VERSION},"study":"{study.digest}"'.encode()
+    return (data.startswith(head) or head.startswith(data)) and not _END.search(data)
 
 
 def read_line(data: bytes, place: str, study: Study) -> VoteLine:
