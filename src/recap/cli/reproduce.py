@@ -16,6 +16,7 @@ from recap.errors import refuse
 from recap.tables.ask import Ask
 from recap.tables.report import write_report
 from recap.tables.reproduce import SOME_LEFT, How, reproduce
+from recap.tables.scripts import read_lines
 
 FrameJudge = Annotated[
     str,
@@ -42,6 +43,13 @@ SeeingJudge = Annotated[
     ),
 ]
 
+Schedules = Annotated[
+    str, typer.Option(help="JSON file of schedules in place of ours: ours, EntityBench's or StoryMem's form.")
+]
+PromptFile = Annotated[
+    str, typer.Option(help="Text file with a prompt a line in place of ours, for tables of one scene.")
+]
+
 
 def reproduce_command(
     context: typer.Context,
@@ -53,7 +61,8 @@ def reproduce_command(
         str, typer.Option(help="Suite of VBench, e.g. vbench128: its prompts and judges, as in the paper.")
     ] = "",
     prompts: Annotated[
-        int | None, typer.Option(help=f"How many prompts [default: {Ask.prompts}, or all of the suite].")
+        int | None,
+        typer.Option(help=f"How many prompts [default: {Ask.prompts}, or all of a suite or file]."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of each [default: the recipe's].")] = None,
     half: Annotated[
@@ -65,10 +74,8 @@ def reproduce_command(
     embedder: FrameJudge = Ask.embedder,
     detector: SubjectFinder = Ask.detector,
     judge: SeeingJudge = Ask.judge,
-    schedules: Annotated[
-        str,
-        typer.Option(help="JSON file of schedules in place of ours: ours, EntityBench's or StoryMem's form."),
-    ] = Ask.schedules,
+    schedules: Schedules = Ask.schedules,
+    prompt_file: PromptFile = Ask.prompt_file,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = Ask.device,
     dtype: Dtype = None,
     workers: Annotated[int | None, typer.Option(help="Processes on CPUs [default: one per core].")] = None,
@@ -89,9 +96,11 @@ def reproduce_command(
     if suite:
         _reproduce_suite(context.params)
         return
-    flow, dtype, prompts = flow or Ask.flow, dtype or Ask.dtype, Ask.prompts if prompts is None else prompts
+    flow, dtype = flow or Ask.flow, dtype or Ask.dtype
+    if prompts is None:
+        prompts = len(read_lines(Path(prompt_file))) if prompt_file else Ask.prompts
     judges = (judge_flow, embedder, detector, judge)
-    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, *judges, schedules, half)
+    ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, *judges, schedules, half, prompt_file)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
     done = reproduce(tables, ask, out, how, notice=show_notice)
     for line in done.summary():
@@ -111,6 +120,7 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
         "half": Ask.half,
         "judge": Ask.judge,
         "schedules": Ask.schedules,
+        "prompt_file": Ask.prompt_file,
         "ray": "",
         "commit": "",
     }

@@ -42,6 +42,8 @@ class Ask:
     # "search" asks for the first half of the prompts, "confirm" for the other half with twice as many, fresh seeds:
     # what was chosen on one half is judged on what had no part in the choice.
     half: str = ""
+    # A text file of prompts, one a line, that takes the place of our own for tables of one scene.
+    prompt_file: str = ""
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES and ":" not in self.backbone:

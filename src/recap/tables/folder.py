@@ -125,6 +125,7 @@ def about_table(
     lengths = sorted({round(sum(shot.seconds for shot in run.script.shots), 6) for run in planned})
     words = "the embedded world's words" if ask.backbone == EMBEDDED else "sentences"
     suite = f"{recipe.script} prompts of our own, in {words}"
+    suite = f"prompts of {Path(ask.prompt_file).name}" if ask.prompt_file else suite
     uses_flow = any(measure.uses_flow for measure in find_measures(recipe.measures))
     made = {
         n: " and ".join(sorted({str(m.get(n, "")) for m in makers}))

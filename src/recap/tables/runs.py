@@ -49,7 +49,8 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 seconds = row.seconds or recipe.seconds
                 if ask.seconds is not None:
                     seconds *= ask.seconds / recipe.seconds
-                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, ask.schedules)[number]
+                files = ask.schedules, ask.prompt_file
+                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, *files)[number]
                 own_seed = 1000 * number + seed
                 config = _config(recipe, row, script, ask, own_seed)
                 wants = {

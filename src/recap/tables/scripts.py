@@ -28,6 +28,9 @@ RECURRENCE_S = 300.0
 """The longest of our schedules; the others are of two minutes."""
 SCHEDULED = "recurrence"
 """The set whose scripts are schedules."""
+ONE_SCENE = "identity"
+"""The set whose scripts are a prompt each."""
+MOST_PROMPTS = 10_000
 
 
 class Script(NamedTuple):
@@ -43,9 +46,9 @@ class Script(NamedTuple):
     stage: tuple[tuple[str, ...], ...] = ()
 
 
-def identity_scripts(backbone: str, seconds: float) -> list[Script]:
-    """Return scripts of one shot, its subject in sight throughout."""
-    entries = _read("identity", backbone)
+def identity_scripts(backbone: str, seconds: float, file: str = "") -> list[Script]:
+    """Return scripts of one shot, its subject in sight throughout: ours, or those of a file of prompts."""
+    entries = _read_prompts(Path(file), backbone) if file else _read(ONE_SCENE, backbone)
     return [Script(e["subject"], e["subject"], (Shot(e["prompt"], seconds),)) for e in entries]
 
 
@@ -95,7 +98,7 @@ def recurrence_scripts(backbone: str, seconds: float, file: str = "") -> list[Sc
 
 
 SETS: dict[str, Callable[[str, float], list[Script]]] = {
-    "identity": identity_scripts,
+    ONE_SCENE: identity_scripts,
     "reappearance": reappearance_scripts,
     "entering": entering_scripts,
     SCHEDULED: recurrence_scripts,
@@ -103,18 +106,63 @@ SETS: dict[str, Callable[[str, float], list[Script]]] = {
 
 
 @cache
-def scripts(which: str, backbone: str, seconds: float, num: int, schedules: str = "") -> list[Script]:
-    """Return the first `num` scripts of a set; `schedules` names a file that takes the place of our schedules."""
+def scripts(
+    which: str, backbone: str, seconds: float, num: int, schedules: str = "", prompt_file: str = ""
+) -> list[Script]:
+    """Return the first `num` scripts of a set; a file takes the place of our schedules, or of our prompts."""
     if which not in SETS:
         raise unknown_name("prompt set", which, SETS)
     if schedules and which != SCHEDULED:
         limit = f"this table has the prompts of {which!r}"
         raise refuse("--schedules", schedules, limit, "leave it out, or ask for a table of schedules")
-    known = recurrence_scripts(backbone, seconds, schedules) if schedules else SETS[which](backbone, seconds)
+    if prompt_file and which != ONE_SCENE:
+        limit = f"this table has the prompts of {which!r}, which are more than a line"
+        raise refuse("--prompt-file", prompt_file, limit, "leave it out, or ask for a table of one scene")
+    if file := schedules or prompt_file:
+        known = (recurrence_scripts if schedules else identity_scripts)(backbone, seconds, file)
+    else:
+        known = SETS[which](backbone, seconds)
     if not 1 <= num <= len(known):
         remedy = f"take 1 to {len(known)}, and more --seeds"
         raise refuse("--prompts", num, f"the set has {len(known)}", remedy)
     return known[:num]
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the prompts of a text file, one a line; empty lines are left out."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise refuse(
+            "--prompt-file", str(file), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise refuse("--prompt-file", str(file), "is not text", "write a prompt a line") from error
+    found = [line for line in lines if line.strip()]
+    if not 1 <= len(found) <= MOST_PROMPTS:
+        limit = f"it has {len(found)} prompts; 1 to {MOST_PROMPTS} are read"
+        raise refuse("--prompt-file", str(file), limit, "write a prompt a line")
+    return found
+
+
+def _read_prompts(file: Path, backbone: str) -> list[dict[str, str]]:
+    """Return the entries of a file of prompts; whom a detector is asked for may follow a prompt, after a tab."""
+    entries = []
+    for number, line in enumerate(read_lines(file), 1):
+        prompt, _, subject = (part.strip() for part in line.partition("\t"))
+        if backbone == EMBEDDED:
+            subject = next((word for word in (subject, *prompt.lower().split()) if word in ACTORS), "")
+        if not prompt or (backbone == EMBEDDED and not subject):
+            limit = (
+                "it names nobody whom the embedded world has"
+                if prompt
+                else "there is no prompt before the tab"
+            )
+            raise refuse(
+                f"--prompt-file, line {number}", line, limit, f"e.g. a {ACTORS[0]} on a beach by day"
+            )
+        entries.append({"prompt": prompt, "subject": subject or prompt})
+    return entries
 
 
 @cache

@@ -22,6 +22,7 @@ from tests.conftest import PLUG_IN
 
 OPTIONS = {
     "setup": {"--folder", "--dry-run"},
+    "prompts": {"--suite", "--out", "--prompts", "--folder"},
     "draw": {
         "--suite", "--out", "--prompts", "--backbone", "--memory", "--set", "--flow", "--seconds", "--seeds", "--num",
         "--workers", "--device", "--dtype", "--folder",
@@ -90,6 +91,13 @@ def test_generated_videos_can_be_scored(environment, tmp_path, monkeypatch):
     invoke(*shlex.split(following), "--dimension", "dynamic_degree")
     scores = json.loads((tmp_path / "videos-vbench" / "scores.json").read_text())
     assert scores["dimensions"]["dynamic_degree"]["num_videos"] == 2
+
+
+def test_prompts_of_a_suite_are_written_a_line_each(environment, tmp_path):
+    out = tmp_path / "vbench128.txt"
+    invoke("vbench", "prompts", "--suite", "vbench128", "--out", out, "--folder", environment)
+    lines = out.read_text().splitlines()
+    assert len(set(lines)) == 128 and all(lines)
 
 
 def test_the_wheel_has_the_data_and_the_entry_point(tmp_path):

@@ -13,9 +13,10 @@ from recap.cli.examples import as_epilog
 from recap.cli.options import Backbone, Device, Dtype, Flow, Memory, Setting
 from recap.cli.settings import full_config
 from recap.errors import refuse
-from recap_vbench.environment import describe, python_of, set_up, vbench_folder
+from recap.io.files import staged_file
+from recap_vbench.environment import describe, installed, python_of, set_up, vbench_folder
 from recap_vbench.judge import Question, judge
-from recap_vbench.suites import SUITES
+from recap_vbench.suites import SUITES, find_suite, load_entries
 from recap_vbench.table import table_of_folders, write_vbench_table
 from recap_vbench.videos import Order, generate_suite
 from recap_vbench.whole import SCORED, Wish, make_tables
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 EXAMPLES = {
     "setup": "recap vbench setup --dry-run",
+    "prompts": "recap vbench prompts --suite vbench128 --out vbench128.txt",
     "draw": "recap vbench draw --suite vbench946 --out videos --num 2",
     "run": "recap vbench run videos --suite vbench946 --partial",
     "table": "recap vbench table none=videos/none recap=videos/recap --paper Self-Forcing --paper Self-Forcing+Ours",
@@ -64,6 +66,22 @@ def setup_command(
     if not dry_run:
         set_up(goal, show_notice)
         typer.echo(python_of(goal))
+
+
+@app.command("prompts", epilog=as_epilog(EXAMPLES["prompts"]))
+def prompts_command(
+    suite: SuiteName,
+    out: Annotated[Path, typer.Option(help="Text file to write, a prompt a line.")],
+    prompts: Prompts = None,
+    folder: Folder = None,
+) -> None:
+    """Write the prompts of a suite, for `recap reproduce --prompt-file`."""
+    chosen = find_suite(suite)
+    info = installed(vbench_folder(folder)).info if chosen.official else ""
+    lines = [f"{entry.text}\n" for entry in load_entries(chosen, prompts, info)]
+    with staged_file(out) as file:
+        file.write_text("".join(lines), encoding="utf-8")
+    typer.echo(out)
 
 
 @app.command("draw", epilog=as_epilog(EXAMPLES["draw"]))
