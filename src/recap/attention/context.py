@@ -190,7 +190,7 @@ class BlockContext:
         ]
 
     def let_go(self) -> None:
-        """Forget what is rotated of the past: the clean pass rotates it anew, and the decoder gets the room."""
+        """Forget what is rotated of the past: the clean pass rotates it again, and the decoder gets the room."""
         rotated = self._reads.kept
         rotated.update({layer: [(segment, None) for segment, _ in kept] for layer, kept in rotated.items()})
 

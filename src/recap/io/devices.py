@@ -21,7 +21,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def let_segments_grow(device: torch.device | str) -> None:
-    """Let torch enlarge what it has reserved of a card instead of reserving anew, unless the user has set it up.
+    """Let torch enlarge what it has reserved of a card instead of reserving more, unless the user has set it up.
 
     Tensors of different sizes then share room: a run with the full decoder reserves 3 GB less.
     """

@@ -76,4 +76,4 @@ def _move(live: LiveSession, go: Callable[[Track], None] | None) -> None:
         live.fail(in_words(error))
     with live.lock:
         live.hub.tell({"type": "branch", **live.branch_shown(live.branch), "current": live.record.current})
-    live.told()
+    live.publish_timeline()

@@ -19,8 +19,8 @@ Event = str | bytes
 
 def binary_event(header: dict[str, Any], data: bytes) -> bytes:
     """Return a binary message: the length of a header of JSON in 4 bytes, the header, the bytes."""
-    told = json.dumps(header).encode()
-    return struct.pack(">I", len(told)) + told + data
+    head = json.dumps(header).encode()
+    return struct.pack(">I", len(head)) + head + data
 
 
 def error_event(error: RecapError, mark: str = "") -> dict[str, Any]:

@@ -94,8 +94,8 @@ class LiveSession:
             self.store.drop_blocks(name, branch, blocks)
             track.build(branch, blocks)
         rows = max(track.session.num_rows for track in self.tracks.values())
-        if told := self.branch.note_rows(max([blocks, *(index + 1 for index in self.known)]), rows):
-            self.message = told
+        if notice := self.branch.note_rows(max([blocks, *(index + 1 for index in self.known)]), rows):
+            self.message = notice
             # So that earlier blocks need not be read in their own number of rows each time.
             for track in self.tracks.values():
                 track.keep_state(branch)
@@ -172,8 +172,8 @@ class LiveSession:
         return self._firsts[track]
 
     def _header(self, track: str, branch: int, info: dict[str, Any]) -> dict[str, Any]:
-        told = {"block": info["index"], "codec": info["codec"], "start_s": info["start_s"]}
-        return {"v": 1, "track": track, "branch": branch, **told}
+        about = {"block": info["index"], "codec": info["codec"], "start_s": info["start_s"]}
+        return {"v": 1, "track": track, "branch": branch, **about}
 
     def fail(self, error: RecapError) -> None:
         """Stop generating and say why; `play` continues from what is on disk."""
@@ -294,7 +294,7 @@ class LiveSession:
             self._drop(here)
         branch.cues = self.tracks[MAIN].session.cues
         branch.changes = [change for change in branch.changes if change["at"] <= here] + changes
-        self.told()
+        self.publish_timeline()
         return target
 
     def set_rule(self, rule: str) -> int:
@@ -322,7 +322,7 @@ class LiveSession:
         if goes_back:
             self._drop(block)
         branch.changes = [change for change in branch.changes if change["at"] <= block]
-        self.told()
+        self.publish_timeline()
         return block
 
     def check_sound(self) -> None:
@@ -342,18 +342,18 @@ class LiveSession:
                 self.store.drop_blocks(track, branch, first)
                 self.hub.tell({"type": "dropped", "track": track, "branch": branch, "from_block": first})
 
-    def told(self) -> None:
+    def publish_timeline(self) -> None:
         """Write the record, and tell all who watch what is on the timeline."""
         with self.lock:
             self.store.save_record()
-            told = {
+            about = {
                 "branch": self.record.current,
                 "cues": self._cues(),
                 "changes": self.branch.changes,
                 "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
                 "cast": names_of(self.record.cast, self.branch.changes),
             }
-            self.hub.tell({"type": "cue", **told})
+            self.hub.tell({"type": "cue", **about})
 
     def play(self) -> None:
         """Generate again; after a failure from what is on disk."""

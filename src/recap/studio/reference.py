@@ -39,8 +39,8 @@ def _message(schema: dict[str, Any]) -> str:
         default = "required" if name in needed else f"default {about.get('default')!r}"
         cells = (name, _kind(about), default)
         rows.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    told = escape(schema.get("description", schema.get("title", "")))
-    return f"<p>{told}</p><table>{''.join(rows)}</table>"
+    text = escape(schema.get("description", schema.get("title", "")))
+    return f"<p>{text}</p><table>{''.join(rows)}</table>"
 
 
 def _kind(about: dict[str, Any]) -> str:

@@ -270,8 +270,8 @@ class Studio:
                 found.append({"session": name, "open": False, "message": str(error)})
                 continue
             prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
-            told = {"created": record.created, "open": False, "branches": len(record.branches)}
-            found.append({"session": name, **told, "prompt": prompts[0] if prompts else ""})
+            about = {"created": record.created, "open": False, "branches": len(record.branches)}
+            found.append({"session": name, **about, "prompt": prompts[0] if prompts else ""})
         return found
 
     def command(self, live: LiveSession, command: say.Command) -> Future[dict[str, Any]]:

@@ -50,8 +50,8 @@ class Video:
         asked = {
             name: value for name, value in dataclasses.asdict(self.asked).items() if name not in ("v", "id")
         }
-        told = {"id": self.id, "object": "video", "created": self.created, "status": self.status}
-        return {"v": 1, **told, "progress": progress, "error": self.error or None, **asked}
+        about = {"id": self.id, "object": "video", "created": self.created, "status": self.status}
+        return {"v": 1, **about, "progress": progress, "error": self.error or None, **asked}
 
     def to_json(self) -> bytes:
         """Return what is kept of it besides its file."""

@@ -61,8 +61,8 @@ class LedAdmission(Admission):
 
     def _told(self, found: Candidates | None) -> Candidates:
         parts = None if found is None else {"source": found.source, "score": found.score}
-        told = self._ranks.share(parts, self._device)
-        return Candidates(told["source"].to(self._device), told["score"].to(self._device))
+        shared = self._ranks.share(parts, self._device)
+        return Candidates(shared["source"].to(self._device), shared["score"].to(self._device))
 
     def state(self) -> State:
         return {} if self._rule is None else self._rule.state()

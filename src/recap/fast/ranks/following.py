@@ -36,10 +36,10 @@ def follow(ranks: Ranks) -> None:
 
 def _read_resume(ranks: Ranks, order: dict[str, Any], device: str) -> Resume:
     """Return what the leader's rollout continues from."""
-    told = ranks.share(None, device)
+    shared = ranks.share(None, device)
     return Resume(
         block=order["block"],
-        recent_latents=[told[f"{index}"] for index in range(order["recent"])],
-        first_latent=told.get("first"),
+        recent_latents=[shared[f"{index}"] for index in range(order["recent"])],
+        first_latent=shared.get("first"),
         latents_of=(lambda _: ranks.share(None, device)["latents"]) if order["known"] else None,
     )

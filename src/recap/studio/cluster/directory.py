@@ -249,8 +249,8 @@ class Directory:
             return {"session": name, "open": False, "message": str(error)}
         except (ValueError, KeyError, TypeError):
             return {"session": name, "open": False, "message": "it is being begun, or its record is damaged"}
-        told = {"created": record.created, "open": False, "branches": len(record.branches)}
-        return {"session": name, **told, "prompt": prompts[0] if prompts else ""}
+        about = {"created": record.created, "open": False, "branches": len(record.branches)}
+        return {"session": name, **about, "prompt": prompts[0] if prompts else ""}
 
 
 def error_of(body: bytes) -> RecapError:

@@ -149,12 +149,12 @@ class VideoDesk:
         video.status = "in_progress"
         try:
             while True:
-                told = json.loads(await self._ask(seat, "GET", f"/{there}"))
-                self._progress[video.id] = told["progress"]
-                if told["status"] == "completed":
+                answer = json.loads(await self._ask(seat, "GET", f"/{there}"))
+                self._progress[video.id] = answer["progress"]
+                if answer["status"] == "completed":
                     return await self._ask(seat, "GET", f"/{there}/content")
-                if told["status"] == "failed":
-                    raise RecapError(told["error"])
+                if answer["status"] == "failed":
+                    raise RecapError(answer["error"])
                 await asyncio.sleep(POLL_S)
         finally:
             # Also where somebody deletes the video meanwhile: the replica stops after its block.
