@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=30.0, help="seconds before each kill")
     parser.add_argument("--backbone", default="embedded")
     options = parser.parse_args()
+    if min(options.kills, options.viewers, options.replicas) < 1 or min(options.seats, options.settle) < 0:
+        parser.error("--kills, --viewers and --replicas must be 1 or more, --seats and --settle 0 or more")
     found = measure(options)
     for name, what in (("hello_s", "hello"), ("block_s", "the next block"), ("still_s", "picture still")):
         if seconds := found[name]:

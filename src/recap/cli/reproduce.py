@@ -129,8 +129,10 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
             limit = "VBench judges a suite, and each of its videos is a run by itself"
             raise refuse(f"--{name.replace('_', '-')}", asked[name], limit, "leave it out")
     names = ("suite", "backbone", "seeds", "seconds", "flow", "device", "dtype", "workers", "out")
-    given = {**{name: asked[name] for name in names}, "num": asked["prompts"]}
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    options = {**{name: asked[name] for name in names}, "num": asked["prompts"]}
+    words = [
+        word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))
+    ]
     find_plug_in("vbench").main(
         ["reproduce", *asked["tables"], *words], "recap vbench", standalone_mode=False
     )

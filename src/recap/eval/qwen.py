@@ -119,8 +119,8 @@ class QwenWitness:
         self._compared: dict[tuple[int, int], float] = {}
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        said = [self._look(picture, subject) for picture in pictures]
-        found, numbers = zip(*said, strict=True) if said else ((), ())
+        looks = [self._look(picture, subject) for picture in pictures]
+        found, numbers = zip(*looks, strict=True) if looks else ((), ())
         return np.array(found, bool), np.array(numbers, np.float32).reshape(-1, 1)
 
     def _look(self, picture: Picture, subject: str) -> tuple[bool, int]:

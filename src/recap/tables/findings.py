@@ -164,8 +164,8 @@ def _differences(numbers: Numbers, measure: str) -> list[str]:
 
 def _of_paper(numbers: Numbers, measure: str) -> list[str]:
     rows = [row for row in numbers.rows_of(measure) if numbers.cell(row, measure)["paper"] is not None]
-    said = _listed([f"{_short(numbers.cell(row, measure)['paper'])} for {row}" for row in rows])
-    return [f"The paper, of its own models and judges, has {said}."] if rows else []
+    numbers_there = _listed([f"{_short(numbers.cell(row, measure)['paper'])} for {row}" for row in rows])
+    return [f"The paper, of its own models and judges, has {numbers_there}."] if rows else []
 
 
 def _side(cell: Mapping[str, Any]) -> str:

@@ -99,8 +99,8 @@ class _Fetched:
 
     def __init__(self, made: GeneratedBlock, probe: Probe | None):
         levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
-        said = None if probe is None else probe.judge(levels.float() / 255)
-        self.judged = None if said is None else Judged(*map(_to_host, said))
+        found = None if probe is None else probe.judge(levels.float() / 255)
+        self.judged = None if found is None else Judged(*map(_to_host, found))
         self._pictures = _to_host(levels.permute(0, 1, 3, 4, 2).contiguous())
         # The pictures as bytes take the place of their numbers, which are four times as large.
         self._made = _to_host(replace(made, pixels=levels))
@@ -233,8 +233,8 @@ def generate_batch(
     if judged:
         whole = Judged(*(torch.cat(part, dim=1) for part in zip(*judged, strict=True)))
         for row, file in enumerate(files):
-            said = {name: part[row : row + 1].contiguous() for name, part in whole._asdict().items()}
-            save_file(said, file.with_suffix(JUDGED))
+            own = {name: part[row : row + 1].contiguous() for name, part in whole._asdict().items()}
+            save_file(own, file.with_suffix(JUDGED))
     fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
     return [Generated(file, fps, trace, seconds, backend) for file, trace in zip(files, traces, strict=True)]
 
@@ -250,8 +250,8 @@ def score_generated(job: Job, folder: Path) -> Result:
     embedder = None
     if made.backend:
         embedder = Looked(made.backend, pictures, np.load(made.pictures.with_suffix(VECTORS)))
-    said = made.pictures.with_suffix(JUDGED)
-    judged = Judged(**load_file(said)) if said.is_file() else None
+    judged_file = made.pictures.with_suffix(JUDGED)
+    judged = Judged(**load_file(judged_file)) if judged_file.is_file() else None
     run = JudgedRun(data, clip, made.trace, made.seconds, embedder, judged)
     result: Result = {
         name: {score.name: score.as_dict() for score in find_measure(name).scores(run)}

@@ -83,8 +83,8 @@ class ProbeWitness:
     def remember(self, pictures: Pictures, judged: Judged) -> None:
         """Take over what was said of these pictures, one clip, where they were judged elsewhere."""
         parts = (part.split(1, dim=1) for part in judged)
-        said = map(Judged._make, zip(*parts, strict=True))
-        self._known |= zip(map(picture_key, pictures), said, strict=True)
+        each = map(Judged._make, zip(*parts, strict=True))
+        self._known |= zip(map(picture_key, pictures), each, strict=True)
 
     def look(self, pictures: Pictures, subject: str) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether the actor was found, N, and its colour N 3, sRGB in 0..1."""

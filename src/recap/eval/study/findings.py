@@ -91,14 +91,14 @@ def check_rater(key: Key, ballot: Ballot) -> RaterFacts:
     sheet = key.study.sheets[ballot.sheet]
     passed = identical = contradicted = repeated = 0
     first: dict[str, int] = {}
-    given: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for place, answers in sorted(ballot.answers.items()):
         pair, swapped = sheet[place]
         if key.pairs[pair].kind == IDENTICAL:
             identical += len(answers)
             passed += sum(answer == TIE for answer in answers.values())
             continue
-        given.update(answers.values())
+        counts.update(answers.values())
         before = first.setdefault(pair, place)
         if before == place:
             continue
@@ -107,7 +107,7 @@ def check_rater(key: Key, ballot: Ballot) -> RaterFacts:
             other = ballot.answers[before][question]
             repeated += 1
             contradicted += TIE not in (answer, other) and (answer == other) == turned
-    decided = given.total() - given[TIE]
+    decided = counts.total() - counts[TIE]
     return RaterFacts(
         rater=ballot.rater,
         session=ballot.session,
@@ -116,8 +116,8 @@ def check_rater(key: Key, ballot: Ballot) -> RaterFacts:
         identical=identical,
         contradicted=contradicted,
         repeated=repeated,
-        side_a=given[A] / decided if decided else 0.5,
-        ties=given[TIE] / given.total() if given else 0.0,
+        side_a=counts[A] / decided if decided else 0.5,
+        ties=counts[TIE] / counts.total() if counts else 0.0,
         median_s=median(ballot.took_s.values()) if ballot.took_s else 0.0,
         status=_status(key, passed, identical, contradicted, repeated),
     )
