@@ -44,7 +44,7 @@ def client(studio):
         yield made
 
 
-def wait_for(condition, what="it", seconds=20.0):
+def wait_for(condition, what="it", seconds=120.0):
     """Wait until something holds; the limit is for a test that fails."""
     end = time.monotonic() + seconds
     while not condition():
