@@ -340,7 +340,7 @@ def read_alone(backbone: Backbone, latents: Tensor, prompts: tuple[str, ...]) ->
 
 
 class Rollout(Iterator[GeneratedBlock]):
-    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`. After an error it has ended."""
+    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`. An error ends it."""
 
     def __init__(
         self,
