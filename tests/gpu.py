@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "docs" / "log" / "gpu.txt"
 MARKED = re.compile(r"pytest\.mark\.cuda|\bDEVICES\b")
 """Finds the marker itself, or the list of devices that tests/attention shares."""
+LONGEST_MESSAGE = 300
 
 
 def find_marked(folder: Path = ROOT / "tests") -> list[Path]:
@@ -51,9 +52,7 @@ class Outcomes:
         self.counts[outcome] += 1
         self.by_file.setdefault(report.nodeid.partition("::")[0], Counter())[outcome] += 1
         if outcome != "passed":
-            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            lines = [line for line in text.strip().splitlines() if line.strip()] or [""]
-            self.remarks.append(f"{outcome:8} {report.nodeid}: {lines[-1].strip()}")
+            self.remarks.append(f"{outcome:8} {report.nodeid}: {_reason(report.longrepr)}")
 
     def describe(self) -> str:
         names = ("passed", "skipped", "failed", "error")
@@ -63,6 +62,21 @@ class Outcomes:
             for file, counts in sorted(self.by_file.items())
         ]
         return "\n".join([f"result   {total}", "", *self.remarks, *([""] if self.remarks else []), *files])
+
+
+def _reason(found: Any) -> str:
+    """Return why a test was skipped or failed: every error of a chain, the first one first.
+
+    A recording that fails hides what made it fail: its own error comes when the recording is ended.
+    """
+    crashes = [crash for _, crash, _ in getattr(found, "chain", []) if crash is not None]
+    if crashes:
+        told = (
+            (Path(crash.path).name, crash.lineno, crash.message.splitlines() or [""]) for crash in crashes
+        )
+        return " -> ".join(f"{file}:{line}: {message[0][:LONGEST_MESSAGE]}" for file, line, message in told)
+    text = found[2] if isinstance(found, tuple) else str(found)
+    return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1]
 
 
 def run(files: list[Path], log: Path, commit: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import islice
 
 import pytest
@@ -354,3 +356,34 @@ def test_a_rollout_starts_within_its_plan(backbone, start):
     plan = make_plan([[Shot("a red boat", 2.25)]], backbone.spec)
     with pytest.raises(ValueError, match="blocks 0 to 2"):
         rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0], resume=Resume(block=start))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_dropped_rollout_keeps_nothing(backbone, blocks):
+    """Its decoder has gigabytes and recordings on a GPU: they must go at once, not when garbage is collected."""
+    policy, decoder = SinkConfig().build(backbone.spec, lambda: None), backbone.decoder()
+    plan = make_plan([[Shot("a boat", 2.25)]], backbone.spec)
+    begun = rollout(backbone, policy, plan, seeds=[0], decoder=decoder)
+    for _ in range(blocks):
+        next(begun)
+    kept = [weakref.ref(part) for part in (policy, decoder)]
+    gc.disable()
+    try:
+        del begun, policy, decoder
+        assert [part() for part in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_rollout_has_ended_after_an_error(backbone):
+    def refuse_second(made):
+        if made.block.index == 1:
+            raise OSError("disk full")
+
+    plan = make_plan([[Shot("a boat", 2.25)]], backbone.spec)
+    policy = SinkConfig().build(backbone.spec, lambda: None)
+    begun = rollout(backbone, policy, plan, seeds=[0], recorder=refuse_second)
+    next(begun)
+    with pytest.raises(OSError, match="disk full"):
+        next(begun)
+    assert list(begun) == []

@@ -15,6 +15,7 @@ from recap import RunConfig, Session, Shot, build_backbone, make_plan
 from recap.config import choose, override, refuse_code
 from recap.contracts import Backbone
 from recap.errors import refuse
+from recap.fast.fitting import fit_card
 from recap.io.trace import BlockTrace, bank_before, pictures_of_frames
 from recap.plan import LONGEST_S
 from recap.show.page import describe_bank
@@ -66,12 +67,17 @@ class LazyModel:
 
     values: dict[str, Any]
     _loaded: Backbone | None = field(default=None, repr=False)
+    _eager: bool = False
 
-    def load(self, config: RunConfig) -> Backbone:
-        """Return the model; it stays loaded as long as the node's settings are the same."""
+    def load(self, config: RunConfig) -> tuple[Backbone, RunConfig]:
+        """Return the model, which stays loaded as long as the node's settings are the same, and the config.
+
+        Where the fast path does not fit the card, both are of the readable one.
+        """
         if self._loaded is None:
-            self._loaded = build_backbone(config)
-        return self._loaded
+            fitted = fit_card(config, print)
+            self._loaded, self._eager = build_backbone(fitted), fitted.eager
+        return self._loaded, replace(config, eager=self._eager)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def generate(
     with tempfile.TemporaryDirectory(prefix="recap-comfyui-") as folder:
         if start_image is not None:
             config = replace(config, opening=str(_write_opening(Path(folder), start_image)))
-        backbone = model.load(config)
+        backbone, config = model.load(config)
         # Nobody goes back in this video, so no earlier state of its memory is kept.
         session = Session(config, backbone=backbone, history_s=LONGEST_S, states_bytes=0)
     made = list(_blocks(session, backbone, on_block))

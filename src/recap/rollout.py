@@ -340,7 +340,7 @@ def read_alone(backbone: Backbone, latents: Tensor, prompts: tuple[str, ...]) ->
 
 
 class Rollout(Iterator[GeneratedBlock]):
-    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`."""
+    """Yields the blocks of a plan, each generated when it is asked for; see `rollout`. An error ends it."""
 
     def __init__(
         self,
@@ -354,12 +354,25 @@ class Rollout(Iterator[GeneratedBlock]):
         self._plan = plan
         self._find_known = find_known
         self._recorder = recorder
-        # Prompts that were sent, until the plan's next shot.
+        # The prompts of the plan's last block, and those that were sent, until the plan's next shot.
+        self._planned: tuple[str, ...] | None = None
         self._sent: tuple[str, ...] | None = None
-        self._blocks = self._generate(start)
+        self._left = iter(plan.blocks[start:])
 
     def __next__(self) -> GeneratedBlock:
-        return next(self._blocks)
+        # No generator: with a method's it would be a reference cycle, and a rollout that is dropped would keep its
+        # decoder, gigabytes and recordings, until garbage is collected.
+        left, self._left = self._left, iter(())
+        block = next(left)
+        if self._planned is not None and block.prompts != self._planned:
+            self._sent = None
+        self._planned = block.prompts
+        if self._sent is not None:
+            block = replace(block, prompts=self._sent)
+        made = self._conductor.run(block, self._find_known(block))
+        self._recorder(made)
+        self._left = left
+        return made
 
     def send(self, prompt: str | None) -> GeneratedBlock:
         """Generate the next block under another prompt, which then stays until the plan's next shot.
@@ -372,19 +385,7 @@ class Rollout(Iterator[GeneratedBlock]):
             prompts = (prompt,) * self._plan.num_rows
             self._conductor.condition(prompts)
             self._sent = prompts
-        return next(self._blocks)
-
-    def _generate(self, start: int) -> Iterator[GeneratedBlock]:
-        planned: tuple[str, ...] | None = None
-        for block in self._plan.blocks[start:]:
-            if planned is not None and block.prompts != planned:
-                self._sent = None
-            planned = block.prompts
-            if self._sent is not None:
-                block = replace(block, prompts=self._sent)
-            made = self._conductor.run(block, self._find_known(block))
-            self._recorder(made)
-            yield made
+        return next(self)
 
 
 def reach(spec: BackboneSpec) -> int:

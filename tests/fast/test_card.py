@@ -26,6 +26,7 @@ from recap.plan import Shot, make_plan
 from recap.registry import load_backbone
 from recap.rollout import rollout
 from recap.run import build_memory, generate
+from recap.session import Session
 from recap.types import GeneratedBlock
 
 GB = 1e9
@@ -255,3 +256,13 @@ def test_the_decoders_past_is_counted() -> None:
     past = sum(2 * torch.Size(shape).numel() for shape in vae.pasts((1, 60, 104)))
     weights = 2 * (card.AUTOENCODER_PARAMETERS + sum(p.numel() for p in vae.parameters()))
     assert WAN.plan(CardSetting()).parts["decoder"] == past + weights
+
+
+def test_a_session_is_fitted_to_its_card_unless_it_shares_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recap.session.fit_card", lambda config, notice: replace(config, eager=True))
+    config = RunConfig(
+        shots=(Shot("a boat", 0.8),), backbone=choose("backbone", "untrained"), memory=choose("memory", "sink"),
+        device="cpu",
+    )  # fmt: skip
+    own = Session(config)
+    assert own.config.eager and not Session(config, backbone=own.backbone).config.eager

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -57,6 +59,36 @@ def test_nothing_is_collected_amid_a_recording() -> None:
     finally:
         gc.enable()
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_recording_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """Whatever fails within it leaves a recording that cannot be ended, and the error of that says nothing."""
+
+    @contextmanager
+    def taking(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not ends:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    fakes = {"graph": taking, "Stream": object, "CUDAGraph": lambda: Sum("cpu"), "graph_pool_handle": int}
+    for name, value in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    room = RecordingRoom()
+
+    def work() -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        room.record(work)
+    if ends:
+        assert room.record(lambda: 3)[1] == 3
+    else:
+        with pytest.raises(RuntimeError, match="previous error"):
+            room.record(lambda: 3)
+    assert gc.isenabled()
 
 
 @pytest.mark.cuda

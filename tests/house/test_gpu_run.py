@@ -42,7 +42,11 @@ def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
         "import pytest\n"
         "pytestmark = pytest.mark.cuda\n"
         "def test_right(): pass\n"
-        "def test_wrong(): assert 1 == 2\n"
+        "def test_wrong():\n"
+        "    try:\n"
+        "        raise MemoryError('no room')\n"
+        "    finally:\n"
+        "        raise RuntimeError('cannot end it')\n"
         "def test_absent(): pytest.skip('no such card')\n"
         "@pytest.fixture\ndef broken(): raise OSError('gone')\n"
         "def test_broken(broken): pass\n"
@@ -63,6 +67,12 @@ def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
     assert "commit   abc1234\n" in text and "result   1 passed, 1 skipped, 1 failed, 1 error\n" in text
     assert re.search(r"date     \d{4}-\d\d-\d\d", text) and "torch" in text
     assert "test_absent: Skipped: no such card" in text and "test_marked.py: " in text
+    # What an error hides is told before it.
+    wrong = next(line for line in text.splitlines() if "::test_wrong" in line)
+    assert re.search(r"MemoryError: no room -> test_marked.py:\d+: RuntimeError: cannot end it$", wrong), (
+        wrong
+    )
+    assert "::test_broken: test_marked.py:" in text and "OSError: gone" in text
 
 
 def test_the_target_needs_no_environment_of_ours():

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("fastapi")
 
 from recap.studio import messages as say
+from recap.studio.cluster import replica as replicas
 from recap.studio.cluster.replica import Replica
 from recap.studio.cluster.seats import Busy, Seats
 from recap.studio.cluster.settings import ClusterSettings
@@ -92,7 +93,7 @@ def test_a_replica_whose_model_is_stuck_is_not_healthy(replica, monkeypatch):
 
 
 def test_a_replica_tells_prometheus_what_the_page_promises(replica):
-    live = replica.studio.create(say.NewSession(prompt=PROMPT))
+    replica.studio.create(say.NewSession(prompt=PROMPT))
     # A block is stored before its times are added up: wait for the sum, not for the store.
     wait_for(lambda: replica._stages.blocks >= 2, "blocks")
     asked = urllib.request.Request(f"{replica.address}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
@@ -103,3 +104,9 @@ def test_a_replica_tells_prometheus_what_the_page_promises(replica):
     assert float(found["recap_blocks_total"]) >= 2 and float(found["recap_memory_bytes"]) > 1e7
     assert set(re.findall(r'stage="(\w+)"', text)) == {"generate", "encode", "store"}
     assert set(re.findall(r"# TYPE (recap_\w+) (?:gauge|counter)", text)) == PROMISED
+
+
+def test_memory_is_counted_where_the_system_tells_it(monkeypatch, tmp_path):
+    assert replicas.memory_bytes() > 1e7
+    monkeypatch.setattr(replicas, "OWN_PAGES", tmp_path / "none")
+    assert replicas.memory_bytes() == replicas.device_bytes()

@@ -216,7 +216,10 @@ def _sizes(found: Mapping[str, Stored], path: Path, file_name: Callable[[str], s
 
 
 class CachedText:
-    """Encodes a prompt as 1 text_len text_dim on the CPU; the encoder is in memory only while it is needed."""
+    """Turns a prompt into 1 text_len text_dim on the CPU; the encoder is in memory only while it is needed.
+
+    It runs on `device` for prompts that come one by one, since the model's own device has the transformer by then.
+    """
 
     def __init__(
         self,
@@ -238,14 +241,17 @@ class CachedText:
         self._notice = notice
         self._embeddings: dict[str, Tensor] = {}
 
-    def prepare(self, prompts: Iterable[str]) -> None:
-        """Load or compute the embeddings of all these prompts, loading the encoder at most once."""
+    def prepare(self, prompts: Iterable[str], device: torch.device | str | None = None) -> None:
+        """Load or compute the embeddings of all these prompts, loading the encoder at most once.
+
+        With `device` it runs there, if it fits: before the transformer is loaded a card has room.
+        """
         files = {prompt: self._file(prompt) for prompt in prompts if prompt not in self._embeddings}
         wanted = dict(files.values())
         found = {path: stored for path in wanted if (stored := self._read(path)) is not None}
         missing = {path: tokens for path, tokens in wanted.items() if path not in found}
         if missing:
-            found |= self._encode(missing)
+            found |= self._encode(missing, self._device if device is None else torch.device(device))
         self._embeddings |= {prompt: found[path] for prompt, (path, _) in files.items()}
 
     def __call__(self, prompt: str) -> Tensor:
@@ -273,8 +279,8 @@ class CachedText:
             return None
         return stored
 
-    def _encode(self, missing: Mapping[Path, TokenIds]) -> dict[Path, Tensor]:
-        place = place_encoder(files_of(weights_path(self._encoder), FIELD), self._device, self._notice)
+    def _encode(self, missing: Mapping[Path, TokenIds], device: torch.device) -> dict[Path, Tensor]:
+        place = place_encoder(files_of(weights_path(self._encoder), FIELD), device, self._notice)
         encoder = load_umt5(self._encoder, self._shape[2], place, PRECISION)
         made = {}
         for path, tokens in missing.items():
@@ -355,19 +361,21 @@ def open_text(
     prompts: Sequence[str],
     notice: Notice,
     negative: str | None = None,
+    later: str = "cpu",
 ) -> EncodeText:
     """Return the text encoder of a public model, with the embeddings of `prompts` and of `negative` ready.
 
-    `find_encoder` returns the paths of weights and tokenizer; `size` is text_len and text_dim. A file of
-    `prompt_embeds` replaces the encoder: every prompt gets its first row, `negative` its second.
+    `find_encoder` returns the paths of weights and tokenizer; `size` is text_len and text_dim. These prompts are
+    encoded on `device`, before the transformer is there, others on `later`: so the two never share a card. A file
+    of `prompt_embeds` replaces the encoder: every prompt gets its first row, `negative` its second.
     """
     every = [*prompts, *([] if negative is None else [negative])]
     if not prompt_embeds:
         cache = weights_folder() / "text"
         text = CachedText(
-            *find_encoder(), cache, text_len=size[0], text_dim=size[1], device=device, notice=notice
+            *find_encoder(), cache, text_len=size[0], text_dim=size[1], device=later, notice=notice
         )
-        text.prepare(every)
+        text.prepare(every, device)
         return text
     embeds = load_prompt_embeds(Path(prompt_embeds), *size)
     rows = 1 if negative is None else 2

@@ -126,7 +126,8 @@ def run_safely(command: Callable[[], object]) -> None:
             error
         ):
             raise
-        show_error("out of memory; take fewer rows, a smaller capacity or smaller pictures")
+        remedy = "take fewer rows, a smaller capacity or smaller pictures; --decoder tiny, --precision int8"
+        show_error(f"out of memory; {remedy}")
         sys.exit(2)
 
 

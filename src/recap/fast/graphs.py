@@ -65,8 +65,17 @@ class RecordingRoom:
         # Other threads, such as a writer of files, may use the device in the meantime.
         mode = "thread_local"
         taking = torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode=mode)
-        with no_collection(), taking:
-            result = work()
+        reason: Exception | None = None
+        try:
+            with no_collection(), taking:
+                try:
+                    result = work()
+                except Exception as error:
+                    reason = error
+                    raise
+        except Exception as ending:
+            # A recording that failed cannot be ended properly: the error of that would hide why, such as no room.
+            raise reason or ending from None
         self._graphs.add(graph)
         return graph, result
 

@@ -50,10 +50,7 @@ def has_room(size: float, free: float) -> bool:
 
 
 def place_encoder(files: Iterable[Path], device: torch.device, notice: Notice) -> torch.device:
-    """Return where a text encoder with these weights runs: on the device if that has room, else on the CPU.
-
-    So it is next to a transformer, for a prompt that comes later, only on a card that has room for both.
-    """
+    """Return where a text encoder with these weights runs: on the device if that has room, else on the CPU."""
     size, free = sum(file.stat().st_size for file in files), free_on(device)
     if free is None or has_room(size, free):
         return device

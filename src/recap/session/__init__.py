@@ -26,6 +26,7 @@ from recap.config import RunConfig
 from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
+from recap.fast.fitting import fit_card
 from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
@@ -78,7 +79,10 @@ class Session:
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
-        self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
+        if backbone is None:
+            config = fit_card(config, reporter.notice)
+            backbone = build_backbone(config, reporter.notice, self._own_words)
+        self.backbone = backbone
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter, self._kernels = reporter, kernels

@@ -14,14 +14,16 @@ from checkpoint_fakes import make_state
 from safetensors.torch import load_file, save_file
 from umt5_fakes import TEXT_DIM, TEXT_LEN, make_encoder, make_tokenizer, wan_tensors
 
+from recap.backbones.wan import family
 from recap.backbones.wan.backbone import draw_weights
+from recap.backbones.wan.checkpoint import load_checkpoint
 from recap.backbones.wan.convert import convert
 from recap.backbones.wan.family import WanConfig, released_memory
 from recap.backbones.wan.lora import read_choice
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.published import PublicFile, WeightSet
 from recap.backbones.wan.spec import RELEASED, UNTRAINED
-from recap.backbones.wan.taehv import Taehv
+from recap.backbones.wan.taehv import Taehv, load_taehv
 from recap.backbones.wan.vae import published_name
 from recap.cli.main import main
 from recap.cli.settings import Generation, full_config
@@ -277,3 +279,32 @@ def test_a_model_that_generates_frame_by_frame(files: dict[str, str], tmp_path: 
     for steps in ([500], [1000, 2000], ["1000"], [1000, 0.5]):
         with pytest.raises(ValueError, match=r"WanSpec\.steps is "):
             ByFrameConfig(**files, steps=tuple(steps))
+
+
+@pytest.mark.parametrize("text_device", ["", "cuda:1"])
+def test_the_text_encoder_is_never_next_to_the_transformer(
+    files: dict[str, str], text_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the card for itself before the transformer comes, and runs elsewhere from then on."""
+    events: list[str] = []
+
+    def place(encoder_files: object, device: torch.device, notice: object) -> torch.device:
+        events.append(f"text on {device}")
+        return torch.device("cpu")
+
+    def on_cpu(load):  # type: ignore[no-untyped-def]
+        def loaded(*given, device="cuda", **more):  # type: ignore[no-untyped-def]
+            events.append(f"transformer on {device}")
+            return load(*given, device="cpu", **more)
+
+        return loaded
+
+    monkeypatch.setattr("recap.backbones.text.place_encoder", place)
+    monkeypatch.setattr(family, "load_checkpoint", on_cpu(load_checkpoint))
+    monkeypatch.setattr(family, "load_taehv", lambda path, device, dtype: load_taehv(path, "cpu", dtype))
+    settings = MiniConfig(**files, decoder="tiny", text_device=text_device)
+    made = settings.build(device="cuda", dtype=torch.float32, prompts=[PROMPT], notice=print)
+    made.condition((PROMPT,))
+    assert events == [f"text on {text_device or 'cuda'}", "transformer on cuda"]
+    made.condition(("a boat sails on the sea",))
+    assert events[2:] == [f"text on {text_device or 'cpu'}"]

@@ -6,6 +6,8 @@ import ast
 import inspect
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import comfy_standin
@@ -124,6 +126,25 @@ def test_another_memory_remembers_nothing_and_the_model_is_loaded_once(pack):
     )
     assert model._loaded is loaded is not None
     assert torch.equal(second.result[0], first["4"].result[0])
+
+
+def test_the_model_is_fitted_to_its_card_once(pack, monkeypatch):
+    """A config of its own for every video, and one path for all of them: that of the model that is loaded."""
+    asked = []
+
+    def fit(config, notice):
+        asked.append(config.precision)
+        return replace(config, eager=True)
+
+    work = sys.modules[pack["RecapLoadModel"].__module__.rpartition(".")[0] + ".work"]
+    monkeypatch.setattr(work, "fit_card", fit)
+    graph = changed(
+        RecapLoadModel__backbone="untrained", RecapLoadModel__precision="int8", RecapSchedule__schedule="0.75: a boat"
+    )  # fmt: skip
+    model = run(graph, pack)["1"].result[0]
+    plain = {"shots": [{"prompt": "a boat", "seconds": 0.75}]}
+    _, config = model.load(recap.RunConfig.from_dict({**model.values, **plain}))
+    assert asked == ["int8"] and config.eager and config.precision == "int8"
 
 
 def test_a_video_begins_from_a_picture(pack):

@@ -2,7 +2,7 @@
 
 Every part may be named by path; the others are looked for where `recap weights` puts them. For the prompts that are
 known at the start, the text encoder is loaded and released before the transformer is read. For one that comes later,
-as in a studio, it is on the device next to the transformer only where there is room for both, else on the CPU.
+as in a studio, it runs on the CPU: it is never next to the transformer on a card, unless `text_device` says so.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class WanConfig:
     tiny_decoder: str = ""
     # A file of embeddings that replaces the text encoder, for every prompt.
     prompt_embeds: str = ""
-    # Where the text encoder runs; "" stands for the model's device where it fits, else the CPU.
+    # Where the text encoder runs; "" stands for the model's device where it fits, else the CPU, and for the CPU once
+    # the transformer is loaded.
     text_device: str = ""
     # The window and phases of the public code instead of the paper's shared setting.
     as_released: bool = False
@@ -87,9 +88,14 @@ class WanConfig:
         loras = [open_lora(choice, shapes_of(spec)) for choice in (*own, *self._added())]
         for lora in loras:
             notice(str(lora))
-        where = self.text_device or device
         encode = open_text(
-            self.prompt_embeds, self._find_encoder, size, device=where, prompts=prompts, notice=notice
+            self.prompt_embeds,
+            self._find_encoder,
+            size,
+            device=self.text_device or device,
+            later=self.text_device or "cpu",
+            prompts=prompts,
+            notice=notice,
         )
         model = empty_model(spec)
         load_checkpoint(model, checkpoint, dtype=dtype, device=device, ema=ema, loras=loras)

@@ -36,6 +36,8 @@ from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import BUSY, Studio
 
 PREFIX = "recap-replica-"
+# Its second number counts the pages of this process; other systems than Linux have no such file.
+OWN_PAGES = Path("/proc/self/statm")
 STUCK_S = 300.0
 """A model that has not come to its next block for so long will not come to it."""
 
@@ -203,9 +205,10 @@ def own_address() -> str:
 
 
 def memory_bytes() -> float:
-    """Return the memory of this process, with what torch holds on the GPU."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") + device_bytes()
+    """Return the memory of this process, with what torch holds on the GPU; without /proc only the latter."""
+    if not OWN_PAGES.is_file():
+        return device_bytes()
+    return int(OWN_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") + device_bytes()
 
 
 def device_bytes() -> float:
