@@ -66,6 +66,8 @@ class How:
     minutes: float = math.inf
     ray: str = ""
     commit: str = ""
+    # Nothing is generated: a table has the rows whose runs are all there, and names the others.
+    stored: bool = False
 
     def __post_init__(self) -> None:
         for name, value, remedy in (
@@ -160,15 +162,21 @@ class _Call:
         why = "this version has no such memory or admission rule"
         left_out = {r.name: {row.name: why for row in r.rows if not row.available} for r in self._recipes}
         runs = TableRuns(self._recipes, self._ask, left_out)
-        # Weights on the machines of a cluster are not known here.
-        if (missing := runs.missing(store)) and not self._how.ray:
-            for table, rows in self._find_lacking(runs, missing).items():
-                left_out[table] |= rows
+        missing = runs.missing(store)
+        lacking: Mapping[str, Mapping[str, str]] = {}
+        if missing and self._how.stored:
+            lacking = runs.incomplete_rows(store)
+        elif missing and not self._how.ray:
+            # Weights on the machines of a cluster are not known here.
+            lacking = self._find_lacking(runs, missing)
+        for table, rows in lacking.items():
+            left_out[table] |= rows
         for recipe in self._recipes:
             for row, why in left_out[recipe.name].items():
                 self._notice(f"{recipe.name}: the row {row!r} is left out: {why}")
             if len(left_out[recipe.name]) == len(recipe.rows):
-                raise refuse("table", recipe.name, "none of its rows can be generated here", why)
+                limit = "no row of it is all there" if self._how.stored else "none of its rows can be generated here"
+                raise refuse("table", recipe.name, limit, why)
         return left_out
 
     def _find_lacking(self, runs: TableRuns, missing: Sequence[Job]) -> dict[str, dict[str, str]]:
@@ -273,8 +281,12 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results"))
     kinds = dict.fromkeys(("prompts", "seeds", "workers", "rows", "scorers"), int)
     for name, default in (asdict(Ask()) | asdict(How())).items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(option, action="store_true")
+            continue
         kind = float if name in ("seconds", "minutes") else kinds.get(name, str)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+        parser.add_argument(option, type=kind, default=default)
     return parser.parse_args(words)
 
 
