@@ -41,6 +41,7 @@ from recap.tables.folder import (
     write_table,
 )
 from recap.tables.generating import CLIP, Look, unpack_look
+from recap.tables.looks import describe_looks
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
@@ -175,7 +176,11 @@ class _Call:
             for row, why in left_out[recipe.name].items():
                 self._notice(f"{recipe.name}: the row {row!r} is left out: {why}")
             if len(left_out[recipe.name]) == len(recipe.rows):
-                limit = "no row of it is all there" if self._how.stored else "none of its rows can be generated here"
+                limit = (
+                    "no row of it is all there"
+                    if self._how.stored
+                    else "none of its rows can be generated here"
+                )
                 raise refuse("table", recipe.name, limit, why)
         return left_out
 
@@ -261,7 +266,7 @@ class _Call:
         left_out = list(self._left_out[recipe.name])
         about = about_table(recipe, self._ask, planned, store.makers_of(self._runs.keys(recipe.name)))
         judges = describe_disagreements(find_disagreements(recipe, runs))
-        note = " ".join(filter(None, (recipe.note, judges)))
+        note = " ".join(filter(None, (recipe.note, judges, describe_looks(recipe, runs))))
         recipe = replace(recipe, measures=tuple(measures), note=note)
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)

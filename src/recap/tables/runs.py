@@ -173,6 +173,8 @@ class TableRuns:
             counts = Counter(run.row.name for run in runs)
             absent = Counter(run.row.name for run in runs if run.job.key in lacking)
             found[table] = {
-                row: f"{absent[row]} of {count} runs are missing" for row, count in counts.items() if absent[row]
+                row: f"{absent[row]} of {count} runs are missing"
+                for row, count in counts.items()
+                if absent[row]
             }
         return found
