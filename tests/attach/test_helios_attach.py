@@ -85,6 +85,28 @@ def test_our_loop_and_theirs_generate_the_same_with_a_memory():
     assert torch.equal(theirs, ours)
 
 
+def show_nothing(vae):
+    """Let an autoencoder decode everything to zeros."""
+    decode = vae.decode
+    vae.decode = lambda z, *_, **__: tuple(torch.zeros_like(part) for part in decode(z, return_dict=False))
+
+
+def test_recap_plus_looks_at_no_picture():
+    """The pipeline decodes its chunks anyway; whatever they show, the memory is the same."""
+    latents, admitted = [], []
+    for blind in (False, True):
+        pipeline = make_pipeline("distilled")
+        if blind:
+            show_nothing(pipeline.vae)
+        with attach(pipeline, "recap-plus", admission={"name": "keys", "margin": 0.1}) as attached:
+            latents.append(call(pipeline, "distilled"))
+        admitted.append([line.admitted for line in attached.trace])
+        assert attached.trace[1].tokens["bank"] == attached.spec.frame_tokens
+    assert torch.equal(*latents) and admitted[0] == admitted[1]
+    assert max(score for lines in admitted[0] for *_, score in lines[0]) > 0
+    assert not torch.equal(latents[0], stock_latents("distilled"))
+
+
 def test_nothing_is_left_behind():
     pipeline = make_pipeline("distilled")
     call(pipeline, "distilled", chunks=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from recap.eval.sampling import sample_clip
 from recap.eval.scores import (
     Score,
     cluster_interval,
+    corrected_p,
     one_backend,
     paired_interval,
     sign_flip_p,
@@ -34,6 +36,34 @@ def test_intervals_depend_on_the_number_of_clusters():
     together = cluster_interval(list(by_prompt), prompts)
     assert together.mean == pytest.approx(apart.mean) and (together.n, together.clusters) == (100, 20)
     assert together.high - together.low > 1.8 * (apart.high - apart.low)
+
+
+def test_p_corrected_for_looks_equals_counting_over_every_choice_of_signs():
+    generator = np.random.default_rng(3)
+    gaps = {f"row {i}": dict(zip("abcdef", generator.normal(0.3 * i, 1, 6), strict=True)) for i in range(4)}
+    far = {row: [] for row in gaps}
+    for signs in product((1, -1), repeat=6):
+        for row, own in gaps.items():
+            total = sum(sign * gap for sign, gap in zip(signs, own.values(), strict=True))
+            far[row].append(abs(total) / math.sqrt(sum(gap**2 for gap in own.values())))
+    largest = [max(values) for values in zip(*far.values(), strict=True)]
+    wanted = {row: np.mean([each >= values[0] - 1e-9 for each in largest]) for row, values in far.items()}
+    assert corrected_p(gaps) == pytest.approx(wanted)
+    # One row is one look; more looks never make a row more certain.
+    for row, own in gaps.items():
+        alone = corrected_p({row: own})[row]
+        assert alone == sign_flip_p(list(own.values()), [0.0] * 6, list(own)) <= corrected_p(gaps)[row]
+    assert all(math.isnan(p) for p in corrected_p({"row": dict.fromkeys("abcd", 1.0)}).values())
+
+
+def test_of_rows_that_are_all_alike_few_tables_have_one_that_differs():
+    """Twelve rows, three hundred tables: one at a time about half of the tables would have such a row."""
+    generator, found, naive = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        gaps = {f"{row}": dict(enumerate(generator.normal(size=8))) for row in range(12)}
+        found += min(corrected_p(gaps).values()) < 0.05
+        naive += min(corrected_p({row: own})[row] for row, own in gaps.items()) < 0.05
+    assert found <= 27 and naive > 90
 
 
 def test_unknown_values_are_left_out_in_pairs():

@@ -278,6 +278,51 @@ def test_a_schedule_equals_repeated_keys_of_the_sink(exact, text, layers, steps,
         assert {True, False} == set(twin.closed.values())
 
 
+class Weighing(ContextKernels):
+    """Weighs the sink's keys in one softmax by a factor that it finds itself, so that their share meets a target."""
+
+    def __init__(self, spec, target, layers):
+        self.spec, self.target, self.layers = spec, target, layers
+        self.odds = target / (1 - target)
+        self.reads, self.factor, self.shares = 0, None, []
+
+    def read(self, query, segments):
+        layer, count = self.reads % self.spec.layers, self.spec.num_steps + 1
+        step = self.reads // self.spec.layers % count
+        self.reads += 1
+        roles = [s.role for s in segments for _ in range(s.keys.shape[1])]
+        sink = torch.tensor([role is Role.SINK for role in roles])
+        keys, values = (torch.cat([getattr(s, part) for s in segments], dim=1) for part in ("keys", "values"))
+        if self.factor is None:
+            # As if all tokens got the same: one frame of the window against all others.
+            self.factor = self.odds * (self.spec.window_frames - 1)
+        weight = torch.where(sink, self.factor if layer in self.layers else 1.0, 1.0).double()
+        weights = torch.einsum("bqhd,bkhd->bhqk", query, keys).mul(query.shape[-1] ** -0.5).exp() * weight
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        if step < count - 1 and sink.any():
+            self.shares.append(weights[..., sink].sum(dim=-1).mean().item())
+        if step == count - 1 and layer == self.spec.layers - 1 and self.shares:
+            share = sum(self.shares) / len(self.shares)
+            self.factor, self.shares = self.factor * self.odds / (share / (1 - share)), []
+        return Attended(torch.einsum("bhqk,bkhd->bqhd", weights, values), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "layers"),
+    [("share:0.24", 0.24, ALL_LAYERS), ("share:0.5@layers:last-half", 0.5, (1, 2))],
+)
+def test_a_target_share_equals_keys_weighed_by_a_factor_found_by_hand(exact, text, target, layers):
+    twin = Weighing(exact.spec, target, layers)
+    naive, _ = generate(exact, 1.0, blocks=5, kernels=twin)
+    for chosen in (exact, FastWanBackbone(exact)):
+        made, policy = generate(chosen, text, blocks=5)
+        for one, other in zip(naive, made, strict=True):
+            torch.testing.assert_close(other.latents, one.latents, atol=1e-5, rtol=1e-5)
+        assert policy.state()["reinforcement.bonus"].exp().item() == pytest.approx(twin.factor, rel=1e-3)
+    plain, _ = generate(exact, 1.0, blocks=5)
+    assert not torch.allclose(made[-1].latents, plain[-1].latents, atol=1e-4)
+
+
 @pytest.mark.parametrize("text", ["5@layers:0-1,2", "5@steps:0-3,clean"])
 @pytest.mark.parametrize("fast", [False, True], ids=["readable", "fast"])
 def test_a_schedule_that_is_the_same_everywhere_is_the_number_bit_for_bit(backbone, text, fast):

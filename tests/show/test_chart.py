@@ -16,6 +16,7 @@ from recap.show.chart import (
     draw_bank,
     interval_chart,
     line_chart,
+    panel_chart,
     plane_chart,
 )
 
@@ -114,3 +115,18 @@ def test_a_plane_joins_the_places_of_a_path_and_leaves_out_what_was_not_measured
     assert [tuple(map(float, point.split(","))) for point in path["points"].split()] == dots[1:]
     # Two measures of two places have intervals.
     assert sum("stroke-opacity" in line for line in drawn(svg, "line")) == 4
+
+
+def test_panels_have_a_line_for_every_label_and_an_axis_each():
+    one = [Bar("sink", 0.2, 0.1, 0.3), Bar("recap", 0.8, 0.7, 0.9)]
+    other = [Bar("recap", 50.0, NAN, NAN), Bar("memrope", NAN, NAN, NAN)]
+    svg = panel_chart("t", {"likeness": one, "path": other}, "recap")
+    words = [part.text for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("}text")]
+    assert {"likeness", "path"} < set(words)
+    assert [word for word in words if word in ("sink", "recap", "memrope")] == ["sink", "recap", "memrope"]
+    dots = [(float(dot["cx"]), float(dot["cy"])) for dot in drawn(svg, "circle")]
+    assert len(dots) == 3 and dots[0][0] < dots[1][0] < dots[2][0]
+    assert dots[1][1] == dots[2][1] != dots[0][1], "a label is on one line in all panels"
+    level = [line for line in drawn(svg, "line") if line["y1"] == line["y2"]]
+    assert len(level) == 2, "an interval where there is one"
+    assert sum("stroke-dasharray" in line for line in drawn(svg, "line")) == 2, "ours is marked in both"

@@ -6,6 +6,7 @@ import pytest
 
 from recap.eval.metrics import all_measures
 from recap.eval.scores import Estimate
+from recap.tables.looks import describe_looks
 from recap.tables.page import figures_of
 from recap.tables.paper_numbers import paper_table
 from recap.tables.recipes import find_recipe
@@ -55,6 +56,33 @@ def test_no_p_of_a_difference_that_nobody_could_see():
         values = dict(zip(COLUMNS, cell.values(), strict=True))
         assert (values["p_by_prompts"] is None) == shown.startswith("not")
         assert shown in as_markdown(recipe, [cell], {})
+
+
+def test_a_table_of_many_rows_says_which_differ_if_their_number_is_counted():
+    recipe = find_recipe("entering")
+
+    def runs(number, seen=0.3):
+        """One row that differs in every prompt, others that differ by chance."""
+        near = [f"row {n}" for n in range(number)]
+        return [
+            ScoredRun(row, f"p{prompt}", seed, score(value, name="return_same"))
+            for prompt in range(8) for seed in range(2)
+            for row, value in (
+                ("recap", 0.9), ("sink", 0.9 - seen),
+                *((name, 0.9 + 0.2 * ((prompt * 7 + n * 3 + seed) % 5 - 2)) for n, name in enumerate(near)),
+            )
+        ]  # fmt: skip
+
+    text = describe_looks(recipe, runs(6))
+    assert "Corrected for 7 looks" in text and "return same: sink (lower, p 0.0078)." in text
+    # Nobody could see it, however certain it is.
+    assert "return same: no row" in describe_looks(recipe, runs(6, seen=0.04))
+    # One row is one look, and without ours nothing is compared.
+    assert not describe_looks(recipe, runs(0))
+    assert not describe_looks(recipe, [run for run in runs(3) if run.row != "recap"])
+    assert not describe_looks(find_recipe("bank"), runs(3)), "a table without panels"
+    few = [run for run in runs(6) if run.prompt in ("p0", "p1")]
+    assert not describe_looks(recipe, few), "two prompts have no p"
 
 
 def test_every_comparison_of_pictures_says_what_a_viewer_could_see():

@@ -67,6 +67,37 @@ def test_runs_that_are_missing_are_named(tmp_path):
     assert not (tmp_path / "empty").exists()
 
 
+def test_what_is_stored_is_published_with_the_names_of_what_is_missing(tmp_path):
+    store = made(tmp_path, rows=("none", "recap"))
+    half = TableRuns([find_recipe(TABLE)], ASK, {TABLE: {}}).tables[TABLE]
+    first = next(run for run in half if run.row.name == "sink")
+    store.add(first.job.key, store.results[half[0].job.key])
+    notices = []
+    done = reproduce([TABLE], ASK, tmp_path, How(stored=True), notice=notices.append)
+    assert done.left == 0 and done.num_runs == 4
+    assert done.left_out == {TABLE: ("sink", "sink, lambda 5")} and table_of(tmp_path)["about"]["runs"] == 4
+    assert "the row 'sink' is left out: 1 of 2 runs are missing" in notices[0]
+    assert "lambda 5' is left out: 2 of 2 runs are missing" in notices[1]
+    for page in ("table.md", "index.html"):
+        text = (tmp_path / TABLE / page).read_text()
+        assert "Left out, as their runs are not there: sink, sink, lambda 5." in text
+    # A larger store makes the whole table, and what is whole is not replaced by less.
+    whole = tmp_path / FILE
+    part = whole.read_bytes()
+    made(tmp_path, rows=("sink", "sink, lambda 5"))
+    assert quietly(tmp_path, stored=True).left_out == {TABLE: ()} and table_of(tmp_path)["left_out"] == []
+    whole.write_bytes(part)
+    with pytest.raises(ValueError, match=r"larger result, with the rows sink, sink, lambda 5"):
+        quietly(tmp_path, stored=True)
+
+
+def test_of_an_empty_store_nothing_is_published(tmp_path):
+    with pytest.raises(ValueError, match=r"table is 'retention': no row of it is all there.*2 of 2 runs"):
+        quietly(tmp_path / "none", stored=True)
+    assert not (tmp_path / "none").exists()
+    assert read_arguments([TABLE, "--stored"]).stored and not read_arguments([TABLE]).stored
+
+
 def test_fewer_seeds_than_were_made_may_be_asked_for(tmp_path):
     made(tmp_path)
     assert quietly(tmp_path, replace(ASK, seeds=1)).num_runs == 4

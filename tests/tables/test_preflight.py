@@ -53,7 +53,7 @@ def test_a_row_whose_own_weights_are_missing_is_left_out_and_named(tmp_path):
     assert any("no --detector" in line for line in notices)
     table = json.loads((tmp_path / "admission" / "table.json").read_text())
     assert table["left_out"] == ["diversity"] and table["about"]["runs"] == 8
-    assert "could not be generated: diversity" in (tmp_path / "admission" / "table.md").read_text()
+    assert "their runs are not there: diversity" in (tmp_path / "admission" / "table.md").read_text()
 
 
 def test_a_lost_video_costs_no_table(tmp_path):

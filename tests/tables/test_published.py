@@ -13,17 +13,25 @@ from recap.config import RunConfig
 from recap.tables.ask import Ask
 from recap.tables.generating import config_of
 from recap.tables.recipes import RECAP, find_recipe
-from recap.tables.reproduce import reproduce
+from recap.tables.reproduce import How, reproduce
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["components", "bank", "motion", "length", "recurrence"])
-def test_tables_are_made_again_from_the_published_scores(table, tmp_path):
+@pytest.mark.parametrize(
+    ("table", "half"),
+    [
+        *((name, "") for name in ("components", "bank", "motion", "length", "recurrence")),
+        *((f"confirm{question}", "confirm") for question in ("", "-60s", "-entering")),
+        *((f"beyond{question}", "search") for question in ("", "-60s", "-entering")),
+    ],
+)
+def test_tables_are_made_again_from_the_published_scores(table, half, tmp_path):
+    """What is published of a table is every row whose runs are all in the published store."""
     (tmp_path / "runs.jsonl").write_bytes(lzma.decompress((RESULTS / "runs.jsonl.xz").read_bytes()))
-    ask = Ask(flow="raft-small", device="cuda", embedder="hsv")
-    done = reproduce([table], ask, tmp_path, notice=lambda _: None)
+    ask = Ask(flow="raft-small", device="cuda", embedder="hsv", half=half)
+    done = reproduce([table], ask, tmp_path, How(stored=True), notice=lambda _: None)
     assert not done.left
     made = (tmp_path / table / "table.csv").read_text()
     assert made == (RESULTS / f"{table}.csv").read_text()

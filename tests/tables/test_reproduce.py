@@ -233,7 +233,7 @@ def test_a_report_says_what_was_left_out_and_refuses_what_it_cannot_read(results
     (mine / "table.json").write_text(
         json.dumps(whole | {"section": section | {"remarks": remarks("", ["sink"])}})
     )
-    assert "Left out, as they could not be generated: sink." in write_report([tmp_path]).read_text()
+    assert "Left out, as their runs are not there: sink." in write_report([tmp_path]).read_text()
     before = (tmp_path / "report.html").read_bytes()
     measured = section["measured"][0]
     for broken in (

@@ -90,6 +90,9 @@ def reproduce_command(
     ] = None,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster; 'local' starts one.")] = "",
     commit: Annotated[str, typer.Option(help="Commit of the code, where git cannot tell.")] = "",
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Generate nothing: leave out rows that lack runs, and name them.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results: runs, and tables.")] = Path("results"),
 ) -> None:
     """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""
@@ -101,7 +104,7 @@ def reproduce_command(
         prompts = len(read_lines(Path(prompt_file))) if prompt_file else Ask.prompts
     judges = (judge_flow, embedder, detector, judge)
     ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, *judges, schedules, half, prompt_file)
-    how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit)
+    how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit, stored)
     done = reproduce(tables, ask, out, how, notice=show_notice)
     for line in done.summary():
         show_notice(line)
@@ -123,6 +126,7 @@ def _reproduce_suite(asked: Mapping[str, Any]) -> None:
         "prompt_file": Ask.prompt_file,
         "ray": "",
         "commit": "",
+        "stored": False,
     }
     for name, default in {**usual, "rows": None, "scorers": None, "minutes": None}.items():
         if asked[name] != default:

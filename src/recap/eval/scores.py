@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -139,11 +139,39 @@ def sign_flip_p(
     sums = np.bincount(index, weights=gap[known])
     # Sums of the same numbers in another order differ by their last bits.
     observed = abs(sums.sum()) - 1e-9 * np.abs(sums).sum()
+    return float((flipped_totals(sums) >= observed).mean())
+
+
+def flipped_totals(sums: Floats) -> Floats:
+    """Return how far from 0 the total of these sums is by every choice of their signs, or by many random ones.
+
+    Equally many sums get the same choices in the same order; what was observed is the first of them.
+    """
     if len(sums) <= EXACT_CLUSTERS:
         totals = sums[:1]
         for each in sums[1:]:
             totals = np.concatenate((totals + each, totals - each))
-        return float((np.abs(totals) >= observed).mean())
+        return np.abs(totals)
     signs = np.random.default_rng(0).integers(0, 2, (NUM_DRAWS, len(sums))) * 2.0 - 1
-    # What was observed is one of the possible choices, so that p is never 0.
-    return float((1 + (np.abs(signs @ sums) >= observed).sum()) / (1 + NUM_DRAWS))
+    # What was observed is one of the possible choices, so that no p is 0.
+    return np.abs(np.concatenate((sums.sum(keepdims=True), signs @ sums)))
+
+
+def corrected_p(gaps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the p of every row, corrected for the number of rows that were looked at.
+
+    `gaps` are sums of ours - theirs by row and prompt. p is the share of choices of signs, the same for all rows, by
+    which any row at all lies as far from 0 as this one, in units of its own spread (Westfall and Young's max T): of
+    rows that are all alike, the chance that one is below 0.05 is 0.05. nan with fewer than five prompts.
+    """
+    prompts = sorted({prompt for own in gaps.values() for prompt in own})
+    if len(prompts) < FEWEST_CLUSTERS:
+        return dict.fromkeys(gaps, math.nan)
+    observed: dict[str, float] = {}
+    farthest = np.zeros(0)
+    for row, own in gaps.items():
+        sums = np.array([own.get(prompt, 0.0) for prompt in prompts])
+        totals = flipped_totals(sums) / max(float(np.sqrt((sums**2).sum())), 1e-12)
+        observed[row] = float(totals[0]) * (1 - 1e-9)
+        farthest = totals if not len(farthest) else np.maximum(farthest, totals)
+    return {row: float((farthest >= value).mean()) for row, value in observed.items()}

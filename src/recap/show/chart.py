@@ -15,6 +15,7 @@ _WIDTH, _LEFT, _RIGHT = 760.0, 60.0, 730.0
 _TOP, _BOTTOM = 44.0, 300.0
 # Intervals leave room for the labels of their lines.
 _LABELS_PX, _LINE_PX = 190.0, 30.0
+_PANELS_TOP, _PANEL_LINE_PX = 62.0, 20.0
 _MOST_BANDS, _SHADES = 30, 12
 _LABELS_A_LINE = 4
 
@@ -84,6 +85,39 @@ def interval_chart(title: str, bars: Sequence[Bar]) -> str:
     if any(bar.paper is not None for bar in bars):
         parts.append(svg.note(_RIGHT, 24, "◇ the paper's, of its own models and judges", "end"))
     return svg.drawing(_WIDTH, bottom + 34, parts)
+
+
+def panel_chart(title: str, panels: Mapping[str, Sequence[Bar]], marked: str = "") -> str:
+    """Draw several measures side by side, a line for each label, with the interval of each; `marked` stands out.
+
+    Every panel has its own axis, and an upright line where the marked label lies.
+    """
+    labels = list(dict.fromkeys(bar.label for bars in panels.values() for bar in bars))
+    bottom, width = _PANELS_TOP + _PANEL_LINE_PX * len(labels), (_RIGHT - _LABELS_PX) / max(len(panels), 1)
+    parts, middle = [svg.title(title)], {}
+    for index, (label, colour) in enumerate(zip(labels, colours_of(labels), strict=True)):
+        middle[label] = y = _PANELS_TOP + _PANEL_LINE_PX * (index + 0.5)
+        weight = "bold" if label == marked else "normal"
+        parts.append(svg.text(_LABELS_PX - 12, y + 4, label, "end", fill=colour, font_weight=weight))
+    colours = dict(zip(labels, colours_of(labels), strict=True))
+    for index, (name, bars) in enumerate(panels.items()):
+        left, right = _LABELS_PX + width * index, _LABELS_PX + width * (index + 1) - 26
+        low, high = _range([v for bar in bars for v in (bar.low, bar.high, bar.mean) if v == v])
+        at = svg.scale(low, high, left, right)
+        parts.append(svg.note((left + right) / 2, _PANELS_TOP - 10, name, "middle"))
+        for tick in svg.round_ticks(low, high, 3):
+            parts.append(svg.line(at(tick), _PANELS_TOP, at(tick), bottom, stroke=svg.RULE))
+            parts.append(svg.note(at(tick), bottom + 16, f"{tick:g}", "middle"))
+        for bar in bars:
+            if bar.label == marked and bar.mean == bar.mean:
+                x = at(bar.mean)
+                parts.append(svg.line(x, _PANELS_TOP, x, bottom, stroke=svg.QUIET, stroke_dasharray="3 3"))
+        for bar in (each for each in bars if each.mean == each.mean):
+            y, colour = middle[bar.label], colours[bar.label]
+            if bar.low == bar.low:
+                parts.append(svg.line(at(bar.low), y, at(bar.high), y, stroke=colour, stroke_width=2))
+            parts.append(svg.dot(at(bar.mean), y, 3.5, colour))
+    return svg.drawing(_WIDTH, bottom + 30, parts)
 
 
 def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:

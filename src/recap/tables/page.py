@@ -11,7 +11,7 @@ import numpy as np
 
 from recap.eval.metrics import find_measures
 from recap.io.report import Notice
-from recap.show.chart import Bar, Line, Place, draw_bank, interval_chart, line_chart, plane_chart
+from recap.show.chart import Bar, Line, Place, draw_bank, interval_chart, line_chart, panel_chart, plane_chart
 from recap.show.clips import embed, write_side_by_side
 from recap.show.page import Section
 from recap.show.sheet import pictures_sheet, png_bytes
@@ -39,8 +39,24 @@ def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun])
         own = [cell for cell in cells if cell.measure == measure]
         shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
         bars.append(interval_chart(plain_name(measure), shown))
-    others = [*_plane(recipe, cells), *_curves(recipe, runs), *_sweeps(recipe, cells), *bars]
+    others = [
+        *_panels(recipe, cells),
+        *_plane(recipe, cells),
+        *_curves(recipe, runs),
+        *_sweeps(recipe, cells),
+        *bars,
+    ]
     return [*gaps, *others[:MOST_FIGURES]]
+
+
+def _panels(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:
+    """Show the measures that a recipe names side by side, where they were measured."""
+    panels = {
+        plain_name(measure): [Bar(c.row, *c.value[:3]) for c in cells if c.measure == measure]
+        for measure in recipe.panels
+    }
+    panels = {name: bars for name, bars in panels.items() if bars}
+    return [panel_chart(recipe.title, panels, recipe.ours)] if panels else []
 
 
 def _plane(recipe: Recipe, cells: Sequence[Cell]) -> list[str]:

@@ -41,6 +41,7 @@ from recap.tables.folder import (
     write_table,
 )
 from recap.tables.generating import CLIP, Look, unpack_look
+from recap.tables.looks import describe_looks
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
@@ -66,6 +67,8 @@ class How:
     minutes: float = math.inf
     ray: str = ""
     commit: str = ""
+    # Nothing is generated: a table has the rows whose runs are all there, and names the others.
+    stored: bool = False
 
     def __post_init__(self) -> None:
         for name, value, remedy in (
@@ -160,15 +163,25 @@ class _Call:
         why = "this version has no such memory or admission rule"
         left_out = {r.name: {row.name: why for row in r.rows if not row.available} for r in self._recipes}
         runs = TableRuns(self._recipes, self._ask, left_out)
-        # Weights on the machines of a cluster are not known here.
-        if (missing := runs.missing(store)) and not self._how.ray:
-            for table, rows in self._find_lacking(runs, missing).items():
-                left_out[table] |= rows
+        missing = runs.missing(store)
+        lacking: Mapping[str, Mapping[str, str]] = {}
+        if missing and self._how.stored:
+            lacking = runs.incomplete_rows(store)
+        elif missing and not self._how.ray:
+            # Weights on the machines of a cluster are not known here.
+            lacking = self._find_lacking(runs, missing)
+        for table, rows in lacking.items():
+            left_out[table] |= rows
         for recipe in self._recipes:
             for row, why in left_out[recipe.name].items():
                 self._notice(f"{recipe.name}: the row {row!r} is left out: {why}")
             if len(left_out[recipe.name]) == len(recipe.rows):
-                raise refuse("table", recipe.name, "none of its rows can be generated here", why)
+                limit = (
+                    "no row of it is all there"
+                    if self._how.stored
+                    else "none of its rows can be generated here"
+                )
+                raise refuse("table", recipe.name, limit, why)
         return left_out
 
     def _find_lacking(self, runs: TableRuns, missing: Sequence[Job]) -> dict[str, dict[str, str]]:
@@ -253,7 +266,7 @@ class _Call:
         left_out = list(self._left_out[recipe.name])
         about = about_table(recipe, self._ask, planned, store.makers_of(self._runs.keys(recipe.name)))
         judges = describe_disagreements(find_disagreements(recipe, runs))
-        note = " ".join(filter(None, (recipe.note, judges)))
+        note = " ".join(filter(None, (recipe.note, judges, describe_looks(recipe, runs))))
         recipe = replace(recipe, measures=tuple(measures), note=note)
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
@@ -273,8 +286,12 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results"))
     kinds = dict.fromkeys(("prompts", "seeds", "workers", "rows", "scorers"), int)
     for name, default in (asdict(Ask()) | asdict(How())).items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(option, action="store_true")
+            continue
         kind = float if name in ("seconds", "minutes") else kinds.get(name, str)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+        parser.add_argument(option, type=kind, default=default)
     return parser.parse_args(words)
 
 

@@ -5,6 +5,7 @@ The same memory, prompts, seed and length serve several tables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
@@ -163,3 +164,17 @@ class TableRuns:
         return [
             replace(self.jobs[key], wants=wants) for key, wants in lacks.items() if wants & self._needed[key]
         ]
+
+    def incomplete_rows(self, store: ResultStore) -> dict[str, dict[str, str]]:
+        """Return, by table, the rows of which runs are missing, and how many of how many are."""
+        lacking = {job.key for job in self.missing(store)}
+        found: dict[str, dict[str, str]] = {}
+        for table, runs in self.tables.items():
+            counts = Counter(run.row.name for run in runs)
+            absent = Counter(run.row.name for run in runs if run.job.key in lacking)
+            found[table] = {
+                row: f"{absent[row]} of {count} runs are missing"
+                for row, count in counts.items()
+                if absent[row]
+            }
+        return found

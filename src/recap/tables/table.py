@@ -254,7 +254,7 @@ def as_csv(cells: Sequence[Cell]) -> str:
 
 def remarks(note: str, left_out: Sequence[str]) -> list[str]:
     """Return what is to be known of a table before its numbers are read."""
-    missing = f"Left out, as they could not be generated: {', '.join(left_out)}." if left_out else ""
+    missing = f"Left out, as their runs are not there: {', '.join(left_out)}." if left_out else ""
     return [text for text in (note, REMARK, missing) if text]
 
 

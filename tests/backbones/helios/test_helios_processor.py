@@ -10,10 +10,12 @@ from diffusers.models.transformers.transformer_helios import HeliosAttnProcessor
 from helios_fakes import ROWS, make_transformer, text_of
 from torch.nn.functional import scaled_dot_product_attention
 
+from recap.attention.context import BlockContext
 from recap.backbones.helios.history import clean_arguments, denoising_arguments, slices
 from recap.backbones.helios.processor import MemoryProcessor, Reading, check_transformer, rotary_table
 from recap.backbones.helios.spec import DISTILLED
-from recap.types import Past, Role, Segment
+from recap.memory.sink import SinkConfig
+from recap.types import Block, Past, Role, Segment
 
 ROW = ROWS["distilled"]
 SPEC = ROW.backbone_spec()
@@ -156,6 +158,32 @@ def test_merge_mask_and_repeated_keys_agree(stage, slots):
     with torch.no_grad():
         plain = make_transformer()(**asked, return_dict=False)[0]
     assert (merged - plain).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "way", "factor", "layers"),
+    [
+        ("3@layers:last-half", "repeat", 3.0, range(ROW.layers // 2, ROW.layers)),
+        ("3@layers:0", "repeat", 3.0, [0]),
+        # What would give that share if all tokens got the same, which is how the first block is biased.
+        ("share:0.3", "mask", 0.3 / 0.7 * (SPEC.window_frames - 1), range(ROW.layers)),
+    ],
+)
+def test_a_schedule_of_the_memory_equals_repeated_keys_in_its_layers(text, way, factor, layers):
+    stage = max(STAGES)
+    asked, places = forward_arguments(stage)
+    policy = SinkConfig(reinforcement=text).build(SPEC, lambda: None)
+    phases = policy.begin(Block(1, SPEC.frames_per_block, SPEC.frames_per_block, ("",)))
+    merged = ours(make_transformer(), asked, places, BlockContext(policy, phases, past=some_past()), stage)
+    model = make_transformer()
+    for layer, block in enumerate(model.blocks):
+        context = Remembered(factor if layer in layers else 1.0, slots=0)
+        block.attn1.set_processor(Spelled(model.rope, context, layer, places, way))
+    with torch.no_grad():
+        spelled = model(**asked, return_dict=False)[0]
+    torch.testing.assert_close(merged, spelled, rtol=0, atol=1e-5)
+    everywhere = ours(make_transformer(), asked, places, Remembered(factor, slots=0), stage)
+    assert len(layers) == ROW.layers or (merged - everywhere).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("reinforcement", [1.0, LAMBDA])

@@ -191,6 +191,25 @@ def test_no_negated_actor_is_ever_generated(negation, actor, sentence):
 
 
 @pytest.mark.parametrize(
+    ("text", "actors"),
+    [
+        ("a fox on a beach. The fox runs", ("fox",)),
+        ("a fox on a beach, then the happy fox sleeps", ("fox",)),
+        ("a lion in a forest. That lion roars", ("cat",)),
+        ("a fox and a cat on a beach. The cat jumps", ("fox", "cat")),
+    ],
+)
+def test_who_is_named_again_is_shown_once(text, actors):
+    assert read_prompt(text).prompt.actors == actors
+
+
+@pytest.mark.parametrize("second", ["and the fox", "and a fox", "next to the other fox", "near another fox"])
+def test_a_second_of_a_kind_is_still_refused(second):
+    with pytest.raises(ValueError, match="two of a kind"):
+        read_prompt(f"a fox {second} on a beach")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from recap.backbones.tiny import vocabulary
-from recap.backbones.tiny.sentence import NEAR, Kind, Word, leave_out, split
+from recap.backbones.tiny.sentence import NEAR, Kind, Word, is_named_again, leave_out, split
 from recap.backbones.tiny.vocabulary import Prompt, clipped, known_words, parse_prompt
 from recap.errors import refuse
 
@@ -110,7 +110,9 @@ def _cast(found: Sequence[Word], text: str) -> tuple[list[str], list[tuple[str, 
     taken = {word.name for word in found if word.kind is Kind.ACTOR}
     actors: list[str] = []
     replaced: list[tuple[str, str]] = []
-    for word in found:
+    for index, word in enumerate(found):
+        if is_named_again(found, index):
+            continue
         if word.kind is Kind.ACTOR:
             actors.append(word.name)
         elif word.kind is Kind.NEAR_ACTOR:

@@ -48,6 +48,11 @@ MODIFIERS = (Kind.HARMLESS, Kind.COLOUR, Kind.COUNT)
 CAN_BE_EXCLUDED = (*ACTING, Kind.NEAR_SCENE, Kind.NEAR_TIME, Kind.UNKNOWN, Kind.HARMLESS)
 
 
+# Before a subject that was named already, the first mean that one, the others one more.
+SAME = ("the", "this", "that", "its")
+ANOTHER = ("other", "second", "next", "new")
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """Holds one word of a sentence, or a pair with its own meaning."""
@@ -158,6 +163,17 @@ def _is_harmless(found: Sequence[Word], index: int) -> bool:
     if len(word) >= 5 and word.endswith(("ly", "ing", "ed")):
         return True
     return len(word) >= 4 and word.endswith("s") and _follows_a_subject(found, index)
+
+
+def is_named_again(found: Sequence[Word], index: int) -> bool:
+    """Tell whether a subject was named before and is meant again, as in "a fox on a beach. The fox runs"."""
+    word, before = found[index], index - 1
+    if word.kind not in ACTING or all(each.name != word.name for each in found[:index]):
+        return False
+    while before > 0 and found[before].kind in MODIFIERS and found[before].raw not in ANOTHER:
+        before -= 1
+    joined = found[before - 1].kind is Kind.AND
+    return before > 0 and found[before].raw in SAME and not joined
 
 
 def _modifies(found: Sequence[Word], index: int) -> bool:
