@@ -9,7 +9,7 @@ A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -203,6 +203,26 @@ class Candidates:
     @property
     def count(self) -> int:
         return self.score.shape[1]
+
+    def at(self, index: Tensor) -> Candidates:
+        """Return the entries at indices B K."""
+        return Candidates(
+            self.source.gather(1, index[..., None].expand(-1, -1, 3)), self.score.gather(1, index)
+        )
+
+    def part(self, columns: slice | Tensor) -> Candidates:
+        """Return the same columns of every row."""
+        return Candidates(self.source[:, columns], self.score[:, columns])
+
+    def to(self, device: torch.device | str) -> Candidates:
+        """Return the entries on a device."""
+        return Candidates(self.source.to(device), self.score.to(device))
+
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Return the entries of all parts, in order."""
+        source, score = [part.source for part in parts], [part.score for part in parts]
+        return Candidates(torch.cat(source, dim=1), torch.cat(score, dim=1))
 
 
 @dataclass(frozen=True, slots=True)

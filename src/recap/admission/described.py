@@ -64,11 +64,6 @@ def take(points: Tensor, index: Tensor) -> Tensor:
     return points.gather(1, index[..., None].expand(-1, -1, points.shape[-1]))
 
 
-def chosen(pool: Candidates, index: Tensor) -> Candidates:
-    """Return the entries of a pool at indices B K."""
-    return Candidates(take(pool.source, index), pool.score.gather(1, index))
-
-
 def refuse_keyless(name: str) -> Exception:
     """Return the error of a rule by keys under a memory that does not pass them on."""
     limit = "the memory passes no keys to it"

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recap.admission.base import check_settings
-from recap.admission.described import Described, chosen, refuse_keyless, take
+from recap.admission.described import Described, refuse_keyless, take
+from recap.attention.likeness import distances
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
 from recap.errors import refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
@@ -68,8 +69,7 @@ class Diversity(Described):
         self.take_fresh(block, pixels, descriptor)
         if self._centres is None:
             return torch.ones_like(descriptor[..., 0])
-        distance = 1 - (descriptor @ self._centres.transpose(1, 2)).amax(dim=-1)
-        return distance.clamp(min=0)
+        return _distance(descriptor, self._centres).amin(dim=-1)
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
@@ -81,7 +81,7 @@ class Diversity(Described):
             points, centres, random, num_steps=config.num_steps, batch_points=config.batch_points
         )
         stays = nearest_to_centres(points, self._centres, capacity)
-        self.keep(chosen(pool, stays), take(points, stays))
+        self.keep(pool.at(stays), take(points, stays))
         return stays
 
     def state(self) -> State:
@@ -256,7 +256,7 @@ def nearest_to_centres(points: Tensor, centres: Tensor, capacity: int) -> Tensor
 
 def _distance(points: Tensor, centres: Tensor) -> Tensor:
     """Return 1 - cosine, B P k, of unit vectors."""
-    return (1 - points @ centres.transpose(1, 2)).clamp_(min=0)
+    return distances(points, centres).clamp_(min=0)
 
 
 def _move_idle(points: Tensor, centres: Tensor) -> Tensor:

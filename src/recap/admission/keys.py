@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recap.admission.base import check_settings
-from recap.admission.described import Described, chosen, refuse_keyless
+from recap.admission.described import Described, refuse_keyless
 from recap.attention.likeness import (
     describe_keys,
     for_products,
@@ -105,7 +105,7 @@ class KeyNovelty(Described):
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         stays = super().retain(pool, capacity)
-        kept = chosen(pool, stays)
+        kept = pool.at(stays)
         # What only fills the bank is no example of anything: as zero it is like nothing.
         self.keep(kept, self.look_up(kept) * (kept.score > 0)[..., None])
         return stays

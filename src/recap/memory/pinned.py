@@ -50,10 +50,7 @@ class PinnedTokens:
             group = PinnedGroup(
                 torch.cat([before.keys, group.keys], dim=2),
                 torch.cat([before.values, group.values], dim=2),
-                Candidates(
-                    torch.cat([before.entries.source, group.entries.source], dim=1),
-                    torch.cat([before.entries.score, group.entries.score], dim=1),
-                ),
+                Candidates.join([before.entries, group.entries]),
             )
         self.groups[name] = group
 

@@ -158,8 +158,7 @@ class RecapMemory(WindowMemory):
         # The sink has its frames already; offering them would only double them at the same phase.
         own = slice(self.window.owned(block) * self.window.spec.frame_tokens, proposed.count)
         current = self.window.current
-        offered = Candidates(proposed.source[:, own], proposed.score[:, own])
-        return offered, current.keys[:, :, own], current.values[:, :, own]
+        return proposed.part(own), current.keys[:, :, own], current.values[:, :, own]
 
     def state(self) -> State:
         admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
