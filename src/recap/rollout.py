@@ -29,15 +29,9 @@ from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens
 
-Recorder = Callable[[GeneratedBlock], None]
-
-
-def silent(_: GeneratedBlock) -> None:
-    """Record nothing."""
-
 
 def at_once(work: Callable[[], None]) -> Callable[[], None]:
-    """Does the work right away; there is nothing left to wait for."""
+    """Do the work right away; there is nothing left to wait for."""
     work()
     return lambda: None
 
@@ -114,7 +108,6 @@ def rollout(
     seeds: Sequence[int],
     decoder: Decoder | None = None,
     resume: Resume | None = None,
-    recorder: Recorder = silent,
     aside: Aside = at_once,
     noise: NoiseSource | None = None,
     sampling: Sampling = PLAIN,
@@ -161,7 +154,7 @@ def rollout(
             return known[:, block.first_frame : block.end_frame]
         return None
 
-    return Rollout(conductor, plan, start, find_known, recorder)
+    return Rollout(conductor, plan, start, find_known)
 
 
 class Conductor:
@@ -348,12 +341,10 @@ class Rollout(Iterator[GeneratedBlock]):
         plan: Plan,
         start: int,
         find_known: Callable[[Block], Tensor | None],
-        recorder: Recorder,
     ) -> None:
         self._conductor = conductor
         self._plan = plan
         self._find_known = find_known
-        self._recorder = recorder
         # Prompts that were sent, until the plan's next shot.
         self._sent: tuple[str, ...] | None = None
         self._blocks = self._generate(start)
@@ -382,9 +373,7 @@ class Rollout(Iterator[GeneratedBlock]):
             planned = block.prompts
             if self._sent is not None:
                 block = replace(block, prompts=self._sent)
-            made = self._conductor.run(block, self._find_known(block))
-            self._recorder(made)
-            yield made
+            yield self._conductor.run(block, self._find_known(block))
 
 
 def reach(spec: BackboneSpec) -> int:

@@ -45,7 +45,7 @@ from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
-from recap.memory.casting import join_cast
+from recap.memory.pinned import join_cast
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, read_alone, rollout
 from recap.types import BackboneSpec, GeneratedBlock, states_on_host

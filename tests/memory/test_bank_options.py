@@ -11,10 +11,9 @@ from recap.admission.base import retain_top
 from recap.attention.likeness import describe_keys, spread_layers
 from recap.fast.backbone import FastWanBackbone
 from recap.flow.classical import ClassicalFlow
-from recap.memory.bank import NoveltyBank
+from recap.memory.bank import NoveltyBank, shared_scores
 from recap.memory.merging import NUM_LAYERS, SAME, Duplicates
 from recap.memory.recap import RecapConfig, RecapMemory
-from recap.memory.sharing import shared_scores
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS
 from recap.rollout import Resume, rollout

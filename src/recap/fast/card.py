@@ -6,9 +6,8 @@ and libraries take, is measured: `python -m benchmarks.card`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, combinations
 from math import prod
 
 from recap.backbones.wan.checkpoint import shapes_of
@@ -142,7 +141,8 @@ def what_to_add(
     demand: Demand, asked: CardSetting, low_memory: str, free: float
 ) -> tuple[str, CardPlan] | None:
     """Return the fewest further options with which a run fits, and its plan then; None where none help."""
-    for options in _unions(REMEDIES):
+    every = (combinations(REMEDIES, count + 1) for count in range(len(REMEDIES)))
+    for options in chain.from_iterable(every):
         changes = {name: value for option in options for name, value in REMEDIES[option].items()}
         if any(getattr(asked, name) != "full" for name in changes):
             continue
@@ -150,16 +150,6 @@ def what_to_add(
         if plan.total <= free:
             return " ".join(options), plan
     return None
-
-
-def _unions(options: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all unions of these options that are not empty, small ones first."""
-    every = list(options)
-    found = [
-        tuple(option for option, used in zip(every, chosen, strict=True) if used)
-        for chosen in product((True, False), repeat=len(every))
-    ]
-    yield from sorted((union for union in found if union), key=len)
 
 
 def describe_plan(demand: Demand, setting: CardSetting, low_memory: str, free: float | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
-from recap.io.older import Self
 from recap.io.weights import Stored, fill, without_storage
 
 STRIDE = 8  # pixels between neighbouring features, where these are fewest
@@ -31,14 +30,13 @@ def stage(channels: int, out: int, size: int, stride: int = 1, *, norm: bool = F
     return nn.Sequential(conv(channels, out, size, stride), *normed, nn.ReLU())
 
 
-class OfPictures(Protocol):
-    """Carries all that a network reads of pictures."""
-
-    def of(self, pictures: Tensor) -> Self:
-        """Return the part of the pictures with these indices."""
+Encoding = TypeVar("Encoding", bound=NamedTuple)
+"""All that a network reads of N pictures: named tensors N ..."""
 
 
-Encoding = TypeVar("Encoding", bound=OfPictures)
+def select(encoded: Encoding, pictures: Tensor) -> Encoding:
+    """Return the encodings of the pictures with these indices."""
+    return encoded._make(part[pictures] for part in encoded)
 
 
 class NetworkFlow(ABC, Generic[Encoding]):
@@ -72,7 +70,7 @@ class NetworkFlow(ABC, Generic[Encoding]):
         encoded = self._encode(padded)
         num = max(1, int(self.volume_bytes / self._pair_bytes(encoded)))
         parts = zip(here.split(num), there.split(num), strict=True)
-        flow = torch.cat([self._track(encoded.of(a), encoded.of(b)) for a, b in parts])
+        flow = torch.cat([self._track(select(encoded, a), select(encoded, b)) for a, b in parts])
         return flow[(..., *crop)].to(pictures.device)
 
     @abstractmethod

@@ -158,10 +158,6 @@ class Encoded(NamedTuple):
     hidden: Tensor  # N 96 y x, where the recurrent state starts when flow leaves this picture
     context: Tensor  # N 64 y x
 
-    def of(self, pictures: Tensor) -> Encoded:
-        """Return the encodings of the pictures with these indices."""
-        return Encoded(*(part[pictures] for part in self))
-
 
 class RaftSmall(nn.Module):
     """Is the network. Sizes must be multiples of 8 and at least `SMALLEST`; `RaftFlow` sees to that."""

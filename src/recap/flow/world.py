@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recap.errors import RecapError, refuse
-from recap.flow.network import STRIDE, VOLUME_BYTES, NetworkFlow, conv, load_network, stage
+from recap.flow.network import STRIDE, NetworkFlow, conv, load_network, stage
 from recap.flow.warp import backtrace
 from recap.io.weights import open_tensors
 
@@ -75,10 +75,6 @@ class EncodedPictures(NamedTuple):
     fine_match: Tensor  # N 32 Y/4 X/4: what is compared between pictures
     coarse: Tensor  # N 96 Y/8 X/8
     coarse_match: Tensor  # N 32 Y/8 X/8
-
-    def of(self, pictures: Tensor) -> EncodedPictures:
-        """Return the encodings of the pictures with these indices."""
-        return EncodedPictures(*(part[pictures] for part in self))
 
 
 class PictureEncoder(nn.Module):
@@ -218,9 +214,6 @@ class WorldFlow(NetworkFlow[EncodedPictures]):
 
     smallest = SMALLEST
     model: WorldFlowNet
-
-    def __init__(self, model: WorldFlowNet, *, volume_bytes: int = VOLUME_BYTES) -> None:
-        super().__init__(model, volume_bytes)
 
     def _encode(self, pictures: Tensor) -> EncodedPictures:
         encoded: EncodedPictures = self.model.encode(pictures)

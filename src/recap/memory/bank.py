@@ -3,6 +3,10 @@
 After every block the bank has the top-K of all candidates ever seen. Scores never change and a newcomer
 must beat what is inside, so what is evicted could never return and no history needs keeping. Attention
 ignores order, so a newcomer simply overwrites the slot of the token it replaces, in every layer.
+
+`shared_scores` shares a bank out among blocks, so that a late subject cannot evict an early one. What enters
+together belongs together, so a block's new tokens are a group. Every group in turn keeps its best token, then its
+second, until the bank is full: a group is as large as all others allow, and small ones stay whole.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from recap.contracts import LAST_FRAME, Entry, State, copies, copy_of, together
 from recap.errors import refuse
 from recap.memory.merging import Duplicates
 from recap.memory.store import Store
-from recap.types import NO_TOKEN, Candidates
+from recap.types import NO_TOKEN, Candidates, sort_key
 
 Retain = Callable[[Candidates, int], Tensor]
 
@@ -279,4 +283,26 @@ def _marked(entries: Candidates, happened: Tensor) -> Candidates:
     """Return the entries where something happened, -1 elsewhere."""
     return Candidates(
         torch.where(happened[..., None], entries.source, -1), torch.where(happened, entries.score, -1.0)
+    )
+
+
+def shared_scores(pool: Candidates, first_frame: int, num_frames: int) -> Candidates:
+    """Return the pool with scores whose order is the turn in which tokens are kept; those of 0 or less stay.
+
+    Blocks have `num_frames` frames, and one of them begins at `first_frame`. A block's tokens are offered all at once
+    and the better ones of it stay longer, so that a token's rank in its block never changes: the highest of these
+    scores are the highest of all that were ever offered.
+    """
+    source, score = pool.source, pool.score
+    group = torch.div(source[..., 0] - first_frame % num_frames, num_frames, rounding_mode="floor")
+    # Older tokens first among equals, as everywhere.
+    order = sort_key(source).argsort(dim=1)
+    order = order.gather(1, score.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    grouped = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
+    groups = group.gather(1, grouped).contiguous()
+    rank = torch.arange(pool.count, device=score.device) - torch.searchsorted(groups, groups)
+    ranks = torch.empty_like(rank).scatter_(1, grouped, rank)
+    turns = order.gather(1, ranks.gather(1, order).argsort(dim=1, stable=True))
+    return Candidates(
+        source, torch.where(score > 0, (pool.count - turns.argsort(dim=1)).to(score.dtype), score)
     )

@@ -11,20 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from recap.attention.heads import Heads
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
 from recap.errors import refuse
-from recap.memory.bank import NoveltyBank, Retain
+from recap.memory.bank import NoveltyBank, Retain, shared_scores
 from recap.memory.base import WindowMemory
 from recap.memory.merging import Duplicates
 from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.reinforcement import read_reinforcement
-from recap.memory.sharing import shared_scores
-from recap.memory.window import Window, make_window
-from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, widest
+from recap.memory.window import Window, make_window, timeless_positions
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
@@ -60,19 +58,16 @@ class RecapMemory(WindowMemory):
     def split_heads(self, heads: Heads) -> None:
         super().split_heads(heads)
         if self.bank.duplicates is not None:
-            self.bank.duplicates.here = heads
+            self.bank.duplicates.heads = heads
 
     def begin(self, block: Block) -> Tensor:
         phases = super().begin(block)
         if self.bank.count:
-            source = self.bank.entries.source
-            source = source.to(widest(source.device))
-            positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
             self.window.add(
                 Role.BANK,
                 self.bank.keys,
                 self.bank.values,
-                positions,
+                timeless_positions(self.bank.entries.source),
                 log_bias=self._bank_bias,
                 token_bias=self.bank.token_bias,
                 in_front=True,
@@ -89,7 +84,7 @@ class RecapMemory(WindowMemory):
 
     def replace_bank(self, other: MemoryPolicy) -> None:
         assert isinstance(other, RecapMemory), "a memory is replaced by one of its kind"
-        # The rule goes on with what it has seen.
+        # The rule continues with what it has seen.
         other._admission.load_state(self._admission.state())
         other.bank.take_over(self.bank)
         self.bank, self._admission = other.bank, other._admission

@@ -58,8 +58,8 @@ class BlockHooks:
             block.register_forward_pre_hook(self._before)
         transformer.blocks[-1].register_forward_hook(self._behind)
 
-    def _before(self, block: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, text, times, rotary, chunk = given
+    def _before(self, block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, text, times, rotary, chunk = inputs
         rank = self._ranks.rank
         if block is self._first:
             self.split = TokenSplit(self._ranks, hidden.shape[1] - chunk, chunk)
@@ -68,7 +68,7 @@ class BlockHooks:
             self._times = self.split.parts(times)[rank]
         return hidden, text, self._times, rotary, self.split.chunk
 
-    def _behind(self, block: Any, given: tuple[Any, ...], hidden: Tensor) -> Tensor:
+    def _behind(self, block: Any, inputs: tuple[Any, ...], hidden: Tensor) -> Tensor:
         self._times = None
         shapes = [(hidden.shape[0], size, hidden.shape[2]) for size in self.split.sizes]
         return self.split.whole(self._ranks.swap([hidden] * self._ranks.count, shapes))
