@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides a run's result, from a file, a dict or flags; strict about names and types."""
+"""`RunConfig` is everything that decides a run's result, read strictly from a file, a dict or flags."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MPS_NOTICE = (
 
 
 def notice_place(device: str, notice: Notice) -> None:
-    """Say what differs on a device, where something does."""
+    """Notify the user of what differs on a device."""
     if device.startswith("mps"):
         notice(MPS_NOTICE)
 
@@ -100,7 +100,7 @@ Settings = TypeVar("Settings", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Settings]):
-    """Something chosen by name, with its settings: a config dataclass of that name's kind."""
+    """Names what was chosen, with its settings: a config dataclass of that name's kind."""
 
     name: str
     settings: Settings
@@ -116,8 +116,8 @@ AUTO = Choice("auto", FlowNoveltyConfig(), usual=True)
 class RunConfig:
     """Holds everything that decides what a run generates.
 
-    `device` and `dtype` may be given as "auto"; a config holds what that means on this machine. `admission`, too: it
-    is then the usual one of the memory.
+    Where `device` or `dtype` is "auto", a config has what that means on this machine. Where `admission` is "auto", it
+    has the usual one of the memory.
     """
 
     shots: tuple[Shot, ...]
@@ -139,7 +139,7 @@ class RunConfig:
     # Where the decoder and the flow run; "" stands for `device`.
     decoder_device: str = ""
     dtype: str = "auto"
-    # How the transformer's weights are held: "full" is as `dtype` says, "int8" and "fp8" take half of the memory.
+    # How the transformer's weights are stored: "full" is as `dtype` says, "int8" and "fp8" take half of the memory.
     precision: str = "full"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False

@@ -87,7 +87,7 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Holds what a rollout continues from; by default nothing. Latents are B F C rows columns.
+    """Says what a rollout continues from; by default nothing. Latents are B F C rows columns.
 
     A stopped rollout also needs its policy and decoder, with their states loaded.
     """

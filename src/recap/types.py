@@ -64,7 +64,7 @@ class Segment:
     head_bias: Tensor | None = None
     # Where log_bias and head_bias act; None stands for everywhere.
     bias_passes: Passes | None = None
-    # Whether the memory wants its share of attention told apart from the others', biased or not.
+    # Whether the memory wants its share of attention measured apart from the others', biased or not.
     measured: bool = False
 
     @property
@@ -227,7 +227,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """Records what a policy did with one block. Tensors stay on their device until somebody writes them down."""
+    """Records what a policy did with one block. Tensors stay on their device until they are written to a file."""
 
     tokens: dict[Role, int]  # keys every query of the block could see, by role
     admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry

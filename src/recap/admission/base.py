@@ -1,4 +1,4 @@
-"""ScoredAdmission: the base of a rule that gives every token a score once; the bank keeps the highest."""
+"""`ScoredAdmission` is the base of a rule that gives every token a score once; the bank keeps the highest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from recap.contracts import Admission
-from recap.errors import refuse
 from recap.types import Block, Candidates, frame_positions, sort_key
 
 
@@ -27,16 +26,6 @@ def retain_top(pool: Candidates, capacity: int) -> Tensor:
     by_age = sort_key(pool.source).argsort(dim=1)
     by_score = pool.score.gather(1, by_age).argsort(dim=1, descending=True, stable=True)
     return by_age.gather(1, by_score)[:, :capacity]
-
-
-def check_settings(
-    config: object, names: tuple[str, ...], low: float, high: float, limit: str, remedy: str
-) -> None:
-    """Refuse settings outside low..high, NaN among them."""
-    for name in names:
-        value = getattr(config, name)
-        if not low <= value <= high:
-            raise refuse(name, value, limit, remedy)
 
 
 class ScoredAdmission(Admission):

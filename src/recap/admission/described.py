@@ -12,7 +12,7 @@ from recap.types import Block, Candidates, sort_key
 
 
 class Described(ScoredAdmission):
-    """Holds the descriptors of the block that is proposed, and of the bank; they are found by the tokens' sources."""
+    """Keeps the descriptors of the block that is proposed, and of the bank; they are found by the tokens' sources."""
 
     def __init__(self, grid: tuple[int, int]):
         super().__init__(grid)

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import check_settings
 from recap.admission.described import Described, refuse_keyless, take
 from recap.attention.likeness import distances
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
-from recap.errors import refuse
+from recap.errors import check_settings, refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
 
 # Of ImageNet, as DINOv2 was trained.
@@ -33,7 +32,7 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(AdmissionConfig):
-    """Runs the k-means behind both rules of diversity."""
+    """Sets up the k-means behind both rules of diversity."""
 
     keeps: ClassVar[str] = "tokens near the centres of k-means, equally many of each"
     needs_flow: ClassVar[bool] = False
@@ -98,7 +97,7 @@ class Diversity(Described):
 
 @dataclass(frozen=True, slots=True)
 class DiversityConfig(ClusterConfig):
-    """Tokens as different as can be, by DINOv2 features and k-means; the ablation's DINOv2 Diversity."""
+    """Keeps tokens as different as can be, by DINOv2 features and k-means; the ablation's DINOv2 Diversity."""
 
     needs: ClassVar[str] = "DINOv2 weights (`model`: a folder, or a name in the hub's cache) and transformers"
 
@@ -153,7 +152,7 @@ class DinoDiversity(Diversity):
 
 @dataclass(frozen=True, slots=True)
 class DiversityKeysConfig(ClusterConfig):
-    """Tokens as different as can be, by the backbone's own keys and k-means; not the paper's rule."""
+    """Keeps tokens as different as can be, by the backbone's own keys and k-means; not the paper's rule."""
 
     needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no weights"
 

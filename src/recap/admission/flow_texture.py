@@ -1,4 +1,4 @@
-"""`flow-texture`: optical-flow novelty that rain, spray and ripples do not fill. Beyond the paper.
+"""`flow-texture` is optical-flow novelty that rain, spray and ripples do not fill. It goes beyond the paper.
 
 The paper states its limit: texture that breaks the flow again and again is noticed again and again. Here a
 pixel that `flow` flags is passed over if both are true:
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import check_settings
 from recap.admission.flow import Evidence, FlowNovelty, FlowNoveltyConfig
 from recap.contracts import Entry, Flow, FlowEstimator, State, copies, together
+from recap.errors import check_settings
 from recap.flow.warp import inside, pixel_grid, sample
 from recap.types import BackboneSpec
 

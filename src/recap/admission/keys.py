@@ -18,7 +18,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.admission.base import check_settings
 from recap.admission.described import Described, refuse_keyless
 from recap.attention.likeness import (
     describe_keys,
@@ -28,12 +27,13 @@ from recap.attention.likeness import (
     usual_distance,
 )
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
+from recap.errors import check_settings
 from recap.types import BackboneSpec, Block, Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class KeyNoveltyConfig(AdmissionConfig):
-    """Novelty by the model's own keys; not the paper's rule."""
+    """Finds novelty by the model's own keys; not the paper's rule."""
 
     keeps: ClassVar[str] = "what no key of sink, bank and block resembles"
     needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no flow, no weights"

@@ -1,4 +1,4 @@
-"""Surroundings: what the camera has shown beyond the border of the picture, so that a sway reveals it only once.
+"""This module remembers what the camera has shown beyond the border, so that a sway reveals it only once.
 
 Content that leaves through the border leaves its flow correspondence there: by eq. (novelty) alone the same strip
 would be new at every sway of the camera. So the last picture is extended on all sides by what left it, moved along

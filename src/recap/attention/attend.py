@@ -52,7 +52,7 @@ def attend(
     """Compute attention by one kernel per group of equal role and bias, merged by log-sum-exp.
 
     With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and a group of several roles
-    has no share. `heads` says which heads these are; shares are of all of them, the rest is of these.
+    has no share. `heads` says which heads these are: shares are the mean of all heads, all else is about these.
     """
     groups = _grouped(segments, by_role)
     q = query.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""BlockContext: what one block may attend to, frozen from `begin` to `commit`.
+"""A `BlockContext` is what one block may attend to, frozen from `begin` to `commit`.
 
 Memory costs a backbone one line, `context.attend(layer, query, own)`. The policy is asked for a layer's kept segments
 once per block: they are rotated on the layer's first read, and all later steps read the result.
@@ -20,7 +20,7 @@ from recap.types import Past, Role, Segment, Tokens, frame_positions, widest
 
 
 class ContextKernels:
-    """Does the arithmetic of a context. A model by somebody else may bring a subclass that gives its own bits."""
+    """Does the arithmetic of a context; a subclass may reproduce that of another implementation, bit for bit."""
 
     def table(self, positions: Tensor, like: Tensor) -> Any:
         """Return the rotary table by which `turn` rotates tensors such as `like` to positions B N 3."""

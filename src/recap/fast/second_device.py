@@ -45,7 +45,7 @@ def move_decoder(backbone: Backbone, device: str) -> None:
 
 
 class MovedAdmission(Admission):
-    """Asks a rule on the device where the pictures are, and brings home what it answers."""
+    """Asks a rule on the device where the pictures are, and moves its answers to the device of the memory."""
 
     def __init__(self, rule: Admission, device: str, home: str) -> None:
         self._rule = rule

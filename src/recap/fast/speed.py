@@ -32,7 +32,7 @@ from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.comparing import LIMITS, largest_error
 from recap.fast.stopwatch import Stopwatch, draw_curve
 from recap.fast.taehv import FastTaehv
-from recap.fast.vae import FastVae
+from recap.fast.vae import PUBLIC_WIDTH, FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
@@ -47,8 +47,6 @@ See = Callable[[GeneratedBlock, Tensor], None]
 """Is shown every block, and its pictures as bytes."""
 
 MOST_BLOCKS = 10_000
-# Channels of the public decoder's last stage.
-VAE_WIDTH = 96
 # Frames until the memory is full, graphs are recorded and clock rates are steady.
 FULL = 15
 ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
@@ -177,7 +175,7 @@ def random_decoder(
     if settings.eager:
         limit = "the readable full decoder needs its weight files"
         raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
-    vae = FastVae(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
+    vae = FastVae(PUBLIC_WIDTH, spec.in_channels).to(device).requires_grad_(False)
     for tensor in vae.state_dict().values():
         tensor.copy_(torch.randn_like(tensor) * (tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 0.1))
     return vae.arrange(dtype).open_decoder

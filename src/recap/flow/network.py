@@ -1,4 +1,4 @@
-"""What estimators of flow that are networks share: layers, pairs of pictures, padding, and the reading of a file."""
+"""This module has what networks that estimate flow share: layers, pairs of pictures, padding, and loading a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NetworkFlow(ABC, Generic[Encoding]):
     """Pixels of the smallest side that the network takes."""
 
     def __init__(self, model: nn.Module, volume_bytes: int = VOLUME_BYTES) -> None:
-        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
+        """Take the network; a block whose correlations need more than `volume_bytes` is done in parts."""
         self.model = model.eval().requires_grad_(False)
         self.volume_bytes = volume_bytes
 
@@ -86,11 +86,16 @@ class NetworkFlow(ABC, Generic[Encoding]):
         """Return flow N 2 Y X in pixels from each picture of `here` to that of `there`."""
 
 
+def check_clip(pictures: Tensor) -> None:
+    """Refuse fewer than two pictures B T 3 Y X."""
+    if pictures.shape[1] < 2:
+        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
+
+
 def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:
     """Return which of B x T pictures each flow leaves and reaches: all pairs row by row, perhaps then backwards."""
+    check_clip(pictures)
     rows, num = pictures.shape[:2]
-    if num < 2:
-        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
     index = torch.arange(rows * num, device=device).reshape(rows, num)
     earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
     if not both:

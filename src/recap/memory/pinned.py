@@ -27,7 +27,7 @@ LONGEST_NAMES = 1 << 16
 
 
 class PinnedGroup(NamedTuple):
-    """Holds the tokens of one name in every layer."""
+    """Keeps the tokens of one name in every layer."""
 
     keys: Tensor  # L B N H D, unrotated
     values: Tensor  # L B N H D

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recap.attention.heads import Heads
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
-from recap.errors import refuse
+from recap.errors import check_settings, refuse
 from recap.memory.bank import NoveltyBank, Retain, shared_scores
 from recap.memory.base import WindowMemory
 from recap.memory.merging import Duplicates
@@ -183,7 +183,7 @@ def _of_admission(state: State) -> State:
 
 @dataclass(frozen=True, slots=True)
 class RecapConfig(MemoryConfig):
-    """Reinforced sink and novelty bank; defaults are the paper's: sink 1, lambda 5, a bank of one frame's tokens."""
+    """Keeps a reinforced sink and a novelty bank; the paper's are sink 1, lambda 5, a bank of one frame's tokens."""
 
     sink_frames: int = 1
     # A number, or a text that says where it acts: see `recap.memory.reinforcement`.
@@ -219,12 +219,10 @@ class RecapConfig(MemoryConfig):
         if not (self.bank_reinforcement > 0 and math.isfinite(self.bank_reinforcement)):
             limit = "must be above 0 and finite"
             raise refuse("bank_reinforcement", self.bank_reinforcement, limit, "1 leaves the bank as it is")
-        if not 0 <= self.merge_margin <= MOST_MARGIN:
-            limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
-            raise refuse("merge_margin", self.merge_margin, limit, "0 merges nothing")
-        if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
-            limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
-            raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
+        limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
+        check_settings(self, ["merge_margin"], 0, MOST_MARGIN, limit, "0 merges nothing")
+        limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
+        check_settings(self, ["capacity_frames"], 0, MOST_CAPACITY_FRAMES, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         bank = NoveltyBank(
@@ -238,7 +236,7 @@ class RecapConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True)
 class RecapPlusConfig(RecapConfig):
-    """`recap` whose bank is filled by keys, without flow, and whose lambda leaves the early layers free to move.
+    """Is `recap` with a bank filled by keys, without flow, and a lambda that leaves the early layers free to move.
 
     It is the same memory with other settings, those of our options beyond the paper that were chosen:
     docs/recap-plus.md.

@@ -31,7 +31,7 @@ HEADS, PREFERRING, BONUS = (f"reinforcement.{name}" for name in ("heads", "prefe
 
 
 class LayerBias(NamedTuple):
-    """Holds the fields of a segment that say how it is biased in a layer."""
+    """Lists the fields of a segment that say how it is biased in a layer."""
 
     log_bias: float = 0.0
     head_bias: Tensor | None = None
