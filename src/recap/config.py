@@ -104,7 +104,7 @@ class Choice(Generic[Settings]):
 
     name: str
     settings: Settings
-    # Nobody chose it: it goes with the memory, and changes with it.
+    # It was not chosen: it belongs to the memory, and changes with it.
     usual: bool = field(default=False, compare=False)
 
 
@@ -335,7 +335,7 @@ def choose(part: str, values: Any) -> Choice[Any]:
 
 
 def usual_admission(memory: Choice[MemoryConfig]) -> Choice[AdmissionConfig]:
-    """Return the admission that a memory has where nobody chooses one."""
+    """Return the admission that a memory has unless one is chosen."""
     return dataclasses.replace(choose("admission", memory.settings.usual_admission), usual=True)
 
 

@@ -294,7 +294,7 @@ class Conductor:
 
 
 class _LoneBlock(MemoryPolicy):
-    """Shows a block nothing but itself, and keeps what the clean pass makes of it."""
+    """Shows a block nothing but itself, and keeps the tokens of its clean pass."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, Tokens] = {}

@@ -75,7 +75,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Carries what one layer made of a finished block in the clean pass; nothing in it is rotated."""
+    """Carries what one layer computed for a finished block in the clean pass; nothing in it is rotated."""
 
     queries: Tensor  # B N H D
     keys: Tensor  # B N H D

@@ -41,7 +41,7 @@ class KeyNoveltyConfig(AdmissionConfig):
 
     # Layers that are compared, spread evenly.
     num_layers: int = 3
-    # Something new is so many times farther from all that is known than tokens of the opening are from each other.
+    # Something new is this many times farther from all that is known than tokens of the opening are from each other.
     margin: float = 4.0
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ CUT_SHARE = 0.5
 """Where the flow of more than this share of the pixels is inconsistent, the camera has not moved: it is elsewhere."""
 
 AT_REST_PX = 0.5
-"""A camera that moves by less is at rest: nothing enters or leaves by so little, and in rain the median wanders."""
+"""A camera that moves by less is at rest: too little enters or leaves to matter, and in rain the median wanders."""
 
 
 class Surroundings:

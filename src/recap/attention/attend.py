@@ -143,9 +143,9 @@ class Kernel(Enum):
 
 
 def choose_kernel(device: str, dtype: torch.dtype, channels: int, shortest: int, *, cudnn: bool) -> Kernel:
-    """Return the fastest kernel that takes heads of so many channels.
+    """Return the fastest kernel for heads with this number of channels.
 
-    The operators are called directly, so nobody else pads heads or falls back. `shortest` is the number of queries
+    The operators are called directly, so nothing else pads heads or falls back. `shortest` is the number of queries
     or of keys, the smaller one; `cudnn` whether it is there and the faster one.
     """
     if device == "cpu":

@@ -1,7 +1,7 @@
 """Fits a run to its card before anything is loaded: `--low-memory`.
 
 What a public Wan model takes of a card is planned, and what fits is chosen. Weights, keys and values are counted from
-the sizes of the model. What kernels need for a while, and what the driver and libraries take, is measured:
+the sizes of the model. What kernels need temporarily, and what the driver and libraries take, is measured:
 `python -m benchmarks.card`.
 """
 
@@ -26,7 +26,7 @@ from recap.io.weights import without_storage
 # Parameters of the tiny decoder, and of RAFT-small.
 TINY_PARAMETERS, FLOW_PARAMETERS = 9_844_611, 990_162
 WORK = {"fast": {"full": 980.0, "tiny": 610.0}, "readable": {"full": 1010.0, "tiny": 305.0}}
-"""Bytes that kernels need for a while, per pixel of a block's pictures: of the decoder, mostly.
+"""Bytes that kernels need temporarily, per pixel of a block's pictures: of the decoder, mostly.
 
 From what was reserved on an H200 (2026-11-17), less the parts that are counted; for the readable path from what was
 allocated.
@@ -209,7 +209,7 @@ def describe_fit(config: RunConfig, *, random_weights: bool = False) -> list[str
 
 
 def _describe_text(device: str) -> str:
-    """Return a line about the text encoder, which has come and gone before the model is read."""
+    """Return a line about the text encoder, which is freed before the model is read."""
     where, free = device, free_on(device)
     if free is not None and not has_room(TEXT_ENCODER.size, free):
         where = f"the CPU, since it does not fit into the {free / 1e9:.1f} GB that are free on {device}"

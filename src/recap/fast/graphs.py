@@ -57,7 +57,7 @@ class RecordingRoom:
     def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Record work as a graph; also return what it returned, which every replay overwrites."""
         graph = torch.cuda.CUDAGraph()
-        # Recordings that nobody refers to any more must not count.
+        # Recordings without a reference must not count.
         gc.collect()
         if not self._graphs:
             # torch gives up the memory with the last recording in it, and refuses its handle from then on.

@@ -221,7 +221,7 @@ class NoveltyBank:
         if self._released is not None:
             entries["bank.released.source"] = self._released.source
             entries["bank.released.score"] = self._released.score
-        # A bank that once had holes is read with a mask ever after, which rounds differently from without one.
+        # A bank that once had holes is read with a mask from then on, which rounds differently from without one.
         holes = {"bank.holes": torch.tensor(1)} if self._holes else {}
         return {
             **self._store.state("bank"),
@@ -232,7 +232,7 @@ class NoveltyBank:
         }
 
     def expected(self, state: State, grid: tuple[int, int]) -> dict[str, Entry]:
-        """Return what a state must have of this bank, whose tokens come from a grid of so many rows and columns."""
+        """Return what a state must have of this bank, whose tokens come from a grid of (rows, columns)."""
         last = (LAST_FRAME, grid[0] - 1, grid[1] - 1)
         own = {
             "bank.source": Entry(("B", self.capacity, 3), torch.int64, 0, last),

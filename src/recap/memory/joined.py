@@ -39,9 +39,9 @@ class JoinedMemory(MemoryPolicy):
         self.rows = [row if row < len(members) else 0 for row in range(width)]
         self._shown: dict[int, list[Segment]] = {}
         # Layers share positions and biases, so these are joined once.
-        self._joined: dict[tuple[int, ...], Tensor] = {}
+        self._joined: dict[tuple[Tensor, ...], Tensor] = {}
         self.traces: list[MemoryTrace] = []
-        # Whether rows that show the same member were the same, bit for bit; None where nobody asked.
+        # Whether rows that show the same member were the same, bit for bit; None where that is not checked.
         self.even: bool | None = None
 
     @property
@@ -81,7 +81,8 @@ class JoinedMemory(MemoryPolicy):
         return self._join_once(there) if there else None
 
     def _join_once(self, parts: Sequence[Tensor]) -> Tensor:
-        key = tuple(map(id, parts))
+        # Tensors are equal as keys only if they are the same object, which the key keeps alive.
+        key = tuple(parts)
         if key not in self._joined:
             self._joined[key] = torch.cat([parts[row] for row in self.rows])
         return self._joined[key]

@@ -21,7 +21,7 @@ NUM_LAYERS = 3
 """Layers whose keys are compared."""
 
 SAME = 1e-5
-"""A distance that is none: so far off is the cosine of a key with itself, by rounding."""
+"""A distance that counts as none: rounding makes the cosine of a key with itself differ from 1 by this much."""
 
 
 class Merged(NamedTuple):

@@ -28,7 +28,7 @@ MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
 
 MOST_MARGIN = 100.0
-"""No two tokens are so far apart."""
+"""No two tokens are that far apart."""
 
 
 class RecapMemory(WindowMemory):
@@ -171,6 +171,7 @@ class RecapMemory(WindowMemory):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
+        self._proposed = None
         self.bank.load_state(state)
         self.pinned.load_state(state)
         self._admission.load_state(_of_admission(state))
@@ -193,8 +194,8 @@ class RecapConfig(MemoryConfig):
     zero_scores_fill: bool = True
     # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
     bank_reinforcement: float = 1.0
-    # A token whose key is so near to one in the bank is counted there, as ln(n), and takes no slot: a multiple of the
-    # distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
+    # A token whose key is nearer than this to one in the bank is counted there, as ln(n), and takes no slot. It is a
+    # multiple of the distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
     merge_margin: float = 0.0
     # Every block in turn keeps its best token, so that what comes late cannot evict all that came early.
     share_by_block: bool = False

@@ -131,7 +131,7 @@ class Reinforcement:
         return self.layers is None or _holds(self.layers, layer, num_layers)
 
     def passes(self, num_steps: int) -> Passes | None:
-        """Return the passes in which it acts, None for all; `num_steps` is 0 where nobody knows them."""
+        """Return the passes in which it acts, None for all; `num_steps` is 0 where it is unknown."""
         if self.steps is None:
             return None
         spans = [place for place in self.steps if isinstance(place, NumberSpan)]

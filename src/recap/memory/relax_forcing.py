@@ -1,7 +1,7 @@
 """`relax-forcing` keeps the sink, one chosen frame of the past, the last frame (Relax Forcing, arXiv 2603.21366).
 
-Of the frames between sink and tail, four that lie evenly in the newer half, its newest left out, are
-candidates, and one is read:
+Four frames between sink and tail are candidates, evenly spaced in the newer half of them without its newest.
+One is read:
 
     argmax  cos(candidate, sink) - 2 cos(candidate, tail)
 

@@ -69,7 +69,7 @@ class SinkBias:
         return self._setting.share is not None
 
     def layers(self, rows: int, device: torch.device) -> list[LayerBias]:
-        """Return the bias of every layer for the next block, of so many rows."""
+        """Return the bias of every layer for the next block, which has `rows` rows."""
         setting, spec = self._setting, self._spec
         log_bias = 0.0 if setting.factor is None else math.log(setting.factor)
         if setting.is_number:
@@ -121,7 +121,7 @@ class SinkBias:
         self._bonus = (before + _logit(target) - seen).clamp(-STRONGEST, STRONGEST)
 
     def commit(self, tokens: dict[Role, int]) -> None:
-        """Use what was measured in the clean pass of a block that saw so many tokens by role."""
+        """Use what was measured in the clean pass of a block that saw these numbers of tokens by role."""
         measured, self._measured = self._measured, {}
         if len(measured) < self._spec.layers:
             return

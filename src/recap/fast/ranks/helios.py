@@ -64,7 +64,7 @@ class BlockHooks:
         if block is self._first:
             self.split = TokenSplit(self._ranks, hidden.shape[1] - chunk, chunk)
             hidden = self.split.parts(hidden)[rank]
-            # The same for all blocks: what each token's time makes of it, B N 6 M.
+            # The same for all blocks: the modulation of each token by its time, B N 6 M.
             self._times = self.split.parts(times)[rank]
         return hidden, text, self._times, rotary, self.split.chunk
 
