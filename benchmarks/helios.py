@@ -122,7 +122,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     shares: list[Any] = []
     finite = torch.tensor(True, device=settings.device)
-    with watch.listening(methods):
+    with watch.timing(methods):
         watch.mark()
         for made in rollout(backbone, policy, plan, seeds=[0], decoder=decoder):
             watch.mark()

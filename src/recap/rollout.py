@@ -236,7 +236,7 @@ class Conductor:
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
-        run.context.let_go()
+        run.context.forget_rotated()
         if not policy.needs_pixels:
             # What it keeps does not wait for the pixels: it is chosen while they are decoded.
             backbone.settle(self._settled(block, latents), conditioning, run.clean)

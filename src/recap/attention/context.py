@@ -189,7 +189,7 @@ class BlockContext:
             for segment, ready in kept
         ]
 
-    def let_go(self) -> None:
+    def forget_rotated(self) -> None:
         """Forget the rotated past: the clean pass rotates it again, and the decoder gets the room."""
         rotated = self._reads.kept
         rotated.update({layer: [(segment, None) for segment, _ in kept] for layer, kept in rotated.items()})
