@@ -267,7 +267,7 @@ class Conductor:
         return blur_opening(latents, sink, self.sampling.sink_noise, self._seeds, block.index)
 
     def _opening(self) -> Tensor | None:
-        """Return the video's first frame, as a backbone that carries it in its sequence shall read it."""
+        """Return the video's first frame, as a backbone that carries it in its sequence reads it."""
         if self._first is None:
             return None
         sink = min(self.policy.sink_frames, 1)

@@ -31,7 +31,7 @@ def retain_top(pool: Candidates, capacity: int) -> Tensor:
 class ScoredAdmission(Admission):
     """Scores every token of a finished block once.
 
-    A subclass implements `score`; it overrides `retain` if the bank shall not simply keep the highest scores.
+    A subclass implements `score`; it overrides `retain` if the bank should not simply keep the highest scores.
     """
 
     def __init__(self, grid: tuple[int, int]):

@@ -34,7 +34,7 @@ class WindowMemory(MemoryPolicy):
         return self.window.arrange(layer, own)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
-        """Take what shall stay of the finished block, before the prior slides; returns the trace, completed.
+        """Take what should stay of the finished block, before the prior slides; returns the trace, completed.
 
         The block's tokens are in `window.current`; pixels B T 3 Y X, 0..1.
         """

@@ -57,7 +57,7 @@ class Reinforcement:
 
     # Lambda; None if `share` decides.
     factor: float | None = 1.0
-    # The share of attention that the sink shall get, the mean over steps, layers, heads and queries.
+    # The share of attention that the sink should get, the mean over steps, layers, heads and queries.
     share: float | None = None
     # None stands for all.
     layers: Places | None = None

@@ -101,8 +101,8 @@ class SinkBias:
         return table
 
     def _first_bonus(self, share: float, rows: int, device: torch.device) -> Tensor:
-        alike = self._sink_frames / self._spec.window_frames
-        return torch.full((rows,), _logit(share) - _logit(alike), device=device)
+        even = self._sink_frames / self._spec.window_frames
+        return torch.full((rows,), _logit(share) - _logit(even), device=device)
 
     def measure(self, layer: int, share: Tensor) -> None:
         """Take the sink's share B H of a layer, without any bias."""
@@ -129,8 +129,8 @@ class SinkBias:
         if self._setting.heads is not None and self._by_head is None:
             self._by_head = shares
         if self._setting.gate is not None:
-            alike = tokens[Role.SINK] / sum(tokens.values())
-            self._preferring = (shares > alike).float().mean(dim=-1)
+            even = tokens[Role.SINK] / sum(tokens.values())
+            self._preferring = (shares > even).float().mean(dim=-1)
 
     def drop(self) -> None:
         """Forget what was measured of a block that is only read again."""

@@ -51,7 +51,7 @@ class Ranks(Heads):
         self.count = count
         # Whether tensors of a GPU travel directly; else they take the way through the CPU's memory.
         self._on_device = on_device
-        # How to continue after the run has ended early; `begin` has more to say.
+        # How to continue after the run has ended early; `begin` names the folder.
         self.remedy = "give the command again"
         # Whether the followers wait for an order.
         self._waiting = False
