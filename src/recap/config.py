@@ -57,7 +57,7 @@ def resolve_dtype(dtype: str, device: str, backbone: type[Any]) -> str:
     return "bfloat16" if public and device.startswith("cuda") else "float32"
 
 
-def check_place(device: str, dtype: str, field: str = "device") -> None:
+def check_device(device: str, dtype: str, field: str = "device") -> None:
     """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
@@ -76,7 +76,7 @@ MPS_NOTICE = (
 )
 
 
-def notice_place(device: str, notice: Notice) -> None:
+def notice_device(device: str, notice: Notice) -> None:
     """Notify the user of what differs on a device."""
     if device.startswith("mps"):
         notice(MPS_NOTICE)
@@ -169,13 +169,13 @@ class RunConfig:
         _ = self.sampling
         device = resolve_device(self.device)
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
-        check_place(device, dtype)
+        check_device(device, dtype)
         check_precision(self.precision, device, dtype)
         if self.precision != "full" and isinstance(self.backbone.settings, HeliosConfig):
             # Before its 14B weights are loaded.
             raise refuse_family(self.precision, self.backbone.name)
         if self.decoder_device:
-            check_place(self.decoder_device, dtype, "decoder_device")
+            check_device(self.decoder_device, dtype, "decoder_device")
         object.__setattr__(self, "device", device)
         object.__setattr__(self, "dtype", dtype)
 

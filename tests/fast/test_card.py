@@ -46,7 +46,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch):
     """Pretend that a card has so many bytes free, and that CUDA is there."""
 
     def pretend(free: float) -> None:
-        monkeypatch.setattr("recap.config.check_place", lambda *_: None)
+        monkeypatch.setattr("recap.config.check_device", lambda *_: None)
         monkeypatch.setattr(fitting, "can_fuse", lambda *_: True)
         for module in (fitting, devices):
             monkeypatch.setattr(module, "free_on", lambda device: free)

@@ -25,7 +25,7 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.quantised import check_precision, quantise
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import AUTO, DTYPES, Choice, check_place, choose, usual_admission
+from recap.config import AUTO, DTYPES, Choice, check_device, choose, usual_admission
 from recap.contracts import Admission, AdmissionConfig, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -76,7 +76,7 @@ class SpeedSettings:
     def __post_init__(self) -> None:
         if not 2 <= self.blocks <= MOST_BLOCKS:
             raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
-        check_place(self.device, self.dtype)
+        check_device(self.device, self.dtype)
         check_precision(self.precision, self.device, self.dtype)
         if self.decoder not in DECODERS:
             raise unknown_name("--decoder", self.decoder, DECODERS)
