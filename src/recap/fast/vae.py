@@ -86,9 +86,7 @@ def append_to_past(
 class Arranged(nn.Module):
     """Is the base of layers that are prepared once their weights are final, for torch or for Triton's kernels."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fused = False
+    fused = False
 
     def arrange(self, fused: bool) -> None:
         """Choose the kernels of `forward`, and change the weights to the layout that they read."""
@@ -223,8 +221,6 @@ class FrameAttention(nn.Module):
 
 
 class Middle(nn.Module):
-    """Attends within every frame, between two residual units."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.resnets = nn.ModuleList([ResidualUnit(channels, channels) for _ in range(2)])
@@ -258,8 +254,6 @@ class Upsampler(nn.Module):
 
 
 class DecoderStage(nn.Module):
-    """Applies residual units, then doubles the size, except in the last stage."""
-
     def __init__(self, channels: int, out: int, doubled: bool | None) -> None:
         super().__init__()
         sizes = [channels, *[out] * LAYERS]
