@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import islice
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.noise import block_noise
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.memory.base import WindowMemory
@@ -354,3 +356,15 @@ def test_a_rollout_starts_within_its_plan(backbone, start):
     plan = make_plan([[Shot("a red boat", 2.25)]], backbone.spec)
     with pytest.raises(ValueError, match="blocks 0 to 2"):
         rollout(backbone, policy_of(SinkConfig(), backbone), plan, seeds=[0], resume=Resume(block=start))
+
+
+def test_a_window_of_one_block_keeps_no_latents_of_earlier_ones():
+    backbone = UntrainedConfig(frames_per_block=6).build(device="cpu", dtype=torch.float32)
+    assert reach(backbone.spec) == 0
+    plan = make_plan([[Shot("a red boat", 6.0)]], backbone.spec)
+    blocks = rollout(backbone, policy_of(NoMemoryConfig(), backbone), plan, seeds=[0])
+    # The first frame of the video is kept, so the first block does not count.
+    next(blocks)
+    second = weakref.ref(next(blocks).latents)
+    next(blocks)
+    assert second() is None

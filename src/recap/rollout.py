@@ -7,6 +7,7 @@ recap.backbones.noise), so a longer plan, a resumed run and another batch genera
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -182,7 +183,8 @@ class Conductor:
         self._noise = noise
         self.sampling = sampling
         self._first = first_latent
-        self._past = list(past)
+        # No more blocks than a window can have frames of.
+        self._past = deque(past, maxlen=reach(backbone.spec))
         self.kernels = kernels
         # The prompts of the last block, with what the backbone made of them.
         self._conditioned: tuple[tuple[str, ...], Any] = ((), None)
@@ -207,7 +209,7 @@ class Conductor:
 
     def remember(self, block: Block, latents: Tensor) -> None:
         """Keep what later blocks need of a finished one."""
-        self._past = [*self._past, (block, latents)][-reach(self.backbone.spec) :]
+        self._past.append((block, latents))
         self._first = latents[:, :1] if self._first is None else self._first
 
     @property
@@ -231,7 +233,7 @@ class Conductor:
         backbone, policy = self.backbone, self.policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
-        past = Past(self._opening(), _since_cut(self._past, block, backbone.spec))
+        past = Past(self._opening(), _since_cut(list(self._past), block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, self.kernels, past)
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
