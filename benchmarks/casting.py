@@ -28,7 +28,7 @@ from recap.eval.judges.probe import Probe, actor_number, load_probe
 from recap.eval.scores import cluster_interval
 from recap.io.cast import Subject
 from recap.io.report import SILENT
-from recap.memory.casting import join_cast
+from recap.memory.pinned import join_cast
 from recap.plan import Shot, make_plan
 from recap.rollout import read_alone, rollout
 from recap.run import build_backbone, build_memory, settle_flow

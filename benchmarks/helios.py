@@ -21,7 +21,7 @@ from benchmarks.timing import print_json
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.backbone import HeliosBackbone
 from recap.backbones.helios.spec import DISTILLED, HeliosSpec
-from recap.config import DTYPES, check_place
+from recap.config import DTYPES, check_device
 from recap.contracts import FlowEstimator, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
@@ -60,7 +60,7 @@ class HeliosSettings:
         if not 2 <= self.chunks <= MOST_CHUNKS:
             limit = f"must be 2 to {MOST_CHUNKS}, since the first is left out of the medians"
             raise refuse("--chunks", self.chunks, limit, "4 are enough")
-        check_place(self.device, self.dtype)
+        check_device(self.device, self.dtype)
         for memory in self.memories:
             look_up("memory", memory, MEMORIES)
 
@@ -122,7 +122,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     shares: list[Any] = []
     finite = torch.tensor(True, device=settings.device)
-    with watch.listening(methods):
+    with watch.timing(methods):
         watch.mark()
         for made in rollout(backbone, policy, plan, seeds=[0], decoder=decoder):
             watch.mark()

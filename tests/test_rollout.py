@@ -11,6 +11,7 @@ import torch
 
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.noise import block_noise
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.contracts import MemoryPolicy
 from recap.fast.backbone import FastWanBackbone
 from recap.memory.base import WindowMemory
@@ -361,7 +362,7 @@ def test_a_rollout_starts_within_its_plan(backbone, start):
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_dropped_rollout_keeps_nothing(backbone, blocks):
     """Its decoder has gigabytes and recordings on a GPU: they must go at once, not when garbage is collected."""
-    policy, decoder = SinkConfig().build(backbone.spec, lambda: None), backbone.decoder()
+    policy, decoder = policy_of(SinkConfig(), backbone), backbone.decoder()
     plan = make_plan([[Shot("a boat", 2.25)]], backbone.spec)
     begun = rollout(backbone, policy, plan, seeds=[0], decoder=decoder)
     for _ in range(blocks):
@@ -376,14 +377,27 @@ def test_a_dropped_rollout_keeps_nothing(backbone, blocks):
 
 
 def test_a_rollout_has_ended_after_an_error(backbone):
-    def refuse_second(made):
-        if made.block.index == 1:
-            raise OSError("disk full")
-
     plan = make_plan([[Shot("a boat", 2.25)]], backbone.spec)
-    policy = SinkConfig().build(backbone.spec, lambda: None)
-    begun = rollout(backbone, policy, plan, seeds=[0], recorder=refuse_second)
+    policy = policy_of(SinkConfig(), backbone)
+    begun = rollout(backbone, policy, plan, seeds=[0])
     next(begun)
+
+    def refuse(*_):
+        raise OSError("disk full")
+
+    policy.commit = refuse
     with pytest.raises(OSError, match="disk full"):
         next(begun)
     assert list(begun) == []
+
+
+def test_a_window_of_one_block_keeps_no_latents_of_earlier_ones():
+    backbone = UntrainedConfig(frames_per_block=6).build(device="cpu", dtype=torch.float32)
+    assert reach(backbone.spec) == 0
+    plan = make_plan([[Shot("a red boat", 6.0)]], backbone.spec)
+    blocks = rollout(backbone, policy_of(NoMemoryConfig(), backbone), plan, seeds=[0])
+    # The first frame of the video is kept, so the first block does not count.
+    next(blocks)
+    second = weakref.ref(next(blocks).latents)
+    next(blocks)
+    assert second() is None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow, FlowEstimator
 from recap.flow.classical import ClassicalFlow
-from recap.flow.network import pair_indices
+from recap.flow.network import pair_indices, select
 from recap.flow.raft import RaftFlow, load_raft_small
 from recap.flow.world import COARSE, FINE, WorldFlow, WorldFlowNet, enlarge
 from training.flow_clips import FlowClips, FlowPool, FlowWorld, Recode, load_recode, open_flow_world
@@ -99,7 +99,7 @@ def flow_loss(model: WorldFlowNet, clips: FlowClips, options: Options) -> tuple[
     """Return the training loss of pairs and the plain mean error of the last flow in pixels."""
     source, target = pair_indices(clips.pictures, clips.pictures.device, both=True)
     encoded = model.encode(clips.pictures.flatten(0, 1) * 2 - 1)
-    estimate = model.estimate(encoded.of(source), encoded.of(target))
+    estimate = model.estimate(select(encoded, source), select(encoded, target))
     true = torch.cat((clips.forward.flatten(0, 1), clips.backward.flatten(0, 1)))
     weight = actor_weights(clips.instances, options.actor_weight)
     last = distance(model.sharpen(estimate), true)

@@ -1,7 +1,7 @@
 """RECAP gives long video generation a memory of appearances.
 
 `recap.generate("a fox on a beach by day")` makes a video; `recap.rollout` is the loop under it, block by block;
-`recap.Session` lets you direct a video while it is generated; `recap.attach` puts a memory into somebody else's
+`recap.Session` lets you direct a video while it is generated; `recap.attach` puts a memory into another project's
 pipeline.
 """
 

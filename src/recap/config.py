@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides a run's result, from a file, a dict or flags; strict about names and types."""
+"""`RunConfig` is everything that decides a run's result, read strictly from a file, a dict or flags."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resolve_dtype(dtype: str, device: str, backbone: type[Any]) -> str:
     return "bfloat16" if public and device.startswith("cuda") else "float32"
 
 
-def check_place(device: str, dtype: str, field: str = "device") -> None:
+def check_device(device: str, dtype: str, field: str = "device") -> None:
     """Refuse a device that torch cannot use here, and an unknown precision."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, (*DTYPES, "auto"))
@@ -76,8 +76,8 @@ MPS_NOTICE = (
 )
 
 
-def notice_place(device: str, notice: Notice) -> None:
-    """Say what differs on a device, where something does."""
+def notice_device(device: str, notice: Notice) -> None:
+    """Notify the user of what differs on a device."""
     if device.startswith("mps"):
         notice(MPS_NOTICE)
 
@@ -100,11 +100,11 @@ Settings = TypeVar("Settings", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Settings]):
-    """Something chosen by name, with its settings: a config dataclass of that name's kind."""
+    """Names what was chosen, with its settings: a config dataclass of that name's kind."""
 
     name: str
     settings: Settings
-    # Nobody chose it: it goes with the memory, and changes with it.
+    # It was not chosen: it belongs to the memory, and changes with it.
     usual: bool = field(default=False, compare=False)
 
 
@@ -116,8 +116,8 @@ AUTO = Choice("auto", FlowNoveltyConfig(), usual=True)
 class RunConfig:
     """Holds everything that decides what a run generates.
 
-    `device` and `dtype` may be given as "auto"; a config holds what that means on this machine. `admission`, too: it
-    is then the usual one of the memory.
+    Where `device` or `dtype` is "auto", a config has what that means on this machine. Where `admission` is "auto", it
+    has the usual one of the memory.
     """
 
     shots: tuple[Shot, ...]
@@ -139,7 +139,7 @@ class RunConfig:
     # Where the decoder and the flow run; "" stands for `device`.
     decoder_device: str = ""
     dtype: str = "auto"
-    # How the transformer's weights are held: "full" is as `dtype` says, "int8" and "fp8" take half of the memory.
+    # How the transformer's weights are stored: "full" is as `dtype` says, "int8" and "fp8" take half of the memory.
     precision: str = "full"
     # The readable path instead of the fast one; they are equal but for rounding.
     eager: bool = False
@@ -169,13 +169,13 @@ class RunConfig:
         _ = self.sampling
         device = resolve_device(self.device)
         dtype = resolve_dtype(self.dtype, device, type(self.backbone.settings))
-        check_place(device, dtype)
+        check_device(device, dtype)
         check_precision(self.precision, device, dtype)
         if self.precision != "full" and isinstance(self.backbone.settings, HeliosConfig):
             # Before its 14B weights are loaded.
             raise refuse_family(self.precision, self.backbone.name)
         if self.decoder_device:
-            check_place(self.decoder_device, dtype, "decoder_device")
+            check_device(self.decoder_device, dtype, "decoder_device")
         object.__setattr__(self, "device", device)
         object.__setattr__(self, "dtype", dtype)
 
@@ -335,7 +335,7 @@ def choose(part: str, values: Any) -> Choice[Any]:
 
 
 def usual_admission(memory: Choice[MemoryConfig]) -> Choice[AdmissionConfig]:
-    """Return the admission that a memory has where nobody chooses one."""
+    """Return the admission that a memory has unless one is chosen."""
     return dataclasses.replace(choose("admission", memory.settings.usual_admission), usual=True)
 
 

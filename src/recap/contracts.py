@@ -288,7 +288,7 @@ class MemoryConfig(ABC):
     keeps_bank: ClassVar[bool] = False
     """Whether the memory asks for an admission rule."""
     usual_admission: ClassVar[str] = "flow"
-    """The name of the rule that fills its bank where nobody chooses another."""
+    """The name of the rule that fills its bank unless another is chosen."""
 
     @abstractmethod
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> MemoryPolicy:
@@ -341,7 +341,7 @@ class Backbone(Protocol):
     def spec(self) -> BackboneSpec: ...
 
     def condition(self, prompts: tuple[str, ...]) -> Any:
-        """Return whatever the backbone makes of one prompt per row; opaque to everyone else."""
+        """Return the backbone's own encoding of one prompt per row; opaque to everyone else."""
 
     def denoise(self, noise: Noise, conditioning: Any, context: Context) -> Tensor:
         """Generate one block: B F C rows columns."""

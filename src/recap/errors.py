@@ -21,6 +21,16 @@ def refuse(field: str, value: object, limit: str, remedy: str) -> RecapError:
     return error
 
 
+def check_settings(
+    config: object, names: Iterable[str], low: float, high: float, limit: str, remedy: str
+) -> None:
+    """Refuse settings of a config that lie outside low..high, NaN among them."""
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise refuse(name, value, limit, remedy)
+
+
 def unknown_name(field: str, value: str, known: Iterable[str]) -> RecapError:
     """Make the error of an unknown name, with the nearest known one."""
     names = sorted(known)

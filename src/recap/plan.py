@@ -1,4 +1,4 @@
-"""Prompts and shots to blocks: what is generated when, and where the prior is cleared."""
+"""This module turns prompts and shots into blocks: what is generated when, and where the prior is cleared."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_shots(shots: Sequence[Shot]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Blocks in order. Rows of a batch may differ in their prompts and when these change, not in their cuts."""
+    """Lists blocks in order. Rows of a batch may differ in their prompts and when these change, not in their cuts."""
 
     blocks: tuple[Block, ...]
 

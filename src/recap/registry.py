@@ -1,4 +1,4 @@
-"""Tables of what can be chosen by name; "package.module:Name" works wherever a name does. See docs/extending.md."""
+"""This module lists what can be chosen by name; "package.module:Name" works too, see docs/extending.md."""
 
 from __future__ import annotations
 

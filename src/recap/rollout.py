@@ -7,6 +7,7 @@ recap.backbones.noise), so a longer plan, a resumed run and another batch genera
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,15 +30,9 @@ from recap.errors import refuse
 from recap.plan import Plan
 from recap.types import BackboneSpec, Block, GeneratedBlock, MemoryTrace, Past, Role, Segment, Tokens
 
-Recorder = Callable[[GeneratedBlock], None]
-
-
-def silent(_: GeneratedBlock) -> None:
-    """Record nothing."""
-
 
 def at_once(work: Callable[[], None]) -> Callable[[], None]:
-    """Does the work right away; there is nothing left to wait for."""
+    """Do the work right away; there is nothing left to wait for."""
     work()
     return lambda: None
 
@@ -93,7 +88,7 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Holds what a rollout continues from; by default nothing. Latents are B F C rows columns.
+    """Says what a rollout continues from; by default nothing. Latents are B F C rows columns.
 
     A stopped rollout also needs its policy and decoder, with their states loaded.
     """
@@ -114,7 +109,6 @@ def rollout(
     seeds: Sequence[int],
     decoder: Decoder | None = None,
     resume: Resume | None = None,
-    recorder: Recorder = silent,
     aside: Aside = at_once,
     noise: NoiseSource | None = None,
     sampling: Sampling = PLAIN,
@@ -161,7 +155,7 @@ def rollout(
             return known[:, block.first_frame : block.end_frame]
         return None
 
-    return Rollout(conductor, plan, start, find_known, recorder)
+    return Rollout(conductor, plan, start, find_known)
 
 
 class Conductor:
@@ -189,7 +183,8 @@ class Conductor:
         self._noise = noise
         self.sampling = sampling
         self._first = first_latent
-        self._past = list(past)
+        # No more blocks than a window can have frames of.
+        self._past = deque(past, maxlen=reach(backbone.spec))
         self.kernels = kernels
         # The prompts of the last block, with what the backbone made of them.
         self._conditioned: tuple[tuple[str, ...], Any] = ((), None)
@@ -214,7 +209,7 @@ class Conductor:
 
     def remember(self, block: Block, latents: Tensor) -> None:
         """Keep what later blocks need of a finished one."""
-        self._past = [*self._past, (block, latents)][-reach(self.backbone.spec) :]
+        self._past.append((block, latents))
         self._first = latents[:, :1] if self._first is None else self._first
 
     @property
@@ -238,12 +233,12 @@ class Conductor:
         backbone, policy = self.backbone, self.policy
         # A memory with a rule for the noise is asked before the block begins.
         noise = self._noise_of(block)
-        past = Past(self._opening(), _since_cut(self._past, block, backbone.spec))
+        past = Past(self._opening(), _since_cut(list(self._past), block, backbone.spec))
         run = BlockRun(policy, backbone.spec, block, self.kernels, past)
         if latents is None or steps:
             found = backbone.denoise(noise, conditioning, run.context)
             latents = found if latents is None else latents
-        run.context.let_go()
+        run.context.forget_rotated()
         if not policy.needs_pixels:
             # What it keeps does not wait for the pixels: it is chosen while they are decoded.
             backbone.settle(self._settled(block, latents), conditioning, run.clean)
@@ -274,7 +269,7 @@ class Conductor:
         return blur_opening(latents, sink, self.sampling.sink_noise, self._seeds, block.index)
 
     def _opening(self) -> Tensor | None:
-        """Return the video's first frame, as a backbone that carries it in its sequence shall read it."""
+        """Return the video's first frame, as a backbone that carries it in its sequence reads it."""
         if self._first is None:
             return None
         sink = min(self.policy.sink_frames, 1)
@@ -301,7 +296,7 @@ class Conductor:
 
 
 class _LoneBlock(MemoryPolicy):
-    """Shows a block nothing but itself, and keeps what the clean pass makes of it."""
+    """Shows a block nothing but itself, and keeps the tokens of its clean pass."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, Tokens] = {}
@@ -348,12 +343,10 @@ class Rollout(Iterator[GeneratedBlock]):
         plan: Plan,
         start: int,
         find_known: Callable[[Block], Tensor | None],
-        recorder: Recorder,
     ) -> None:
         self._conductor = conductor
         self._plan = plan
         self._find_known = find_known
-        self._recorder = recorder
         # The prompts of the plan's last block, and those that were sent, until the plan's next shot.
         self._planned: tuple[str, ...] | None = None
         self._sent: tuple[str, ...] | None = None
@@ -370,7 +363,6 @@ class Rollout(Iterator[GeneratedBlock]):
         if self._sent is not None:
             block = replace(block, prompts=self._sent)
         made = self._conductor.run(block, self._find_known(block))
-        self._recorder(made)
         self._left = left
         return made
 

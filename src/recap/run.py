@@ -23,7 +23,7 @@ from torch import Tensor
 
 from recap.attention.context import OWN_KERNELS
 from recap.backbones.wan.quantised import quantise
-from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_record
+from recap.config import DTYPES, RunConfig, from_settings, notice_device, read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
@@ -45,7 +45,7 @@ from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
 from recap.io.video import ClipWriter, join_clips
-from recap.memory.casting import join_cast
+from recap.memory.pinned import join_cast
 from recap.plan import Plan, make_plan
 from recap.rollout import Resume, Rollout, at_once, reach, read_alone, rollout
 from recap.types import BackboneSpec, GeneratedBlock, states_on_host
@@ -62,7 +62,7 @@ def build_backbone(
     ranks: Ranks = LONE,
 ) -> Backbone:
     """Load the run's backbone, ready to generate; `words` are those of its cast."""
-    notice_place(config.device, notice)
+    notice_device(config.device, notice)
     let_segments_grow(config.device)
     for line in describe_fit(config) if ranks.alone else []:
         notice(line)

@@ -9,7 +9,7 @@ A *frame* is a latent frame, a *picture* one decoded image, a *token* one patch 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Segment:
     head_bias: Tensor | None = None
     # Where log_bias and head_bias act; None stands for everywhere.
     bias_passes: Passes | None = None
-    # Whether the memory wants its share of attention told apart from the others', biased or not.
+    # Whether the memory wants its share of attention measured apart from the others', biased or not.
     measured: bool = False
 
     @property
@@ -75,7 +75,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Carries what one layer made of a finished block in the clean pass; nothing in it is rotated."""
+    """Carries what one layer computed for a finished block in the clean pass; nothing in it is rotated."""
 
     queries: Tensor  # B N H D
     keys: Tensor  # B N H D
@@ -204,10 +204,30 @@ class Candidates:
     def count(self) -> int:
         return self.score.shape[1]
 
+    def at(self, index: Tensor) -> Candidates:
+        """Return the entries at indices B K."""
+        return Candidates(
+            self.source.gather(1, index[..., None].expand(-1, -1, 3)), self.score.gather(1, index)
+        )
+
+    def part(self, columns: slice | Tensor) -> Candidates:
+        """Return the same columns of every row."""
+        return Candidates(self.source[:, columns], self.score[:, columns])
+
+    def to(self, device: torch.device | str) -> Candidates:
+        """Return the entries on a device."""
+        return Candidates(self.source.to(device), self.score.to(device))
+
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Return the entries of all parts, in order."""
+        source, score = [part.source for part in parts], [part.score for part in parts]
+        return Candidates(torch.cat(source, dim=1), torch.cat(score, dim=1))
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """Records what a policy did with one block. Tensors stay on their device until somebody writes them down."""
+    """Records what a policy did with one block. Tensors stay on their device until they are written to a file."""
 
     tokens: dict[Role, int]  # keys every query of the block could see, by role
     admitted: Candidates | None = None  # source and score of what entered the bank; score -1 marks no entry

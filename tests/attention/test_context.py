@@ -65,7 +65,7 @@ def test_what_was_let_go_is_read_as_before_and_the_policy_not_asked_again(monkey
     own = own_segment(spec, context.phases)
     torch.manual_seed(0)
     _, before = step(context, spec, own)
-    context.let_go()
+    context.forget_rotated()
     assert all(ready is None for kept in context._reads.kept.values() for _, ready in kept)
     monkeypatch.setattr(policy, "arrange", lambda *_: pytest.fail("a policy is asked once per block"))
     torch.manual_seed(0)

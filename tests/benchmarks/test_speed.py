@@ -59,7 +59,7 @@ def test_a_method_that_fails_is_put_back() -> None:
             raise RuntimeError
 
     owner = Fails()
-    with pytest.raises(RuntimeError), Stopwatch(cuda=False).listening([(owner, "verb")]):
+    with pytest.raises(RuntimeError), Stopwatch(cuda=False).timing([(owner, "verb")]):
         owner.verb()
     assert not vars(owner)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from recap.cli import console, main
 from recap.cli.examples import EXAMPLES
 from recap.cli.settings import full_config
-from recap.config import check_place
+from recap.config import check_device
 from recap.flow import resolve_flow
 from recap.io.report import SILENT, Reporter
 from recap.io.video import ClipWriter
@@ -254,11 +254,11 @@ def test_the_rate_is_the_mean_of_the_run(tmp_path, monkeypatch):
 def test_a_device_that_is_not_there_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ValueError, match="built for the CPU only"):
-        check_place("cuda", "float32") if not torch.cuda.is_available() else check_place("cuda:99", "float32")
+        check_device("cuda:99" if torch.cuda.is_available() else "cuda", "float32")
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.version, "cuda", "12.8")
         with pytest.raises(ValueError, match="no usable NVIDIA GPU or driver"):
-            check_place("cuda", "float32")
+            check_device("cuda", "float32")
 
 
 def test_without_weights_and_opencv_one_sentence_names_both(monkeypatch):

@@ -15,9 +15,9 @@ from recap.backbones.wan.model import empty_model
 from recap.backbones.wan.spec import UNTRAINED, WAN_1_3B
 from recap.backbones.wan.taehv import Taehv
 from recap.config import Choice, RunConfig, choose
-from recap.fast import card, fitting
+from recap.fast import fitting
 from recap.fast.backbone import FastWanBackbone
-from recap.fast.card import CardSetting, Demand, describe_plan, what_to_add
+from recap.fast.fitting import CardSetting, Demand, describe_plan, what_to_add
 from recap.fast.vae import FastVae
 from recap.flow.raft import RaftSmall
 from recap.io import devices
@@ -47,7 +47,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch):
     """Pretend that a card has so many bytes free, and that CUDA is there."""
 
     def pretend(free: float) -> None:
-        monkeypatch.setattr("recap.config.check_place", lambda *_: None)
+        monkeypatch.setattr("recap.config.check_device", lambda *_: None)
         monkeypatch.setattr(fitting, "can_fuse", lambda *_: True)
         for module in (fitting, devices):
             monkeypatch.setattr(module, "free_on", lambda device: free)
@@ -68,8 +68,8 @@ def test_the_parts_are_what_they_count() -> None:
     tokens = 7 * 30 * 52
     assert plan.parts["memory"] == plan.parts["window"] == 2 * 2 * 30 * tokens * 1536
     assert plan.total == sum(plan.parts.values())
-    assert sum(p.numel() for p in Taehv().parameters()) == card.TINY_PARAMETERS
-    assert sum(p.numel() for p in RaftSmall().parameters()) == card.FLOW_PARAMETERS
+    assert sum(p.numel() for p in Taehv().parameters()) == fitting.TINY_PARAMETERS
+    assert sum(p.numel() for p in RaftSmall().parameters()) == fitting.FLOW_PARAMETERS
 
 
 def test_the_parts_are_what_a_small_model_really_takes() -> None:
@@ -112,19 +112,19 @@ def test_what_is_left_out_makes_it_smaller() -> None:
 def test_auto_takes_the_quickest_path_that_fits(gigabytes: int, decoder: str) -> None:
     free = gigabytes * 2**30 - TAKEN
     asked = CardSetting("fast", decoder)
-    found = card.choose(WAN, asked, "auto", free)
-    plans = [WAN.plan(replace(asked, path=path)) for path in card.PATHS]
+    found = fitting.choose(WAN, asked, "auto", free)
+    plans = [WAN.plan(replace(asked, path=path)) for path in fitting.PATHS]
     smallest = min(plans, key=lambda plan: plan.total)
     assert found == next((plan for plan in plans if plan.total <= free), smallest)
     assert found.setting.decoder == decoder and found.setting.precision == "full"
-    assert card.choose(WAN, asked, "off", free).setting == asked
-    assert card.choose(WAN, asked, "on", free) == smallest
+    assert fitting.choose(WAN, asked, "off", free).setting == asked
+    assert fitting.choose(WAN, asked, "on", free) == smallest
 
 
 @pytest.mark.parametrize("gigabytes", CARDS)
 def test_the_plan_says_what_fits_or_what_to_add(gigabytes: int) -> None:
     free = gigabytes * 2**30 - TAKEN
-    setting = card.choose(WAN, CardSetting(), "auto", free).setting
+    setting = fitting.choose(WAN, CardSetting(), "auto", free).setting
     first, verdict = describe_plan(WAN, setting, "auto", free)
     assert f"about {WAN.plan(setting).total / GB:.1f} GB" in first and "transformer 2.84" in first
     if WAN.plan(setting).total <= free:
@@ -252,9 +252,9 @@ def test_a_setting_that_is_gone_is_left_out_where_it_was_as_usual() -> None:
 
 
 def test_the_decoders_past_is_counted() -> None:
-    vae = FastVae(card.VAE_WIDTH, 16)
+    vae = FastVae(fitting.PUBLIC_WIDTH, 16)
     past = sum(2 * torch.Size(shape).numel() for shape in vae.pasts((1, 60, 104)))
-    weights = 2 * (card.AUTOENCODER_PARAMETERS + sum(p.numel() for p in vae.parameters()))
+    weights = 2 * (fitting.AUTOENCODER_PARAMETERS + sum(p.numel() for p in vae.parameters()))
     assert WAN.plan(CardSetting()).parts["decoder"] == past + weights
 
 

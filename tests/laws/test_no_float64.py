@@ -20,7 +20,7 @@ from recap.backbones.tiny.autoencoder import Autoencoder, StreamingDecoder
 from recap.backbones.wan.backbone import UntrainedConfig, WanBackbone
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.spec import EMBEDDED
-from recap.config import MPS_NOTICE, RunConfig, check_place
+from recap.config import MPS_NOTICE, RunConfig, check_device
 from recap.contracts import Flow
 from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
@@ -89,14 +89,14 @@ def test_other_devices_keep_fp64():
 
 def test_a_machine_without_such_a_gpu_refuses_it():
     if torch.backends.mps.is_available():
-        check_place("mps", "float32")
+        check_device("mps", "float32")
         return
     with pytest.raises(ValueError, match=r"device is 'mps'.*(MPS|Apple).*choose cpu or auto"):
         RunConfig.from_dict({"shots": [{"prompt": "a", "seconds": 1}], "device": "mps"})
 
 
 def test_a_run_there_says_what_differs(monkeypatch):
-    monkeypatch.setattr("recap.config.check_place", lambda device, dtype: None)
+    monkeypatch.setattr("recap.config.check_device", lambda device, dtype: None)
     config = RunConfig.from_dict(
         {"shots": [{"prompt": "a", "seconds": 1}], "device": "mps", "backbone": "untrained"}
     )

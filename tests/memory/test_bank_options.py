@@ -7,18 +7,17 @@ import math
 import pytest
 import torch
 
-from recap.admission.base import retain_top
+from recap.admission.base import ScoredAdmission, retain_top
 from recap.attention.likeness import describe_keys, spread_layers
 from recap.fast.backbone import FastWanBackbone
 from recap.flow.classical import ClassicalFlow
-from recap.memory.bank import NoveltyBank
+from recap.memory.bank import NoveltyBank, shared_scores
 from recap.memory.merging import NUM_LAYERS, SAME, Duplicates
 from recap.memory.recap import RecapConfig, RecapMemory
-from recap.memory.sharing import shared_scores
 from recap.plan import Shot, make_plan
 from recap.registry import ADMISSIONS
 from recap.rollout import Resume, rollout
-from recap.types import Candidates, Role
+from recap.types import Block, Candidates, Role, Tokens, frame_positions
 from tests.contracts.test_policies import SeededAdmission
 
 
@@ -317,3 +316,26 @@ def test_all_options_together_stop_and_go_on_bit_for_bit(backbone, rule):
     for one, other in zip(straight[3:], tail, strict=True):
         assert torch.equal(one.latents, other.latents)
     assert all(torch.equal(second.state()[name], value) for name, value in whole.state().items())
+
+
+class Brightness(ScoredAdmission):
+    """Scores every token by the brightness of the block."""
+
+    def score(self, block, pixels):
+        return pixels.mean().expand(block.num_frames * self._grid[0] * self._grid[1])
+
+
+def test_a_loaded_state_forgets_the_pictures_of_a_block_that_did_not_end(backbone):
+    spec = backbone.spec
+    policy = RecapConfig().build(spec, lambda: Brightness(spec.grid))
+    block = Block(0, 0, spec.frames_per_block, ("a red boat",))
+    dark, bright = torch.zeros(1, 9, 3, *spec.picture_size), torch.ones(1, 9, 3, *spec.picture_size)
+    before = policy.state()
+    policy.begin(block)
+    policy.look(block, bright)
+    policy.load_state(before)
+    phases = policy.begin(block)
+    tokens = torch.zeros(1, spec.block_tokens, spec.heads, spec.head_dim)
+    for layer in range(spec.layers):
+        policy.write(layer, Tokens(tokens, tokens, tokens, frame_positions(phases, spec.grid)))
+    assert policy.commit(block, dark).offered.score.max() == 0

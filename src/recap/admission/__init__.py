@@ -1,1 +1,1 @@
-"""Novelty and its rivals: which tokens of a finished block are worth keeping, rules of one mechanism in one file."""
+"""This room decides which tokens of a finished block are worth keeping; rules of one mechanism share a file."""

@@ -1,4 +1,4 @@
-"""ScoredAdmission: the base of a rule that gives every token a score once; the bank keeps the highest."""
+"""`ScoredAdmission` is the base of a rule that gives every token a score once; the bank keeps the highest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from recap.contracts import Admission
-from recap.errors import refuse
 from recap.types import Block, Candidates, frame_positions, sort_key
 
 
@@ -29,20 +28,10 @@ def retain_top(pool: Candidates, capacity: int) -> Tensor:
     return by_age.gather(1, by_score)[:, :capacity]
 
 
-def check_settings(
-    config: object, names: tuple[str, ...], low: float, high: float, limit: str, remedy: str
-) -> None:
-    """Refuse settings outside low..high, NaN among them."""
-    for name in names:
-        value = getattr(config, name)
-        if not low <= value <= high:
-            raise refuse(name, value, limit, remedy)
-
-
 class ScoredAdmission(Admission):
     """Scores every token of a finished block once.
 
-    A subclass implements `score`; it overrides `retain` if the bank shall not simply keep the highest scores.
+    A subclass implements `score`; it overrides `retain` if the bank should not simply keep the highest scores.
     """
 
     def __init__(self, grid: tuple[int, int]):

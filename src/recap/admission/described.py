@@ -12,14 +12,14 @@ from recap.types import Block, Candidates, sort_key
 
 
 class Described(ScoredAdmission):
-    """Holds the descriptors of the block that is proposed, and of the bank; they are found by the tokens' sources."""
+    """Keeps the descriptors of the block that is proposed, and of the bank; they are found by the tokens' sources."""
 
     def __init__(self, grid: tuple[int, int]):
         super().__init__(grid)
         # Sort keys B N and descriptors B N D of the block last proposed.
         self._fresh: tuple[Tensor, Tensor] | None = None
         # Sort keys B K and descriptors B K D of what the bank keeps.
-        self._place: Tensor | None = None
+        self._sort_keys: Tensor | None = None
         self._descriptor: Tensor | None = None
 
     def take_fresh(self, block: Block, pixels: Tensor, descriptor: Tensor) -> None:
@@ -29,20 +29,20 @@ class Described(ScoredAdmission):
     def look_up(self, pool: Candidates) -> Tensor:
         """Return descriptors B P D of a pool or a part of it, in whatever order the bank has them."""
         assert self._fresh is not None, "retained before it was proposed"
-        place, descriptor = self._fresh
-        if self._place is not None and self._descriptor is not None:
-            place = torch.cat([self._place, place], dim=1)
+        sort_keys, descriptor = self._fresh
+        if self._sort_keys is not None and self._descriptor is not None:
+            sort_keys = torch.cat([self._sort_keys, sort_keys], dim=1)
             descriptor = torch.cat([self._descriptor, descriptor], dim=1)
-        ordered, by_place = place.sort(dim=1)
-        return take(descriptor, by_place.gather(1, torch.searchsorted(ordered, sort_key(pool.source))))
+        ordered, by_key = sort_keys.sort(dim=1)
+        return take(descriptor, by_key.gather(1, torch.searchsorted(ordered, sort_key(pool.source))))
 
     def keep(self, kept: Candidates, descriptor: Tensor) -> None:
         """Remember the descriptors B K D of those that stay, and forget all others."""
-        self._place, self._descriptor = sort_key(kept.source), descriptor
+        self._sort_keys, self._descriptor = sort_key(kept.source), descriptor
         self._fresh = None
 
     def state(self) -> State:
-        return copies({"place": self._place, "descriptor": self._descriptor})
+        return copies({"place": self._sort_keys, "descriptor": self._descriptor})
 
     def entries(self) -> dict[str, Entry]:
         """Return what a state has once something was retained."""
@@ -56,17 +56,12 @@ class Described(ScoredAdmission):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._place, self._descriptor, self._fresh = state.get("place"), state.get("descriptor"), None
+        self._sort_keys, self._descriptor, self._fresh = state.get("place"), state.get("descriptor"), None
 
 
 def take(points: Tensor, index: Tensor) -> Tensor:
     """Return the points B P D at indices B K."""
     return points.gather(1, index[..., None].expand(-1, -1, points.shape[-1]))
-
-
-def chosen(pool: Candidates, index: Tensor) -> Candidates:
-    """Return the entries of a pool at indices B K."""
-    return Candidates(take(pool.source, index), pool.score.gather(1, index))
 
 
 def refuse_keyless(name: str) -> Exception:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import check_settings
-from recap.admission.described import Described, chosen, refuse_keyless, take
+from recap.admission.described import Described, refuse_keyless, take
+from recap.attention.likeness import distances
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
-from recap.errors import refuse
+from recap.errors import check_settings, refuse
 from recap.types import BackboneSpec, Block, Candidates, seeded
 
 # Of ImageNet, as DINOv2 was trained.
@@ -32,7 +32,7 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(AdmissionConfig):
-    """Runs the k-means behind both rules of diversity."""
+    """Sets up the k-means behind both rules of diversity."""
 
     keeps: ClassVar[str] = "tokens near the centres of k-means, equally many of each"
     needs_flow: ClassVar[bool] = False
@@ -68,8 +68,7 @@ class Diversity(Described):
         self.take_fresh(block, pixels, descriptor)
         if self._centres is None:
             return torch.ones_like(descriptor[..., 0])
-        distance = 1 - (descriptor @ self._centres.transpose(1, 2)).amax(dim=-1)
-        return distance.clamp(min=0)
+        return _distance(descriptor, self._centres).amin(dim=-1)
 
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
@@ -81,7 +80,7 @@ class Diversity(Described):
             points, centres, random, num_steps=config.num_steps, batch_points=config.batch_points
         )
         stays = nearest_to_centres(points, self._centres, capacity)
-        self.keep(chosen(pool, stays), take(points, stays))
+        self.keep(pool.at(stays), take(points, stays))
         return stays
 
     def state(self) -> State:
@@ -98,7 +97,7 @@ class Diversity(Described):
 
 @dataclass(frozen=True, slots=True)
 class DiversityConfig(ClusterConfig):
-    """Tokens as different as can be, by DINOv2 features and k-means; the ablation's DINOv2 Diversity."""
+    """Keeps tokens as different as can be, by DINOv2 features and k-means; the ablation's DINOv2 Diversity."""
 
     needs: ClassVar[str] = "DINOv2 weights (`model`: a folder, or a name in the hub's cache) and transformers"
 
@@ -153,7 +152,7 @@ class DinoDiversity(Diversity):
 
 @dataclass(frozen=True, slots=True)
 class DiversityKeysConfig(ClusterConfig):
-    """Tokens as different as can be, by the backbone's own keys and k-means; not the paper's rule."""
+    """Keeps tokens as different as can be, by the backbone's own keys and k-means; not the paper's rule."""
 
     needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no weights"
 
@@ -256,7 +255,7 @@ def nearest_to_centres(points: Tensor, centres: Tensor, capacity: int) -> Tensor
 
 def _distance(points: Tensor, centres: Tensor) -> Tensor:
     """Return 1 - cosine, B P k, of unit vectors."""
-    return (1 - points @ centres.transpose(1, 2)).clamp_(min=0)
+    return distances(points, centres).clamp_(min=0)
 
 
 def _move_idle(points: Tensor, centres: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`flow`: what no reliable antecedent in the previous picture explains is new. Eq. (novelty) of the paper.
+"""`flow` is eq. (novelty) of the paper: new is what no reliable antecedent in the previous picture explains.
 
 For a pixel u of picture t with backtrace u' = u + F(t -> t-1)(u):
     e_cyc = |F(t -> t-1)(u) + F(t-1 -> t)(u')|      in pixels of the grid the flow is computed on
@@ -14,7 +14,7 @@ Where the paper is silent:
 - Outside the picture there is no flow and no colour: both read as 0. Otherwise a smooth pan, whose flow is the
   same on both sides of the border, would score what it reveals near 0.
 - What the camera has shown before and brings back into the picture is not new (`borders`, see surroundings.py).
-- The claimed map holds 0..1 and is sampled bilinearly; at least one half is claimed ground. A map of bits
+- The claimed map has values in 0..1 and is sampled bilinearly; at least one half is claimed ground. A map of bits
   moved by whole pixels would stand still under motion of less than half a pixel per picture.
 - Picture 0 fires nothing and claims nothing: the sink owns it.
 """
@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import ScoredAdmission, check_settings
+from recap.admission.base import ScoredAdmission
 from recap.admission.surroundings import CUT_SHARE, Surroundings
 from recap.contracts import AdmissionConfig, Entry, Flow, FlowEstimator, State, copies, together
-from recap.errors import refuse
+from recap.errors import check_settings, refuse
 from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.io.older import Self
 from recap.types import BackboneSpec, Block

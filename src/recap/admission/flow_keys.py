@@ -23,7 +23,7 @@ PREFIX = "flow."
 
 @dataclass(frozen=True, slots=True)
 class FlowKeysConfig(FlowNoveltyConfig):
-    """Optical-flow novelty of what no key resembles; not the paper's rule. Settings are those of both."""
+    """Finds optical-flow novelty that no key resembles; not the paper's rule. It has the settings of both."""
 
     keeps: ClassVar[str] = "what `flow` keeps, if no key of sink, bank and block resembles it"
     needs: ClassVar[str] = "optical flow, and a memory that passes on keys, as `recap` does"

@@ -1,4 +1,4 @@
-"""`flow-texture`: optical-flow novelty that rain, spray and ripples do not fill. Beyond the paper.
+"""`flow-texture` is optical-flow novelty that rain, spray and ripples do not fill. It goes beyond the paper.
 
 The paper states its limit: texture that breaks the flow again and again is noticed again and again. Here a
 pixel that `flow` flags is passed over if both are true:
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.base import check_settings
 from recap.admission.flow import Evidence, FlowNovelty, FlowNoveltyConfig
 from recap.contracts import Entry, Flow, FlowEstimator, State, copies, together
+from recap.errors import check_settings
 from recap.flow.warp import inside, pixel_grid, sample
 from recap.types import BackboneSpec
 
@@ -43,7 +43,7 @@ class FlowTextureConfig(FlowNoveltyConfig):
     keeps: ClassVar[str] = "first appearances that last, or look unlike their place; not fleeting texture"
     needs: ClassVar[str] = "optical flow"
 
-    # What is lost within so many pictures is fleeting.
+    # What is lost within this many pictures is fleeting.
     horizon_pictures: int = 2
     # A square is restless if something fleeting shows around it in this share of a block's pictures, in this share
     # over some seconds, or in this share in the mean of all squares, now or over some seconds.
@@ -107,7 +107,7 @@ class FlowTexture(FlowNovelty):
         here = pixel_grid((at.shape[-2], at.shape[-1]), at)
         passed = restless & flagged & ~counts
         return Evidence(
-            # About what the block's own scale makes of others.
+            # About as large as the scores of others after the division by the block's scale.
             torch.where(restless, 1 + crowd, novelty),
             torch.where(restless, counts, flagged),
             traced | passed,
@@ -191,7 +191,7 @@ def vanishing(
     at = pixel_grid(size, stream).expand(batch, pairs, -1, -1, -1).clone()
     lost = torch.zeros(batch, pairs, *size, dtype=torch.bool, device=stream.device)
     for later in range(1, min(horizon, pairs - 1) + 1):
-        # Only so many pictures have one so much later.
+        # Only this many pictures are followed by one `later` pictures on.
         known = pairs - later
         here = at[:, :known].flatten(0, 1)
         step = sample(flow.forward[:, later : later + known].flatten(0, 1), here)

@@ -1,7 +1,7 @@
 """`random` samples everything generated so far, `recent` takes the last that left the window.
 
 They are Random History and Recent History of the paper's ablation, expressed with a bank. The K highest of uniform
-scores, each given once, are a uniform sample without replacement. With the clock as score the bank keeps the latest;
+scores, each drawn once, are a uniform sample without replacement. With the clock as score the bank keeps the latest;
 tokens are offered as they leave the window, since what is still in the prior would only be there twice.
 """
 

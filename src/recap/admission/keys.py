@@ -18,8 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recap.admission.base import check_settings
-from recap.admission.described import Described, chosen, refuse_keyless
+from recap.admission.described import Described, refuse_keyless
 from recap.attention.likeness import (
     describe_keys,
     for_products,
@@ -28,12 +27,13 @@ from recap.attention.likeness import (
     usual_distance,
 )
 from recap.contracts import AdmissionConfig, Entry, FlowEstimator, State, copies, together
+from recap.errors import check_settings
 from recap.types import BackboneSpec, Block, Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class KeyNoveltyConfig(AdmissionConfig):
-    """Novelty by the model's own keys; not the paper's rule."""
+    """Finds novelty by the model's own keys; not the paper's rule."""
 
     keeps: ClassVar[str] = "what no key of sink, bank and block resembles"
     needs: ClassVar[str] = "a memory that passes on keys, as `recap` does; no flow, no weights"
@@ -41,7 +41,7 @@ class KeyNoveltyConfig(AdmissionConfig):
 
     # Layers that are compared, spread evenly.
     num_layers: int = 3
-    # Something new is so many times farther from all that is known than tokens of the opening are from each other.
+    # Something new is this many times farther from all that is known than tokens of the opening are from each other.
     margin: float = 4.0
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class KeyNovelty(Described):
     @torch.no_grad()
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         stays = super().retain(pool, capacity)
-        kept = chosen(pool, stays)
+        kept = pool.at(stays)
         # What only fills the bank is no example of anything: as zero it is like nothing.
         self.keep(kept, self.look_up(kept) * (kept.score > 0)[..., None])
         return stays

@@ -1,4 +1,4 @@
-"""Surroundings: what the camera has shown beyond the border of the picture, so that a sway reveals it only once.
+"""This module remembers what the camera has shown beyond the border, so that a sway reveals it only once.
 
 Content that leaves through the border leaves its flow correspondence there: by eq. (novelty) alone the same strip
 would be new at every sway of the camera. So the last picture is extended on all sides by what left it, moved along
@@ -25,7 +25,7 @@ CUT_SHARE = 0.5
 """Where the flow of more than this share of the pixels is inconsistent, the camera has not moved: it is elsewhere."""
 
 AT_REST_PX = 0.5
-"""A camera that moves by less is at rest: nothing enters or leaves by so little, and in rain the median wanders."""
+"""A camera that moves by less is at rest: too little enters or leaves to matter, and in rain the median wanders."""
 
 
 class Surroundings:

@@ -1,1 +1,1 @@
-"""Reads: rotary phases, attention over segments, and what one block may see."""
+"""This room reads memory: rotary phases, attention over segments, and what one block may see."""

@@ -52,7 +52,7 @@ def attend(
     """Compute attention by one kernel per group of equal role and bias, merged by log-sum-exp.
 
     With `by_role` off, groups are of equal bias only: fewer kernels and less to merge, and a group of several roles
-    has no share. `heads` says which heads these are; shares are of all of them, the rest is of these.
+    has no share. `heads` says which heads these are: shares are the mean of all heads, all else is about these.
     """
     groups = _grouped(segments, by_role)
     q = query.transpose(1, 2)
@@ -143,9 +143,9 @@ class Kernel(Enum):
 
 
 def choose_kernel(device: str, dtype: torch.dtype, channels: int, shortest: int, *, cudnn: bool) -> Kernel:
-    """Return the fastest kernel that takes heads of so many channels.
+    """Return the fastest kernel for heads with this number of channels.
 
-    The operators are called directly, so nobody else pads heads or falls back. `shortest` is the number of queries
+    The operators are called directly, so nothing else pads heads or falls back. `shortest` is the number of queries
     or of keys, the smaller one; `cudnn` whether it is there and the faster one.
     """
     if device == "cpu":

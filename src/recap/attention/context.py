@@ -1,4 +1,4 @@
-"""BlockContext: what one block may attend to, frozen from `begin` to `commit`.
+"""A `BlockContext` is what one block may attend to, frozen from `begin` to `commit`.
 
 Memory costs a backbone one line, `context.attend(layer, query, own)`. The policy is asked for a layer's kept segments
 once per block: they are rotated on the layer's first read, and all later steps read the result.
@@ -20,7 +20,7 @@ from recap.types import Past, Role, Segment, Tokens, frame_positions, widest
 
 
 class ContextKernels:
-    """Does the arithmetic of a context. A model by somebody else may bring a subclass that gives its own bits."""
+    """Does the arithmetic of a context; a subclass may reproduce that of another implementation, bit for bit."""
 
     def table(self, positions: Tensor, like: Tensor) -> Any:
         """Return the rotary table by which `turn` rotates tensors such as `like` to positions B N 3."""
@@ -37,10 +37,10 @@ class ContextKernels:
         return attend(query, segments)
 
     def see(self, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
-        """See a read that is made here; nobody looks unless a subclass does."""
+        """Observe a read that is made here; only a subclass has a use for it."""
 
     def watch(self, layer: int, read: Callable[[], tuple[Tensor, Sequence[Readable]]]) -> None:
-        """See a read of the clean pass that was not made here; nobody looks unless a subclass does.
+        """Observe a read of the clean pass that was not made here; only a subclass has a use for it.
 
         `read` makes the query and the segments, rotated, as `read` above gets them.
         """
@@ -126,7 +126,7 @@ class BlockContext:
         return self._policy.arrange(layer, [])
 
     def arranged(self, layer: int, own: list[Segment]) -> list[Segment]:
-        """Return what the memory makes of a reader's own sequence, if that has more than the block."""
+        """Return a reader's own sequence as the memory changes it, if it has more than the block."""
         return self._policy.arrange(layer, own)
 
     @property
@@ -140,7 +140,7 @@ class BlockContext:
         self._policy.write(layer, tokens)
 
     def hand_share(self, layer: int, plain: Tensor) -> None:
-        """Receive likewise the share without bias, B H, of the segment that the memory wants measured."""
+        """Receive from such a reader the share without bias, B H, of the segment that the memory wants measured."""
         assert self._writes, "only the clean pass writes: hand over to the context of `clean_pass()`"
         self._policy.measure(layer, plain)
 
@@ -189,8 +189,8 @@ class BlockContext:
             for segment, ready in kept
         ]
 
-    def let_go(self) -> None:
-        """Forget what is rotated of the past: the clean pass rotates it again, and the decoder gets the room."""
+    def forget_rotated(self) -> None:
+        """Forget the rotated past: the clean pass rotates it again, and the decoder gets the room."""
         rotated = self._reads.kept
         rotated.update({layer: [(segment, None) for segment, _ in kept] for layer, kept in rotated.items()})
 

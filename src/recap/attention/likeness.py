@@ -19,7 +19,7 @@ USUAL = 0.75
 
 
 def spread_layers(number: int, layers: int) -> list[int]:
-    """Return so many layers, evenly spread, or all if there are fewer: of 30 and 3 the layers 5, 15 and 25."""
+    """Return `number` of the layers, evenly spread, or all if there are fewer: 3 of 30 are layers 5, 15 and 25."""
     number = min(number, layers)
     return [int((index + 0.5) * layers / number) for index in range(number)]
 

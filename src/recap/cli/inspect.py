@@ -10,7 +10,7 @@ import typer
 from recap.admission.flow import FlowNoveltyConfig
 from recap.cli.console import progress_bar
 from recap.cli.options import Device
-from recap.config import check_place, from_settings, override, resolve_device
+from recap.config import check_device, from_settings, override, resolve_device
 from recap.errors import refuse
 from recap.flow import build_flow
 from recap.flow.world import PICTURE_SIZE, refuse_world
@@ -42,7 +42,7 @@ def inspect_command(
     config = from_settings(FlowNoveltyConfig, override({}, settings or [], parts=()), "novelty")
     pixels = _size(size)
     chosen = resolve_device("auto" if device is None else device)
-    check_place(chosen, "float32")
+    check_device(chosen, "float32")
     # What is not a video is refused before weights are looked for.
     found = open_clip(clip)
     rows, columns = pixels or (found.height, found.width)

@@ -53,8 +53,8 @@ class BiasTable:
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        # What the layers' segments said last, and on the device, P L 1 1, the numbers and where heads count.
-        self._said: tuple[list[float], list[float]] | None = None
+        # The last values of the layers' segments, and on the device, P L 1 1, the numbers and where heads count.
+        self._last: tuple[list[float], list[float]] | None = None
         self._numbers = self._by_head = self.values[:, :, :1, :1]
 
     def fill(self, segments: Sequence[Segment]) -> None:
@@ -63,11 +63,11 @@ class BiasTable:
         acts = [(s, s.bias_passes is None or step in s.bias_passes) for step in steps for s in segments]
         numbers = [s.log_bias if on else 0.0 for s, on in acts]
         by_head = [float(on and s.head_bias is not None) for s, on in acts]
-        changed = self._said != (numbers, by_head)
+        changed = self._last != (numbers, by_head)
         if changed:
             # Copied only then, as most schedules stay as they are all video long.
             self._numbers, self._by_head = self._on_device(numbers), self._on_device(by_head)
-            self._said = numbers, by_head
+            self._last = numbers, by_head
         if any(by_head):
             none = self.values.new_zeros(self.values.shape[2:])
             heads = [none if s.head_bias is None else s.head_bias.to(none.dtype) for s in segments]

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Triton evaluates annotations and knows none but its own.
 """Does the transformer's element-wise work by Triton kernels; `recap.fast.dit` defines what each one computes.
 
 One program handles one token: its channels are read once, reduced, and written once. The compiler's own fusions
@@ -23,8 +25,8 @@ from recap.fast.triton_import import tl, triton
 from recap.fast.windows import Pair
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _norm(  # type: ignore[no-untyped-def]
+@triton.jit
+def _norm(
     x, added, gate, scale, shift, kept, out, out_scale, size, eps, ADDS: tl.constexpr, GATES: tl.constexpr,
     FLOAT8: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -51,8 +53,8 @@ def _norm(  # type: ignore[no-untyped-def]
         tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _split_rotate(  # type: ignore[no-untyped-def]
+@triton.jit
+def _split_rotate(
     qkv, norm_q, norm_k, cos, sin, rotated_query, query, keys, own_keys, own_values, size, half, tokens, row_stride,
     eps, KEEP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -86,8 +88,8 @@ def _split_rotate(  # type: ignore[no-untyped-def]
             tl.store(own_keys + own, rotated, inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _merge(  # type: ignore[no-untyped-def]
+@triton.jit
+def _merge(
     first, second, first_mass, second_mass, first_bias, second_bias, out, out_scale, shares, tokens, heads, channels,
     FIRST: tl.constexpr, SECOND: tl.constexpr, FLOAT8: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -120,8 +122,8 @@ def _merge(  # type: ignore[no-untyped-def]
     tl.store(shares + (rows + row) * tokens + token, 1 - share)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rms(  # type: ignore[no-untyped-def]
+@triton.jit
+def _rms(
     x, weight, out, size, eps, WIDTH: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * size
@@ -134,8 +136,8 @@ def _rms(  # type: ignore[no-untyped-def]
     tl.store(out + token + channel, scaled.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _fill(  # type: ignore[no-untyped-def]
+@triton.jit
+def _fill(
     keys, values, cos, sin, new_keys, new_values, size, half, from_stride, token_stride, rope_stride, to_stride,
     WIDTH: tl.constexpr,
 ):  # fmt: skip

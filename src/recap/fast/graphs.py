@@ -21,7 +21,7 @@ TUNING_RUNS = 3
 
 
 class RecordingRoom:
-    """Is where the recordings that one thread replays on one stream are made: a stream, and memory they share.
+    """Makes the recordings that one thread replays on one stream: on a stream of its own, in memory that they share.
 
     Such recordings never run at the same time, so what one needs only while it runs may be where another has the
     same. The next replay of any of them may overwrite what one returned, so callers copy that at once.
@@ -57,7 +57,7 @@ class RecordingRoom:
     def record(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Record work as a graph; also return what it returned, which every replay overwrites."""
         graph = torch.cuda.CUDAGraph()
-        # Recordings that nobody refers to any more must not count.
+        # Recordings without a reference must not count.
         gc.collect()
         if not self._graphs:
             # torch gives up the memory with the last recording in it, and refuses its handle from then on.

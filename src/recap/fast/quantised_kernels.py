@@ -140,13 +140,13 @@ def empty_tokens(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Float8Tok
     return Float8Tokens(like.new_empty(shape, dtype=E4M3), scale)
 
 
-def widen(x: Float8Tokens, linear: Float8Linear, tile: ProductTile = WIDE) -> Float8Tokens:
+def widen(x: Float8Tokens, linear: Float8Linear) -> Float8Tokens:
     """Compute a linear layer of tokens B N M and its GELU, in 8 bits: by one kernel where that can be."""
     (*_, size), outputs = x.values.shape, len(linear.values)
-    fits = size % tile.depth == 0 and outputs % tile.columns == 0 and linear.bias.dtype == torch.bfloat16
+    fits = size % WIDE.depth == 0 and outputs % WIDE.columns == 0 and linear.bias.dtype == torch.bfloat16
     if not fits or torch.cuda.get_device_capability(x.values.device) < TILE_COPIES:
         return quantise_tokens(linear(x), gelu=True)
-    return widen_at_once(x, linear, tile)
+    return widen_at_once(x, linear, WIDE)
 
 
 def widen_at_once(x: Float8Tokens, linear: Float8Linear, tile: ProductTile) -> Float8Tokens:

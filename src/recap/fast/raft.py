@@ -29,11 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recap.contracts import Flow
-from recap.errors import refuse
 from recap.fast import raft_steps
 from recap.fast.graphs import Graphed
 from recap.fast.raft_steps import ALIGNED, MOVED, STATE, WINDOWS, correlate, pool_levels
-from recap.flow.network import STRIDE, pad_to_network
+from recap.flow.network import STRIDE, check_clip, pad_to_network
 from recap.flow.raft import CONTEXT, HIDDEN, MOTION, SMALLEST, Bottleneck, Encoder, RaftFlow, UpdateBlock
 
 Steps = Any
@@ -224,9 +223,7 @@ class FastRaftFlow:
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Flow:
         """Estimate the flow of pictures B T 3 Y X in 0..1, on any device; the result is on theirs, float32."""
-        if pictures.shape[1] < 2:
-            limit = "flow needs at least 2"
-            raise refuse("pictures", tuple(pictures.shape), limit, "pass B T 3 Y X with T >= 2")
+        check_clip(pictures)
         estimate = self._graphed or self._estimate
         found: Tensor = estimate(pictures.to(self.device, torch.float32))
         # A copy, because the next replay overwrites the output of the recording.

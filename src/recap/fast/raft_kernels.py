@@ -1,3 +1,5 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Triton evaluates annotations and knows none but its own.
 """Computes the steps of `recap.fast.raft_steps`, which defines them, by Triton kernels with one launch each.
 
 A convolution with so few channels takes about 15 us on an H200, and every separate pass over its result 5 to 10: in
@@ -24,8 +26,8 @@ PIXELS = 64
 READ_PIXELS = 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _read(  # type: ignore[no-untyped-def]
+@triton.jit
+def _read(
     volume, flow, out, num_pixels, height, width, stride, channels,
     levels: tl.constexpr, radius: tl.constexpr, pixels: tl.constexpr, slots: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +73,8 @@ def _read(  # type: ignore[no-untyped-def]
     tl.store(target, mixed.to(out.dtype.element_ty), mask=live[:, None] & (channel < end)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _sums(  # type: ignore[no-untyped-def]
+@triton.jit
+def _sums(
     x, sums, pixels, channels: tl.constexpr, stride: tl.constexpr, ROUNDS: tl.constexpr, PARTS: tl.constexpr,
     PIXELS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +94,8 @@ def _sums(  # type: ignore[no-untyped-def]
     tl.store(to + WIDTH, square)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _normalise(  # type: ignore[no-untyped-def]
+@triton.jit
+def _normalise(
     x, sums, residual, out, pixels, channels: tl.constexpr, stride: tl.constexpr, residual_stride: tl.constexpr, eps,
     RELU: tl.constexpr, ADDS: tl.constexpr,
     PARTS: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr,
@@ -117,8 +119,8 @@ def _normalise(  # type: ignore[no-untyped-def]
     tl.store(out + entry * channels + channel[None, :], value.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _bias(  # type: ignore[no-untyped-def]
+@triton.jit
+def _bias(
     x, bias, residual, out, count, channels: tl.constexpr, stride: tl.constexpr, residual_stride: tl.constexpr,
     RELU: tl.constexpr, ADDS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -135,8 +137,8 @@ def _bias(  # type: ignore[no-untyped-def]
     tl.store(out + index, value.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _pair(  # type: ignore[no-untyped-def]
+@triton.jit
+def _pair(
     first, second, bias, out, count, first_channels: tl.constexpr, channels: tl.constexpr, AT_ONCE: tl.constexpr
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -150,8 +152,8 @@ def _pair(  # type: ignore[no-untyped-def]
     tl.store(out + index, value.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _join(  # type: ignore[no-untyped-def]
+@triton.jit
+def _join(
     hidden, motion, bias, moved, out, count, hidden_stride, HIDDEN: tl.constexpr, STATE: tl.constexpr,
     MOVED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -168,8 +170,8 @@ def _join(  # type: ignore[no-untyped-def]
     tl.store(out + index, value.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gate(  # type: ignore[no-untyped-def]
+@triton.jit
+def _gate(
     both, share, hidden, state, update, count, share_stride, hidden_stride, HIDDEN: tl.constexpr, STATE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -187,8 +189,8 @@ def _gate(  # type: ignore[no-untyped-def]
     tl.store(state + pixel * STATE + channel, value.to(state.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _mix(  # type: ignore[no-untyped-def]
+@triton.jit
+def _mix(
     hidden, proposed, share, update, out, count, hidden_stride, share_stride, HIDDEN: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -204,8 +206,8 @@ def _mix(  # type: ignore[no-untyped-def]
     tl.store(out + index, value.to(out.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _advance(  # type: ignore[no-untyped-def]
+@triton.jit
+def _advance(
     flow, change, bias, new_flow, moved, count, change_stride, MOVED: tl.constexpr, AT_ONCE: tl.constexpr
 ):
     index = tl.program_id(0).to(tl.int64) * AT_ONCE + tl.arange(0, AT_ONCE)

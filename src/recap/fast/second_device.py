@@ -5,7 +5,6 @@ While the clean pass of a block runs on the first device, the second one decodes
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from recap.backbones.wan.backbone import WanBackbone
@@ -46,7 +45,7 @@ def move_decoder(backbone: Backbone, device: str) -> None:
 
 
 class MovedAdmission(Admission):
-    """Asks a rule on the device where the pictures are, and brings home what it answers."""
+    """Asks a rule on the device where the pictures are, and moves its answers to the device of the memory."""
 
     def __init__(self, rule: Admission, device: str, home: str) -> None:
         self._rule = rule
@@ -62,13 +61,13 @@ class MovedAdmission(Admission):
         self._rule.read_keys(keys.to(self._device))
 
     def propose(self, block: Block, pixels: Tensor) -> Candidates:
-        return _moved(self._rule.propose(block, pixels), self._home)
+        return self._rule.propose(block, pixels).to(self._home)
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
-        return self._rule.retain(_moved(pool, self._device), capacity).to(self._home)
+        return self._rule.retain(pool.to(self._device), capacity).to(self._home)
 
     def score_leaving(self, source: Tensor) -> Candidates:
-        return _moved(self._rule.score_leaving(source.to(self._device)), self._home)
+        return self._rule.score_leaving(source.to(self._device)).to(self._home)
 
     def state(self) -> State:
         return self._rule.state()
@@ -78,7 +77,3 @@ class MovedAdmission(Admission):
 
     def load_state(self, state: State) -> None:
         self._rule.load_state({name: value.to(self._device) for name, value in state.items()})
-
-
-def _moved(found: Candidates, device: torch.device | str) -> Candidates:
-    return Candidates(found.source.to(device), found.score.to(device))

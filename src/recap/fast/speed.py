@@ -25,14 +25,14 @@ from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.quantised import check_precision, quantise
 from recap.backbones.wan.spec import WanSpec
 from recap.backbones.wan.taehv import Taehv
-from recap.config import AUTO, DTYPES, Choice, check_place, choose, usual_admission
+from recap.config import AUTO, DTYPES, Choice, check_device, choose, usual_admission
 from recap.contracts import Admission, AdmissionConfig, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.comparing import LIMITS, largest_error
 from recap.fast.stopwatch import Stopwatch, draw_curve
 from recap.fast.taehv import FastTaehv
-from recap.fast.vae import FastVae
+from recap.fast.vae import PUBLIC_WIDTH, FastVae
 from recap.flow.classical import ClassicalFlow
 from recap.flow.raft import RaftFlow, RaftSmall
 from recap.flow.world import WORLD, WorldFlow, load_world_flow
@@ -47,8 +47,6 @@ See = Callable[[GeneratedBlock, Tensor], None]
 """Is shown every block, and its pictures as bytes."""
 
 MOST_BLOCKS = 10_000
-# Channels of the public decoder's last stage.
-VAE_WIDTH = 96
 # Frames until the memory is full, graphs are recorded and clock rates are steady.
 FULL = 15
 ANCHORS_MS = {"denoise + settle": 412.0, "decode": 248.0, "block": 660.0}
@@ -78,7 +76,7 @@ class SpeedSettings:
     def __post_init__(self) -> None:
         if not 2 <= self.blocks <= MOST_BLOCKS:
             raise refuse("--blocks", self.blocks, f"must be 2 to {MOST_BLOCKS}", "30 are enough for medians")
-        check_place(self.device, self.dtype)
+        check_device(self.device, self.dtype)
         check_precision(self.precision, self.device, self.dtype)
         if self.decoder not in DECODERS:
             raise unknown_name("--decoder", self.decoder, DECODERS)
@@ -177,7 +175,7 @@ def random_decoder(
     if settings.eager:
         limit = "the readable full decoder needs its weight files"
         raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
-    vae = FastVae(VAE_WIDTH, spec.in_channels).to(device).requires_grad_(False)
+    vae = FastVae(PUBLIC_WIDTH, spec.in_channels).to(device).requires_grad_(False)
     for tensor in vae.state_dict().values():
         tensor.copy_(torch.randn_like(tensor) * (tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 0.1))
     return vae.arrange(dtype).open_decoder
@@ -208,7 +206,7 @@ def measure(
     watched: list[tuple[object, str]] = list(zip(owners, STAGES, strict=True))
     if closely and isinstance(policy, RecapMemory):
         watched += zip((*rules * 3, policy.bank, policy), BANK_PARTS, strict=True)
-    with watch.listening(watched):
+    with watch.timing(watched):
         began = time.perf_counter()
         blocks_made = rollout(backbone, policy, plan, seeds=[seed], decoder=decoder, aside=aside)
         first_picture_s = _deliver(blocks_made, watch, cuda, began, see)

@@ -27,7 +27,7 @@ class Stopwatch:
         self.memory: list[int] = []
 
     @contextmanager
-    def listening(self, methods: list[tuple[object, str]]) -> Iterator[None]:
+    def timing(self, methods: list[tuple[object, str]]) -> Iterator[None]:
         """Time every call of these methods, each a stage by its name, until the context ends."""
         for owner, name in methods:
             setattr(owner, name, self._timed(getattr(owner, name), name))

@@ -1,4 +1,4 @@
-"""Shares between both fast decoders streams over storage at fixed addresses, and a cheap way to enlarge.
+"""This module has what both fast decoders share: streams over storage at fixed addresses, and a cheap way to enlarge.
 
 A block's kernels can be recorded and replayed because what they read and write stays at its address.
 

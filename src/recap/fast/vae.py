@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recap.attention.attend import HALF
 from recap.backbones.wan.vae import FEATURES, FIELD, KINDS, MARK, NOTHING, WanVae
 from recap.contracts import Decoder, State
 from recap.errors import refuse
@@ -38,9 +39,10 @@ SLICE = 3
 LAYERS = 3
 # The smallest norm that features are divided by.
 TINY = 1e-12
-HALVES = (torch.bfloat16, torch.float16)
 # Compute capabilities with enough shared memory for the kernels' tiles: Hopper and Blackwell.
 ROOMY: tuple[int, ...] = (9, 10)
+# Channels of the public decoder's last stage.
+PUBLIC_WIDTH = 96
 # Widths of the middle and of the stages up to the pictures, in multiples of the last.
 WIDTHS = (4, 4, 4, 2, 1)
 # Whether time is doubled after a stage; space always is.
@@ -54,7 +56,7 @@ SHOWN = 4
 
 def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether `recap.fast.vae_kernels` supports this device and precision."""
-    if device.type != "cuda" or dtype not in HALVES or find_spec("triton") is None:
+    if device.type != "cuda" or dtype not in HALF or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device)[0] in ROOMY
 
@@ -82,11 +84,9 @@ def append_to_past(
 
 
 class Arranged(nn.Module):
-    """Is a layer that is prepared once its weights are final, for plain torch or for Triton's kernels."""
+    """Is the base of layers that are prepared once their weights are final, for torch or for Triton's kernels."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fused = False
+    fused = False
 
     def arrange(self, fused: bool) -> None:
         """Choose the kernels of `forward`, and change the weights to the layout that they read."""
@@ -353,7 +353,7 @@ class FastVae(nn.Module):
         return [*kept, NOTHING]
 
     @classmethod
-    def of(cls, readable: WanVae, *, fused: bool | None = None) -> FastVae:
+    def of(cls, readable: WanVae) -> FastVae:
         """Copy the decoder of a readable autoencoder, on its device and in its precision."""
         found = readable.model.state_dict()
         vae = cls(found["decoder.conv_out.weight"].shape[1], readable.channels)
@@ -362,7 +362,7 @@ class FastVae(nn.Module):
         # Scaling latents by their statistics is linear, so it can be merged into the first linear layer.
         first.bias.add_(first.weight @ first.bias.new_tensor(config.latents_mean))
         first.weight.mul_(first.weight.new_tensor(config.latents_std))
-        return vae.arrange(readable.dtype, fused)
+        return vae.arrange(readable.dtype)
 
     def open_decoder(self) -> Decoder:
         """Open a new decoding stream; any number may be open, but at full size each takes gigabytes."""

@@ -20,7 +20,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Group(NamedTuple):
-    """Names keys that one kernel reads together. A role of None stands for all keys that are not told apart."""
+    """Names keys that one kernel reads together. A role of None stands for keys of any role."""
 
     role: Role | None
     # See `recap.fast.biases.Part`.

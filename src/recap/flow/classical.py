@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recap.contracts import Flow
 from recap.errors import refuse
+from recap.flow.network import check_clip
 
 # Pixels of a side; OpenCV refuses pictures with both sides below about 12.
 SMALLEST = 32
@@ -28,7 +29,7 @@ def load_opencv() -> Any:
 
 
 def has_opencv() -> bool:
-    """Say whether OpenCV can be imported."""
+    """Tell whether OpenCV can be imported."""
     try:
         load_opencv()
     except ValueError:
@@ -72,9 +73,7 @@ class ClassicalFlow:
 
 
 def _pairs(pictures: Tensor) -> list[tuple[Any, Any]]:
-    if pictures.shape[1] < 2:
-        limit = "flow needs at least 2"
-        raise refuse("pictures", tuple(pictures.shape), limit, "pass B T 3 Y X with T >= 2")
+    check_clip(pictures)
     return [pair for clip in gray_bytes(pictures) for pair in itertools.pairwise(clip)]
 
 

@@ -1,4 +1,4 @@
-"""Known flow instead of an estimate, for rendered scenes whose motion is known."""
+"""This module returns known flow instead of an estimate, for rendered scenes."""
 
 from __future__ import annotations
 

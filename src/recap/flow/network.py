@@ -1,11 +1,11 @@
-"""What estimators of flow that are networks share: layers, pairs of pictures, padding, and the reading of a file."""
+"""This module has what networks that estimate flow share: layers, pairs of pictures, padding, and loading a file."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from recap.contracts import Flow
 from recap.errors import refuse
-from recap.io.older import Self
 from recap.io.weights import Stored, fill, without_storage
 
 STRIDE = 8  # pixels between neighbouring features, where these are fewest
@@ -31,14 +30,13 @@ def stage(channels: int, out: int, size: int, stride: int = 1, *, norm: bool = F
     return nn.Sequential(conv(channels, out, size, stride), *normed, nn.ReLU())
 
 
-class OfPictures(Protocol):
-    """Carries all that a network reads of pictures."""
-
-    def of(self, pictures: Tensor) -> Self:
-        """Return the part of the pictures with these indices."""
+Encoding = TypeVar("Encoding", bound=NamedTuple)
+"""All that a network reads of N pictures: named tensors N ..."""
 
 
-Encoding = TypeVar("Encoding", bound=OfPictures)
+def select(encoded: Encoding, pictures: Tensor) -> Encoding:
+    """Return the encodings of the pictures with these indices."""
+    return encoded._make(part[pictures] for part in encoded)
 
 
 class NetworkFlow(ABC, Generic[Encoding]):
@@ -48,7 +46,7 @@ class NetworkFlow(ABC, Generic[Encoding]):
     """Pixels of the smallest side that the network takes."""
 
     def __init__(self, model: nn.Module, volume_bytes: int = VOLUME_BYTES) -> None:
-        """`volume_bytes` bounds the correlations in memory at once; a block that needs more goes in parts."""
+        """Take the network; a block whose correlations need more than `volume_bytes` is done in parts."""
         self.model = model.eval().requires_grad_(False)
         self.volume_bytes = volume_bytes
 
@@ -72,7 +70,7 @@ class NetworkFlow(ABC, Generic[Encoding]):
         encoded = self._encode(padded)
         num = max(1, int(self.volume_bytes / self._pair_bytes(encoded)))
         parts = zip(here.split(num), there.split(num), strict=True)
-        flow = torch.cat([self._track(encoded.of(a), encoded.of(b)) for a, b in parts])
+        flow = torch.cat([self._track(select(encoded, a), select(encoded, b)) for a, b in parts])
         return flow[(..., *crop)].to(pictures.device)
 
     @abstractmethod
@@ -88,11 +86,16 @@ class NetworkFlow(ABC, Generic[Encoding]):
         """Return flow N 2 Y X in pixels from each picture of `here` to that of `there`."""
 
 
+def check_clip(pictures: Tensor) -> None:
+    """Refuse fewer than two pictures B T 3 Y X."""
+    if pictures.shape[1] < 2:
+        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
+
+
 def pair_indices(pictures: Tensor, device: torch.device, *, both: bool) -> tuple[Tensor, Tensor]:
     """Return which of B x T pictures each flow leaves and reaches: all pairs row by row, perhaps then backwards."""
+    check_clip(pictures)
     rows, num = pictures.shape[:2]
-    if num < 2:
-        raise refuse("pictures", tuple(pictures.shape), "flow needs at least 2", "pass B T 3 Y X with T >= 2")
     index = torch.arange(rows * num, device=device).reshape(rows, num)
     earlier, later = index[:, :-1].flatten(), index[:, 1:].flatten()
     if not both:

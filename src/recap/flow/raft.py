@@ -27,7 +27,7 @@ FEATURES, HIDDEN, CONTEXT, MOTION = 128, 96, 64, 82  # channels
 
 
 class Bottleneck(nn.Module):
-    """Is a residual block that does its 3x3 convolution at a quarter of its channels."""
+    """Adds a residual that does its 3x3 convolution at a quarter of its channels."""
 
     def __init__(self, channels: int, out: int, stride: int, *, norm: bool) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MotionEncoder(nn.Module):
 
 
 class Gates(NamedTuple):
-    """Is a recurrent unit made ready for one context, which stays the same from update to update."""
+    """Carries a recurrent unit prepared for one context, which stays the same from update to update."""
 
     update_reset: Tensor  # weights of both gates on (hidden, motion)
     proposal: Tensor  # weights of the proposed state on the same
@@ -83,7 +83,7 @@ class Gates(NamedTuple):
 
 
 class ConvGRU(nn.Module):
-    """Is a gated recurrent unit whose products are 3x3 convolutions of (hidden, context, motion)."""
+    """Updates a hidden state, as a gated recurrent unit with 3x3 convolutions of (hidden, context, motion)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,13 +158,9 @@ class Encoded(NamedTuple):
     hidden: Tensor  # N 96 y x, where the recurrent state starts when flow leaves this picture
     context: Tensor  # N 64 y x
 
-    def of(self, pictures: Tensor) -> Encoded:
-        """Return the encodings of the pictures with these indices."""
-        return Encoded(*(part[pictures] for part in self))
-
 
 class RaftSmall(nn.Module):
-    """Is the network. Sizes must be multiples of 8 and at least `SMALLEST`; `RaftFlow` sees to that."""
+    """Is the network. Sizes must be multiples of 8 and at least `SMALLEST`; `RaftFlow` pads to that."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recap.errors import RecapError, refuse
-from recap.flow.network import STRIDE, VOLUME_BYTES, NetworkFlow, conv, load_network, stage
+from recap.flow.network import STRIDE, NetworkFlow, conv, load_network, stage
 from recap.flow.warp import backtrace
 from recap.io.weights import open_tensors
 
@@ -31,8 +31,8 @@ FINE, COARSE = STRIDE // 2, STRIDE  # pixels between neighbouring features
 RADIUS = 3  # of the neighbourhood of correlations that a step reads
 WINDOW = (2 * RADIUS + 1) ** 2
 HALF, QUARTER, EIGHTH = 32, 64, 96  # channels, by how much smaller than the picture
-MATCH, READ = 32, 32  # channels of what is compared, and of what a step makes of its correlations
-HEADS = 8  # ways to weigh the places of a picture in a summary of it
+MATCH, READ = 32, 32  # channels that are compared, and channels of a step's correlations
+HEADS = 8  # ways to weight the positions of a picture in a summary of it
 SMALLEST = 16  # pixels; a picture of one coarse feature could not be normalised
 RETRAIN = "train it with python -m training.train_flow, or name another file"
 
@@ -50,7 +50,7 @@ class Residual(nn.Module):
 
 
 class PictureSummary(nn.Module):
-    """Adds to every place what the whole picture shows.
+    """Adds to every position what the whole picture shows.
 
     Plain sky matches everywhere. It moves as the scene around it does, which may be out of a convolution's reach.
     """
@@ -76,10 +76,6 @@ class EncodedPictures(NamedTuple):
     coarse: Tensor  # N 96 Y/8 X/8
     coarse_match: Tensor  # N 32 Y/8 X/8
 
-    def of(self, pictures: Tensor) -> EncodedPictures:
-        """Return the encodings of the pictures with these indices."""
-        return EncodedPictures(*(part[pictures] for part in self))
-
 
 class PictureEncoder(nn.Module):
     """Describes pictures at a quarter and at an eighth of their size."""
@@ -98,7 +94,7 @@ class PictureEncoder(nn.Module):
         squares = F.pixel_unshuffle(pictures, 2).contiguous(memory_format=torch.channels_last)
         fine = self.to_quarter(self.to_half(squares))
         coarse = self.to_eighth(fine)
-        # Normalised over the picture, or what all its places have in common would drown what tells them apart.
+        # Normalised over the picture, or what all its positions have in common would drown what tells them apart.
         fine_match, coarse_match = self.fine_match(fine), self.coarse_match(coarse)
         return EncodedPictures(fine, F.instance_norm(fine_match), coarse, F.instance_norm(coarse_match))
 
@@ -116,7 +112,7 @@ class FlowStep(nn.Module):
 
     def forward(self, known: Tensor, maps: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
         """Return the corrected flow N 2 y x, in features, and the state N channels y x that it was read from."""
-        # The place that is looked at is an input: no gradient goes through where the windows lie.
+        # The position that is looked at is an input: no gradient goes through where the windows lie.
         flow = flow.detach()
         seen = self.read(torch.cat((read_windows(maps, backtrace(flow)), flow), dim=1))
         state = self.summary(self.join(torch.cat((known, seen), dim=1)))
@@ -134,7 +130,7 @@ class FlowEstimate(NamedTuple):
 
 
 class WorldFlowNet(nn.Module):
-    """Is the network. Sides must be multiples of 8; `WorldFlow` sees to that."""
+    """Is the network. Sides must be multiples of 8; `WorldFlow` pads to that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +181,7 @@ def enlarge(flow: Tensor, factor: int) -> Tensor:
 
 
 def correlate(source: Tensor, target: Tensor) -> Tensor:
-    """Tell how well each place of the source matches all of the target: N (y x) y+2 x+2, in a ring of zeros."""
+    """Tell how well each position of the source matches all of the target: N (y x) y+2 x+2, in a ring of zeros."""
     ringed = F.pad(target, (1, 1, 1, 1))
     rows = (source / source.shape[1] ** 0.5).flatten(2).mT
     maps: Tensor = (rows @ ringed.flatten(2)).unflatten(-1, ringed.shape[-2:])
@@ -195,7 +191,7 @@ def correlate(source: Tensor, target: Tensor) -> Tensor:
 def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
     """Read correlations N WINDOW y x around centres N 2 y x, each in its own map, bilinearly.
 
-    All places of a window lie between the map's in the same way: so whole places are read, then blended twice.
+    All positions of a window lie between the map's in the same way: so whole ones are read, then blended twice.
     """
     height, width = maps.shape[-2:]
     whole = centres.floor()
@@ -205,8 +201,8 @@ def read_windows(maps: Tensor, centres: Tensor) -> Tensor:
     # Outside the picture everything lands on the ring of zeros.
     columns = (columns[..., None] + offsets).clamp(0, width - 1)
     rows = (rows[..., None] + offsets).clamp(0, height - 1)
-    places = (rows[..., :, None] * width + columns[..., None, :]).flatten(2)
-    read = maps.flatten(2).gather(2, places).unflatten(2, (len(offsets), len(offsets)))
+    index = (rows[..., :, None] * width + columns[..., None, :]).flatten(2)
+    read = maps.flatten(2).gather(2, index).unflatten(2, (len(offsets), len(offsets)))
     read = torch.lerp(read[..., :-1], read[..., 1:], across[..., None, None].to(read.dtype))
     read = torch.lerp(read[..., :-1, :], read[..., 1:, :], down[..., None, None].to(read.dtype))
     windows: Tensor = read.flatten(2).mT.unflatten(2, centres.shape[-2:])
@@ -218,9 +214,6 @@ class WorldFlow(NetworkFlow[EncodedPictures]):
 
     smallest = SMALLEST
     model: WorldFlowNet
-
-    def __init__(self, model: WorldFlowNet, *, volume_bytes: int = VOLUME_BYTES) -> None:
-        super().__init__(model, volume_bytes)
 
     def _encode(self, pictures: Tensor) -> EncodedPictures:
         encoded: EncodedPictures = self.model.encode(pictures)

@@ -1,1 +1,1 @@
-"""Keeps: one file per memory policy, and the storage they share."""
+"""This room keeps what was generated: one file per memory policy, and the storage they share."""

@@ -25,7 +25,7 @@ class WindowMemory(MemoryPolicy):
 
     def split_heads(self, heads: Heads) -> None:
         """Expect tokens of these heads only, before anything is written."""
-        self.heads = self.window.bias.here = heads
+        self.heads = self.window.bias.heads = heads
 
     def begin(self, block: Block) -> Tensor:
         return self.window.begin(block)
@@ -34,7 +34,7 @@ class WindowMemory(MemoryPolicy):
         return self.window.arrange(layer, own)
 
     def keep(self, block: Block, pixels: Tensor, trace: MemoryTrace) -> MemoryTrace:
-        """Take what shall stay of the finished block, before the prior slides; returns the trace, completed.
+        """Take what should stay of the finished block, before the prior slides; returns the trace, completed.
 
         The block's tokens are in `window.current`; pixels B T 3 Y X, 0..1.
         """
@@ -54,7 +54,7 @@ class WindowMemory(MemoryPolicy):
 
     @property
     def needs_pixels(self) -> bool:
-        """A plain window looks at nothing; whoever keeps more is shown the pixels unless it says otherwise."""
+        """Tell whether it keeps more than a window; a subclass that does so without the pixels overrides this."""
         return type(self).keep is not WindowMemory.keep
 
     def write(self, layer: int, tokens: Tokens) -> None:

@@ -39,9 +39,9 @@ class JoinedMemory(MemoryPolicy):
         self.rows = [row if row < len(members) else 0 for row in range(width)]
         self._shown: dict[int, list[Segment]] = {}
         # Layers share positions and biases, so these are joined once.
-        self._joined: dict[tuple[int, ...], Tensor] = {}
+        self._joined: dict[tuple[Tensor, ...], Tensor] = {}
         self.traces: list[MemoryTrace] = []
-        # Whether rows that show the same member were the same, bit for bit; None where nobody asked.
+        # Whether rows that show the same member were the same, bit for bit; None where that is not checked.
         self.even: bool | None = None
 
     @property
@@ -62,18 +62,18 @@ class JoinedMemory(MemoryPolicy):
     def arrange(self, layer: int, own: list[Segment]) -> list[Segment]:
         if layer not in self._shown:
             kept = [member.arrange(layer, []) for member in self._members]
-            self._shown[layer] = [self._join(alike) for alike in zip(*kept, strict=True)]
+            self._shown[layer] = [self._join(rows) for rows in zip(*kept, strict=True)]
         return [*self._shown[layer], *own]
 
-    def _join(self, alike: Sequence[Segment]) -> Segment:
+    def _join(self, members: Sequence[Segment]) -> Segment:
         """Return one segment with the tokens of every row."""
         return replace(
-            alike[0],
-            keys=torch.cat([alike[row].keys for row in self.rows]),
-            values=torch.cat([alike[row].values for row in self.rows]),
-            positions=self._join_once([s.positions for s in alike]),
-            token_bias=self._join_some([s.token_bias for s in alike]),
-            head_bias=self._join_some([s.head_bias for s in alike]),
+            members[0],
+            keys=torch.cat([members[row].keys for row in self.rows]),
+            values=torch.cat([members[row].values for row in self.rows]),
+            positions=self._join_once([s.positions for s in members]),
+            token_bias=self._join_some([s.token_bias for s in members]),
+            head_bias=self._join_some([s.head_bias for s in members]),
         )
 
     def _join_some(self, parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -81,7 +81,8 @@ class JoinedMemory(MemoryPolicy):
         return self._join_once(there) if there else None
 
     def _join_once(self, parts: Sequence[Tensor]) -> Tensor:
-        key = tuple(map(id, parts))
+        # Tensors are equal as keys only if they are the same object, which the key keeps alive.
+        key = tuple(parts)
         if key not in self._joined:
             self._joined[key] = torch.cat([parts[row] for row in self.rows])
         return self._joined[key]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from recap.contracts import Admission, Entry, MemoryConfig, State, copies, copy_of, together
-from recap.errors import refuse, unknown_name
+from recap.errors import check_settings, refuse, unknown_name
 from recap.memory.base import WindowMemory
 from recap.memory.window import Window, check_frames, own_window
 from recap.types import BackboneSpec, Block, Card, MemoryTrace, Role, frame_positions
@@ -158,10 +158,8 @@ class MemRopeConfig(MemoryConfig):
             raise refuse("window_frames", self.window_frames, limit, f"use {least} or more")
         room = f"what fits next to {NUM_MEANS} means and a block of {block} in {self.window_frames} frames"
         check_frames("sink_frames", self.sink_frames, 0, self.window_frames - least, room)
-        for name in ("long_rate", "short_rate"):
-            rate = getattr(self, name)
-            if not 0 <= rate <= 1:
-                raise refuse(name, rate, "must be 0 to 1", "the paper has 0.01 (long) and 0.1 (short)")
+        remedy = "the paper has 0.01 (long) and 0.1 (short)"
+        check_settings(self, ["long_rate", "short_rate"], 0, 1, "must be 0 to 1", remedy)
         if self.accumulation not in ACCUMULATIONS:
             raise unknown_name("accumulation", self.accumulation, ACCUMULATIONS)
         return MemRope(spec, self)

@@ -21,7 +21,7 @@ NUM_LAYERS = 3
 """Layers whose keys are compared."""
 
 SAME = 1e-5
-"""A distance that is none: so far off is the cosine of a key with itself, by rounding."""
+"""A distance that counts as none: rounding makes the cosine of a key with itself differ from 1 by this much."""
 
 
 class Merged(NamedTuple):
@@ -39,7 +39,7 @@ class Duplicates:
     def __init__(self, num_layers: int, margin: float = 1.0):
         self._layers = spread_layers(NUM_LAYERS, num_layers)
         self._margin = margin
-        self.here: Heads = ALL_HEADS
+        self.heads: Heads = ALL_HEADS
         # The distance B 1 within which two tokens are the same.
         self._limit: Tensor | None = None
 
@@ -75,11 +75,11 @@ class Duplicates:
         best = torch.full_like(cosine[:, 0], -torch.inf)
         best = best.scatter_reduce_(1, target, torch.where(gone, score, -torch.inf), "amax")
         merged = (gone, 1 + gained[:, count:], gained[:, :count], best[:, :count])
-        return Merged(*map(self.here.agree, merged))
+        return Merged(*map(self.heads.agree, merged))
 
     def _describe(self, keys: Tensor) -> Tensor:
         """Return unit vectors B N E of keys L B N H D, with all heads joined."""
-        some = self.here.join(keys[self._layers], 3)
+        some = self.heads.join(keys[self._layers], 3)
         return describe_keys(some, list(range(len(self._layers))))
 
     def state(self) -> State:

@@ -7,16 +7,17 @@ block can be shown some of them and not the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from recap.contracts import LAST_FRAME, Entry, State
+from recap.contracts import LAST_FRAME, Entry, MemoryPolicy, State
 from recap.errors import refuse
-from recap.memory.window import Window
-from recap.types import BackboneSpec, Candidates, Role, widest
+from recap.io.cast import Subject
+from recap.memory.window import Window, timeless_positions
+from recap.types import BackboneSpec, Candidates, Role
 
 MOST_TOKENS_FRAMES = 64
 """How many frames' worth of tokens may be pinned in all: more would be a window, not a memory."""
@@ -26,7 +27,7 @@ LONGEST_NAMES = 1 << 16
 
 
 class PinnedGroup(NamedTuple):
-    """Holds the tokens of one name in every layer."""
+    """Keeps the tokens of one name in every layer."""
 
     keys: Tensor  # L B N H D, unrotated
     values: Tensor  # L B N H D
@@ -50,10 +51,7 @@ class PinnedTokens:
             group = PinnedGroup(
                 torch.cat([before.keys, group.keys], dim=2),
                 torch.cat([before.values, group.values], dim=2),
-                Candidates(
-                    torch.cat([before.entries.source, group.entries.source], dim=1),
-                    torch.cat([before.entries.score, group.entries.score], dim=1),
-                ),
+                Candidates.join([before.entries, group.entries]),
             )
         self.groups[name] = group
 
@@ -68,9 +66,7 @@ class PinnedTokens:
         """Let the block see the tokens of these names, or all of them, with this bias."""
         for name, group in self.groups.items():
             if names is None or name in names:
-                source = group.entries.source
-                source = source.to(widest(source.device))
-                positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
+                positions = timeless_positions(group.entries.source)
                 window.add(Role.CAST, group.keys, group.values, positions, log_bias=log_bias, in_front=True)
 
     def state(self) -> State:
@@ -131,3 +127,23 @@ def _names(state: State) -> list[str]:
     if not isinstance(names, list) or len({n for n in names if isinstance(n, str)}) != len(names):
         raise refuse("state pinned.names", None, "is not a list of names", "load what `state` returned")
     return names
+
+
+ReadAlone = Callable[[Tensor, tuple[str, ...]], tuple[Tensor, Tensor]]
+"""Returns the clean keys and values, L B N H D, of one block of latents under these prompts."""
+
+
+def join_cast(
+    policy: MemoryPolicy,
+    subjects: Sequence[Subject],
+    prompts: tuple[str, ...],
+    read: ReadAlone,
+) -> None:
+    """Pin every subject in all rows of the batch; `prompts`, one per row, are those of the video it joins."""
+    for subject in subjects:
+        rows = len(prompts)
+        keys, values = read(subject.latents[None].expand(rows, -1, -1, -1, -1).contiguous(), prompts)
+        chosen = subject.mask.flatten().nonzero()[:, 0].to(keys.device)
+        source = subject.mask.nonzero().to(keys.device).expand(rows, -1, -1).contiguous()
+        score = subject.scores[subject.mask].to(keys.device).expand(rows, -1).contiguous()
+        policy.take_cast(subject.name, keys[:, :, chosen], values[:, :, chosen], Candidates(source, score))

@@ -11,26 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from recap.attention.heads import Heads
 from recap.contracts import Admission, Entry, MemoryConfig, MemoryPolicy, State
-from recap.errors import refuse
-from recap.memory.bank import NoveltyBank, Retain
+from recap.errors import check_settings, refuse
+from recap.memory.bank import NoveltyBank, Retain, shared_scores
 from recap.memory.base import WindowMemory
 from recap.memory.merging import Duplicates
 from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.reinforcement import read_reinforcement
-from recap.memory.sharing import shared_scores
-from recap.memory.window import Window, make_window
-from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role, widest
+from recap.memory.window import Window, make_window, timeless_positions
+from recap.types import BackboneSpec, Block, Candidates, Card, MemoryTrace, Role
 
 MOST_CAPACITY_FRAMES = 1000
 """About a quarter of an hour of video kept whole; anything larger is a typing error."""
 
 MOST_MARGIN = 100.0
-"""No two tokens are so far apart."""
+"""No two tokens are that far apart."""
 
 
 class RecapMemory(WindowMemory):
@@ -60,19 +58,16 @@ class RecapMemory(WindowMemory):
     def split_heads(self, heads: Heads) -> None:
         super().split_heads(heads)
         if self.bank.duplicates is not None:
-            self.bank.duplicates.here = heads
+            self.bank.duplicates.heads = heads
 
     def begin(self, block: Block) -> Tensor:
         phases = super().begin(block)
         if self.bank.count:
-            source = self.bank.entries.source
-            source = source.to(widest(source.device))
-            positions = torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
             self.window.add(
                 Role.BANK,
                 self.bank.keys,
                 self.bank.values,
-                positions,
+                timeless_positions(self.bank.entries.source),
                 log_bias=self._bank_bias,
                 token_bias=self.bank.token_bias,
                 in_front=True,
@@ -89,7 +84,7 @@ class RecapMemory(WindowMemory):
 
     def replace_bank(self, other: MemoryPolicy) -> None:
         assert isinstance(other, RecapMemory), "a memory is replaced by one of its kind"
-        # The rule goes on with what it has seen.
+        # The rule continues with what it has seen.
         other._admission.load_state(self._admission.state())
         other.bank.take_over(self.bank)
         self.bank, self._admission = other.bank, other._admission
@@ -158,8 +153,7 @@ class RecapMemory(WindowMemory):
         # The sink has its frames already; offering them would only double them at the same phase.
         own = slice(self.window.owned(block) * self.window.spec.frame_tokens, proposed.count)
         current = self.window.current
-        offered = Candidates(proposed.source[:, own], proposed.score[:, own])
-        return offered, current.keys[:, :, own], current.values[:, :, own]
+        return proposed.part(own), current.keys[:, :, own], current.values[:, :, own]
 
     def state(self) -> State:
         admission = {f"admission.{name}": value for name, value in self._admission.state().items()}
@@ -177,6 +171,7 @@ class RecapMemory(WindowMemory):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
+        self._proposed = None
         self.bank.load_state(state)
         self.pinned.load_state(state)
         self._admission.load_state(_of_admission(state))
@@ -189,7 +184,7 @@ def _of_admission(state: State) -> State:
 
 @dataclass(frozen=True, slots=True)
 class RecapConfig(MemoryConfig):
-    """Reinforced sink and novelty bank; defaults are the paper's: sink 1, lambda 5, a bank of one frame's tokens."""
+    """Keeps a reinforced sink and a novelty bank; the paper's are sink 1, lambda 5, a bank of one frame's tokens."""
 
     sink_frames: int = 1
     # A number, or a text that says where it acts: see `recap.memory.reinforcement`.
@@ -199,8 +194,8 @@ class RecapConfig(MemoryConfig):
     zero_scores_fill: bool = True
     # Multiplies the unnormalised weight of the bank and of pinned tokens, as `reinforcement` does the sink's.
     bank_reinforcement: float = 1.0
-    # A token whose key is so near to one in the bank is counted there, as ln(n), and takes no slot: a multiple of the
-    # distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
+    # A token whose key is nearer than this to one in the bank is counted there, as ln(n), and takes no slot. It is a
+    # multiple of the distance between tokens of the first frame, as the margin of `keys`. 0 merges nothing.
     merge_margin: float = 0.0
     # Every block in turn keeps its best token, so that what comes late cannot evict all that came early.
     share_by_block: bool = False
@@ -225,12 +220,10 @@ class RecapConfig(MemoryConfig):
         if not (self.bank_reinforcement > 0 and math.isfinite(self.bank_reinforcement)):
             limit = "must be above 0 and finite"
             raise refuse("bank_reinforcement", self.bank_reinforcement, limit, "1 leaves the bank as it is")
-        if not 0 <= self.merge_margin <= MOST_MARGIN:
-            limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
-            raise refuse("merge_margin", self.merge_margin, limit, "0 merges nothing")
-        if not 0 <= self.capacity_frames <= MOST_CAPACITY_FRAMES:
-            limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
-            raise refuse("capacity_frames", self.capacity_frames, limit, "0 switches the bank off")
+        limit = f"must be 0 to {MOST_MARGIN:g} distances between tokens of the first frame"
+        check_settings(self, ["merge_margin"], 0, MOST_MARGIN, limit, "0 merges nothing")
+        limit = f"must be 0 to {MOST_CAPACITY_FRAMES}, in frames' worth of tokens"
+        check_settings(self, ["capacity_frames"], 0, MOST_CAPACITY_FRAMES, limit, "0 switches the bank off")
         capacity = round(self.capacity_frames * spec.frame_tokens)
         window = make_window(spec, sink_frames=self.sink_frames, reinforcement=self.reinforcement)
         bank = NoveltyBank(
@@ -244,7 +237,7 @@ class RecapConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True)
 class RecapPlusConfig(RecapConfig):
-    """`recap` whose bank is filled by keys, without flow, and whose lambda leaves the early layers free to move.
+    """Is `recap` with a bank filled by keys, without flow, and a lambda that leaves the early layers free to move.
 
     It is the same memory with other settings, those of our options beyond the paper that were chosen:
     docs/recap-plus.md.

@@ -47,7 +47,7 @@ class NumberSpan(NamedTuple):
         return f"{self.first}-" if self.last is None else f"{self.first}-{self.last}"
 
 
-Places = tuple[NumberSpan | str, ...]
+Selection = tuple[NumberSpan | str, ...]
 """Layers or steps: spans, and the words for halves and for the clean pass."""
 
 
@@ -57,11 +57,11 @@ class Reinforcement:
 
     # Lambda; None if `share` decides.
     factor: float | None = 1.0
-    # The share of attention that the sink shall get, the mean over steps, layers, heads and queries.
+    # The share of attention that the sink should get, the mean over steps, layers, heads and queries.
     share: float | None = None
     # None stands for all.
-    layers: Places | None = None
-    steps: Places | None = None
+    layers: Selection | None = None
+    steps: Selection | None = None
     # The share of each layer's heads, those that look most at the sink; a negative one, those that look least.
     heads: float | None = None
     # The share of a layer's heads that must prefer the sink for its bonus to be dropped.
@@ -78,9 +78,9 @@ class Reinforcement:
         if self.is_number and self.factor is not None:
             return self.factor
         parts = [_number(self.factor) if self.factor is not None else f"share:{_number(self.share)}"]
-        for name, places in (("layers", self.layers), ("steps", self.steps)):
-            if places is not None:
-                parts.append(f"{name}:{','.join(map(str, places))}")
+        for name, selection in (("layers", self.layers), ("steps", self.steps)):
+            if selection is not None:
+                parts.append(f"{name}:{','.join(map(str, selection))}")
         if self.heads is not None:
             parts.append(f"heads:{'top' if self.heads > 0 else 'bottom'}-{_number(abs(self.heads))}")
         if self.gate is not None:
@@ -122,19 +122,19 @@ class Reinforcement:
                 limit = f"{spec.name} reads no sink in its clean pass, where heads are measured"
                 raise refuse(FIELD, self.plain, limit, "choose layers or share")
         if self.layers is not None:
-            _check_places("layers", self.layers, spec.layers, spec.name, self.plain)
+            _check_selection("layers", self.layers, spec.layers, spec.name, self.plain)
         if self.steps is not None:
-            _check_places("steps", self.steps, spec.num_steps, spec.name, self.plain)
+            _check_selection("steps", self.steps, spec.num_steps, spec.name, self.plain)
 
     def acts_in(self, layer: int, num_layers: int) -> bool:
         """Tell whether it acts in a layer at all."""
         return self.layers is None or _holds(self.layers, layer, num_layers)
 
     def passes(self, num_steps: int) -> Passes | None:
-        """Return the passes in which it acts, None for all; `num_steps` is 0 where nobody knows them."""
+        """Return the passes in which it acts, None for all; `num_steps` is 0 where it is unknown."""
         if self.steps is None:
             return None
-        spans = [place for place in self.steps if isinstance(place, NumberSpan)]
+        spans = [part for part in self.steps if isinstance(part, NumberSpan)]
         ends = [max(span.first, span.last or 0) for span in spans]
         # The entry behind the highest number stands for all later steps.
         count = num_steps or max(ends, default=0) + 2
@@ -158,7 +158,7 @@ def read_reinforcement(value: object) -> Reinforcement:
     if len(value) > LONGEST:
         raise refuse(FIELD, f"{value[:12]}...", f"is longer than {LONGEST} characters", EXAMPLES)
     base, *clauses = value.replace(" ", "").split("@")
-    found: dict[str, Places | float | None] = {}
+    found: dict[str, Selection | float | None] = {}
     for clause in clauses:
         name, _, text = clause.partition(":")
         if name not in ("layers", "steps", "heads", "gate"):
@@ -185,7 +185,7 @@ def _read_base(text: str, whole: str) -> dict[str, float | None]:
     return {"factor": read_reinforcement(_read_number(text, whole, "lambda")).factor}
 
 
-def _read_clause(name: str, text: str, whole: str) -> Places | float | None:
+def _read_clause(name: str, text: str, whole: str) -> Selection | float | None:
     if name == "gate":
         gate = _read_number(text, whole, "gate") if text else MOSTLY
         if not 0 <= gate < 1:
@@ -200,28 +200,28 @@ def _read_clause(name: str, text: str, whole: str) -> Places | float | None:
         if not 0 < heads <= 1:
             raise refuse(FIELD, whole, "a share of heads is above 0 and at most 1", "heads:top-0.5 is half")
         return None if heads == 1 else heads if side == "top" else -heads
-    return _read_places(name, text, whole)
+    return _read_selection(name, text, whole)
 
 
-def _read_places(name: str, text: str, whole: str) -> Places | None:
+def _read_selection(name: str, text: str, whole: str) -> Selection | None:
     """Read layers or steps; None where they are all."""
     words = (FIRST_HALF, LAST_HALF, *((CLEAN,) if name == "steps" else ()))
-    places: list[NumberSpan | str] = []
+    selection: list[NumberSpan | str] = []
     for item in text.split(","):
         match = _SPAN.fullmatch(item)
         if match is None and item not in words:
             limit = f"{item!r} is neither a number, nor numbers such as 2-3 and 2-, nor {', '.join(words)}"
             raise refuse(FIELD, whole, limit, f"for example {name}:0-2 or {name}:{LAST_HALF}")
         if match is None:
-            places.append(item)
+            selection.append(item)
             continue
         first = int(match[1])
         last = first if match[2] is None else None if match[3] is None else int(match[3])
         if last is not None and last < first:
             raise refuse(FIELD, whole, f"{item!r} ends before it begins", f"write {name}:{last}-{first}")
-        places.append(NumberSpan(first, last))
-    every = NumberSpan(0, None) in places or {FIRST_HALF, LAST_HALF} <= set(places)
-    return None if every and (name == "layers" or CLEAN in places) else tuple(dict.fromkeys(places))
+        selection.append(NumberSpan(first, last))
+    every = NumberSpan(0, None) in selection or {FIRST_HALF, LAST_HALF} <= set(selection)
+    return None if every and (name == "layers" or CLEAN in selection) else tuple(dict.fromkeys(selection))
 
 
 def _read_number(text: str, whole: str, what: str) -> float:
@@ -231,32 +231,32 @@ def _read_number(text: str, whole: str, what: str) -> float:
         raise refuse(FIELD, whole, f"{what} is {text!r}, which is no number", EXAMPLES) from None
 
 
-def _check_places(name: str, places: Places, count: int, backbone: str, whole: float | str) -> None:
+def _check_selection(name: str, selection: Selection, count: int, backbone: str, whole: float | str) -> None:
     """Refuse layers or steps that are not there; a count of 0 is unknown."""
-    if not count and {FIRST_HALF, LAST_HALF} & set(places):
+    if not count and {FIRST_HALF, LAST_HALF} & set(selection):
         limit = f"how many {name} {backbone} takes is not known beforehand"
         raise refuse(FIELD, whole, limit, f"name them by number, for example {name}:0-1")
-    highest = max([max(p.first, p.last or 0) for p in places if isinstance(p, NumberSpan)], default=0)
+    highest = max([max(p.first, p.last or 0) for p in selection if isinstance(p, NumberSpan)], default=0)
     if count and highest >= count:
         limit = f"{backbone} has the {name} 0 to {count - 1}"
         raise refuse(FIELD, whole, limit, f"name some of them, or write {name}:{LAST_HALF}")
 
 
-def _holds(places: Places, index: int, count: int) -> bool:
+def _holds(selection: Selection, index: int, count: int) -> bool:
     """Tell whether a layer or step is named; of an odd number the first half is the smaller one."""
     return any(
-        index >= place.first and (place.last is None or index <= place.last)
-        if isinstance(place, NumberSpan)
-        else (place == FIRST_HALF and index < count // 2) or (place == LAST_HALF and index >= count // 2)
-        for place in places
+        index >= part.first and (part.last is None or index <= part.last)
+        if isinstance(part, NumberSpan)
+        else (part == FIRST_HALF and index < count // 2) or (part == LAST_HALF and index >= count // 2)
+        for part in selection
     )
 
 
-def _in_words(what: str, places: Places) -> str:
+def _in_words(what: str, selection: Selection) -> str:
     """Name layers or steps for a page."""
     spelled = {FIRST_HALF: f"the first half of the {what}", LAST_HALF: f"the last half of the {what}"}
     spelled[CLEAN] = "the clean pass"
-    return ", ".join(spelled[p] if isinstance(p, str) else f"{what} {p.first}" + _until(p) for p in places)
+    return ", ".join(spelled[p] if isinstance(p, str) else f"{what} {p.first}" + _until(p) for p in selection)
 
 
 def _until(span: NumberSpan) -> str:

@@ -1,7 +1,7 @@
 """`relax-forcing` keeps the sink, one chosen frame of the past, the last frame (Relax Forcing, arXiv 2603.21366).
 
-Of the frames between sink and tail, four that lie evenly in the newer half, its newest left out, are
-candidates, and one is read:
+Four frames between sink and tail are candidates, evenly spaced in the newer half of them without its newest.
+One is read:
 
     argmax  cos(candidate, sink) - 2 cos(candidate, tail)
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from recap.contracts import LAST_FRAME, Admission, Entry, MemoryConfig, State, copies, copy_of
-from recap.errors import refuse
+from recap.errors import check_settings, refuse
 from recap.memory.base import WindowMemory
 from recap.memory.store import Store
 from recap.memory.window import Window, check_frames, own_window
@@ -170,10 +170,9 @@ class RelaxForcingConfig(MemoryConfig):
 
     def build(self, spec: BackboneSpec, admission: Callable[[], Admission]) -> RelaxForcing:
         block = spec.frames_per_block
-        for name in ("sink_frames", "tail_frames", "num_candidates"):
-            value = getattr(self, name)
-            if value < 1:
-                raise refuse(name, value, "must be 1 or more", "the release has sink 2, tail 1, candidates 4")
+        counts = ("sink_frames", "tail_frames", "num_candidates")
+        remedy = "the release has sink 2, tail 1, candidates 4"
+        check_settings(self, counts, 1, math.inf, "must be 1 or more", remedy)
         if self.tail_frames > block:
             limit = f"at most a block of {block} frames"
             raise refuse("tail_frames", self.tail_frames, limit, "the release has 1")

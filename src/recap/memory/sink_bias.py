@@ -31,7 +31,7 @@ HEADS, PREFERRING, BONUS = (f"reinforcement.{name}" for name in ("heads", "prefe
 
 
 class LayerBias(NamedTuple):
-    """Holds the fields of a segment that say how it is biased in a layer."""
+    """Lists the fields of a segment that say how it is biased in a layer."""
 
     log_bias: float = 0.0
     head_bias: Tensor | None = None
@@ -46,14 +46,15 @@ class SinkBias:
         self._spec = spec
         self._sink_frames = sink_frames
         # Which heads are measured and biased here; what is kept is about all of them.
-        self.here: Heads = ALL_HEADS
+        self.heads: Heads = ALL_HEADS
         self._setting = Reinforcement()
         self._measured: dict[int, Tensor] = {}
-        self._heads: Tensor | None = None  # L B H: shares of the first block that was measured
-        self._preferring: Tensor | None = (
-            None  # L B: share of the heads that preferred the sink in the last block
-        )
-        self._bonus: Tensor | None = None  # B
+        # L B H: shares of the first block that was measured.
+        self._by_head: Tensor | None = None
+        # L B: share of the heads that preferred the sink in the last block.
+        self._preferring: Tensor | None = None
+        # B
+        self._bonus: Tensor | None = None
         self.set(reinforcement)
 
     def set(self, reinforcement: object) -> None:
@@ -68,7 +69,7 @@ class SinkBias:
         return self._setting.share is not None
 
     def layers(self, rows: int, device: torch.device) -> list[LayerBias]:
-        """Return the bias of every layer for the next block, of so many rows."""
+        """Return the bias of every layer for the next block, which has `rows` rows."""
         setting, spec = self._setting, self._spec
         log_bias = 0.0 if setting.factor is None else math.log(setting.factor)
         if setting.is_number:
@@ -78,7 +79,7 @@ class SinkBias:
         by_head = setting.share is not None or setting.heads is not None or setting.gate is not None
         if not by_head:
             return [LayerBias(log_bias if on else 0.0, None, passes, True) for on in acts]
-        table = self.here.own(self._table(log_bias, rows, device), -1)
+        table = self.heads.own(self._table(log_bias, rows, device), -1)
         return [LayerBias(0.0, table[layer] if on else None, passes, True) for layer, on in enumerate(acts)]
 
     def _table(self, log_bias: float, rows: int, device: torch.device) -> Tensor:
@@ -90,18 +91,18 @@ class SinkBias:
         else:
             table = torch.full(shape, log_bias, device=device)
         if setting.heads is not None:
-            if self._heads is None:
+            if self._by_head is None:
                 return torch.zeros(shape, device=device)
             count = max(1, round(abs(setting.heads) * self._spec.heads))
-            order = self._heads.argsort(dim=-1, descending=setting.heads > 0, stable=True)
+            order = self._by_head.argsort(dim=-1, descending=setting.heads > 0, stable=True)
             table = torch.where(order.argsort(dim=-1) < count, table, 0.0)
         if setting.gate is not None and self._preferring is not None:
             table = torch.where(self._preferring[..., None] > setting.gate, 0.0, table)
         return table
 
     def _first_bonus(self, share: float, rows: int, device: torch.device) -> Tensor:
-        alike = self._sink_frames / self._spec.window_frames
-        return torch.full((rows,), _logit(share) - _logit(alike), device=device)
+        even = self._sink_frames / self._spec.window_frames
+        return torch.full((rows,), _logit(share) - _logit(even), device=device)
 
     def measure(self, layer: int, share: Tensor) -> None:
         """Take the sink's share B H of a layer, without any bias."""
@@ -120,23 +121,23 @@ class SinkBias:
         self._bonus = (before + _logit(target) - seen).clamp(-STRONGEST, STRONGEST)
 
     def commit(self, tokens: dict[Role, int]) -> None:
-        """Use what was measured in the clean pass of a block that saw so many tokens by role."""
+        """Use what was measured in the clean pass of a block that saw these numbers of tokens by role."""
         measured, self._measured = self._measured, {}
         if len(measured) < self._spec.layers:
             return
-        shares = self.here.join(torch.stack([measured[layer] for layer in range(self._spec.layers)]), -1)
-        if self._setting.heads is not None and self._heads is None:
-            self._heads = shares
+        shares = self.heads.join(torch.stack([measured[layer] for layer in range(self._spec.layers)]), -1)
+        if self._setting.heads is not None and self._by_head is None:
+            self._by_head = shares
         if self._setting.gate is not None:
-            alike = tokens[Role.SINK] / sum(tokens.values())
-            self._preferring = (shares > alike).float().mean(dim=-1)
+            even = tokens[Role.SINK] / sum(tokens.values())
+            self._preferring = (shares > even).float().mean(dim=-1)
 
     def drop(self) -> None:
         """Forget what was measured of a block that is only read again."""
         self._measured = {}
 
     def state(self) -> State:
-        return copies({HEADS: self._heads, PREFERRING: self._preferring, BONUS: self._bonus})
+        return copies({HEADS: self._by_head, PREFERRING: self._preferring, BONUS: self._bonus})
 
     def expected(self, state: State) -> dict[str, Entry]:
         """Return what a state may have of a schedule: each part only where it was measured."""
@@ -150,7 +151,7 @@ class SinkBias:
 
     def load_state(self, state: State) -> None:
         found = [state[name].clone() if name in state else None for name in (HEADS, PREFERRING, BONUS)]
-        self._heads, self._preferring, self._bonus = found
+        self._by_head, self._preferring, self._bonus = found
         self._measured = {}
 
 

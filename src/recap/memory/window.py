@@ -19,7 +19,7 @@ from recap.contracts import Entry, State, together
 from recap.errors import refuse
 from recap.memory.sink_bias import LayerBias, SinkBias
 from recap.memory.store import Store
-from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions
+from recap.types import BackboneSpec, Block, Role, Segment, Tokens, frame_positions, widest
 
 
 def own_window(spec: BackboneSpec, window_frames: int) -> BackboneSpec:
@@ -36,6 +36,12 @@ def check_frames(field: str, value: int, low: int, high: int, why: str) -> None:
     """Refuse a number of frames outside low..high."""
     if not low <= value <= high:
         raise refuse(field, value, f"must be {low} to {high}, {why}", f"use {min(max(value, low), high)}")
+
+
+def timeless_positions(source: Tensor) -> Tensor:
+    """Return positions B N 3 of tokens that are read at temporal phase 0, with their own row and column."""
+    source = source.to(widest(source.device))
+    return torch.cat([torch.zeros_like(source[..., :1]), source[..., 1:]], dim=-1)
 
 
 def count_tokens(segments: Iterable[Segment]) -> dict[Role, int]:

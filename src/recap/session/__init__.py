@@ -30,7 +30,7 @@ from recap.fast.fitting import fit_card
 from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
 from recap.io.opening import read_opening
 from recap.io.report import Reporter
-from recap.memory.casting import join_cast
+from recap.memory.pinned import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recap.backbones.wan.family import WanConfig
-from recap.config import Choice, RunConfig, notice_place
+from recap.config import Choice, RunConfig, notice_device
 from recap.contracts import BackboneConfig
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
@@ -88,7 +88,7 @@ class ModelChoice:
         config, about = self.config, {"precision": self.config.precision}
         backbone: Any
         if self.random_weights:
-            notice_place(config.device, notice)
+            notice_device(config.device, notice)
             made = make_parts(self.speed("sink", 2))
             backbone, about["weights"] = made.backbone, "random"
             if config.flow == "auto":

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recap.config import check_place
+from recap.config import check_device
 from recap.errors import refuse
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
@@ -192,7 +192,7 @@ class _Call:
             for name, own in runs.tables.items()
         }
         try:
-            check_place(ask.device, ask.dtype)
+            check_device(ask.device, ask.dtype)
         except ValueError as error:
             # Rows that were left out where the others were made stay left out where none can be made.
             former = {name: found.get(LEFT_OUT, ()) for name, found in self._begun.items()}

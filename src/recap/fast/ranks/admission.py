@@ -15,7 +15,7 @@ from recap.types import Block, Candidates
 class LedAdmission(Admission):
     """Asks the leader's rule, and tells every process what it answered; followers have no rule and no pictures."""
 
-    # Keys or not, it is asked after the clean pass: what is decided early would have to be told early, too.
+    # Whatever the rule reads, it is asked after the clean pass: an earlier decision would have to be shared earlier.
     reads_keys = True
 
     def __init__(self, ranks: Ranks, build: Callable[[], Admission]) -> None:
@@ -50,19 +50,20 @@ class LedAdmission(Admission):
         if self._rule is not None:
             proposed = self._proposed if self._proposed is not None else self._rule.propose(block, pixels)
             self._proposed = None
-        return self._told(proposed)
+        return self._shared(proposed)
 
     def retain(self, pool: Candidates, capacity: int) -> Tensor:
         stays = None if self._rule is None else {"stays": self._rule.retain(pool, capacity)}
         return self._ranks.share(stays, self._device)["stays"].to(self._device)
 
     def score_leaving(self, source: Tensor) -> Candidates:
-        return self._told(None if self._rule is None else self._rule.score_leaving(source))
+        return self._shared(None if self._rule is None else self._rule.score_leaving(source))
 
-    def _told(self, found: Candidates | None) -> Candidates:
+    def _shared(self, found: Candidates | None) -> Candidates:
+        """Return what the leader found, on every process."""
         parts = None if found is None else {"source": found.source, "score": found.score}
         shared = self._ranks.share(parts, self._device)
-        return Candidates(shared["source"].to(self._device), shared["score"].to(self._device))
+        return Candidates(shared["source"], shared["score"]).to(self._device)
 
     def state(self) -> State:
         return {} if self._rule is None else self._rule.state()

@@ -15,7 +15,7 @@ from recap.fast.ranks.wan import RankedWanBackbone
 
 
 class NoDecoder:
-    """Decodes nothing: a follower's pictures are looked at by nobody."""
+    """Decodes nothing: nothing reads the pictures of a follower."""
 
     def decode(self, latents: Tensor) -> Tensor:
         return latents.new_zeros((latents.shape[0], 1, 3, 1, 1))

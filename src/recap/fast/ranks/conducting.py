@@ -10,7 +10,7 @@ from recap.fast.ranks.group import Ranks
 from recap.fast.ranks.states import join_state, load_state
 from recap.memory.base import WindowMemory
 from recap.rollout import Resume
-from recap.types import Block, GeneratedBlock
+from recap.types import GeneratedBlock
 
 Start = Callable[[Resume], Iterator[GeneratedBlock]]
 """Starts a rollout of a run's own parts."""
@@ -27,12 +27,7 @@ def conduct(ranks: Ranks, resume: Resume, start: Start) -> Iterator[GeneratedBlo
     ranks.share({**recent, **first})
     ranks.done()
     if known is not None:
-        find = known
-
-        def latents_of(block: Block) -> State:
-            return ranks.share({"latents": find(block)})
-
-        resume = replace(resume, latents_of=lambda block: latents_of(block)["latents"])
+        resume = replace(resume, latents_of=lambda block: ranks.share({"latents": known(block)})["latents"])
     return _each(ranks, start(resume))
 
 
@@ -55,7 +50,7 @@ def collect_state(ranks: Ranks, policy: MemoryPolicy) -> State:
 
 
 def restore_state(ranks: Ranks, policy: MemoryPolicy, state: State) -> None:
-    """Restore such a state in all processes; the leader calls it. A bad one is refused before anybody hears of it."""
+    """Restore such a state in all processes; the leader calls it. The leader refuses a bad one by itself, first."""
     if isinstance(policy, WindowMemory):
         check_state(state, policy.expected(state))
     ranks.order("load")

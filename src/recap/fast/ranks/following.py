@@ -1,4 +1,4 @@
-"""This module is what all processes of a run but the first do: they build the same parts, and follow orders."""
+"""This module follows orders: all processes of a run but the first build the same parts and do as it says."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Ranks(Heads):
         self.count = count
         # Whether tensors of a GPU travel directly; else they take the way through the CPU's memory.
         self._on_device = on_device
-        # How to continue after the run has ended early; whoever starts a run knows better.
+        # How to continue after the run has ended early; `begin` names the folder.
         self.remedy = "give the command again"
         # Whether the followers wait for an order.
         self._waiting = False
@@ -123,7 +123,7 @@ class Ranks(Heads):
         if tensors is not None:
             about = [[name, _name(x.dtype), list(x.shape)] for name, x in tensors.items()]
         made = {}
-        for name, dtype, shape in self._tell(about):
+        for name, dtype, shape in self.tell(about):
             here = tensors[name] if tensors is not None else None
             empty = torch.empty(shape, dtype=_DTYPES[dtype], device=device) if here is None else here
             made[name] = self._broadcast(empty)
@@ -131,7 +131,14 @@ class Ranks(Heads):
 
     def tell(self, value: Any = None) -> Any:
         """Return the leader's plain value, as JSON has it, on every rank; only the leader passes one."""
-        return value if self.alone else self._tell(value)
+        if self.alone:
+            return value
+        data = json.dumps(value).encode() if self.leads else b""
+        size = self._broadcast(torch.tensor([len(data)]))
+        text = torch.zeros(int(size), dtype=torch.uint8)
+        if self.leads:
+            text = torch.tensor(list(data), dtype=torch.uint8)
+        return json.loads(bytes(self._broadcast(text).tolist()))
 
     def begin(self, config: Mapping[str, Any], folder: Path, fresh: bool) -> None:
         """Order the followers to build a run's parts, as the leader does now; `done` when they are built."""
@@ -146,7 +153,7 @@ class Ranks(Heads):
         """Tell the followers what comes next; they are busy until the next `done`."""
         if not self.alone and self.leads:
             self._waiting = False
-            self._tell({"do": what, **details})
+            self.tell({"do": what, **details})
 
     def done(self) -> None:
         """Say that the followers wait for an order, at the beginning and whenever they have done the last one."""
@@ -156,14 +163,6 @@ class Ranks(Heads):
         """Let the followers go, if they wait for an order; busy ones see that the leader is gone."""
         if self._waiting and self.leads:
             self.order("end")
-
-    def _tell(self, value: Any) -> Any:
-        data = json.dumps(value).encode() if self.leads else b""
-        size = self._broadcast(torch.tensor([len(data)]))
-        text = torch.zeros(int(size), dtype=torch.uint8)
-        if self.leads:
-            text = torch.tensor(list(data), dtype=torch.uint8)
-        return json.loads(bytes(self._broadcast(text).tolist()))
 
     def _broadcast(self, x: Tensor) -> Tensor:
         if not x.numel():

@@ -58,17 +58,17 @@ class BlockHooks:
             block.register_forward_pre_hook(self._before)
         transformer.blocks[-1].register_forward_hook(self._behind)
 
-    def _before(self, block: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, text, times, rotary, chunk = given
+    def _before(self, block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, text, times, rotary, chunk = inputs
         rank = self._ranks.rank
         if block is self._first:
             self.split = TokenSplit(self._ranks, hidden.shape[1] - chunk, chunk)
             hidden = self.split.parts(hidden)[rank]
-            # The same for all blocks: what each token's time makes of it, B N 6 M.
+            # The same for all blocks: the modulation of each token by its time, B N 6 M.
             self._times = self.split.parts(times)[rank]
         return hidden, text, self._times, rotary, self.split.chunk
 
-    def _behind(self, block: Any, given: tuple[Any, ...], hidden: Tensor) -> Tensor:
+    def _behind(self, block: Any, inputs: tuple[Any, ...], hidden: Tensor) -> Tensor:
         self._times = None
         shapes = [(hidden.shape[0], size, hidden.shape[2]) for size in self.split.sizes]
         return self.split.whole(self._ranks.swap([hidden] * self._ranks.count, shapes))
