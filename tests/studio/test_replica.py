@@ -92,7 +92,7 @@ def test_a_replica_whose_model_is_stuck_is_not_healthy(replica, monkeypatch):
 
 
 def test_a_replica_tells_prometheus_what_the_page_promises(replica):
-    live = replica.studio.create(say.NewSession(prompt=PROMPT))
+    replica.studio.create(say.NewSession(prompt=PROMPT))
     # A block is stored before its times are added up: wait for the sum, not for the store.
     wait_for(lambda: replica._stages.blocks >= 2, "blocks")
     asked = urllib.request.Request(f"{replica.address}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import LowMemory, Precision, used
+from recap.cli.options import Host, LowMemory, Port, Precision, Token, used
 from recap.io.extras import import_extra
 from recap.studio.cluster.deploy import Cluster
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.snapshots import check_store
-from recap.studio.listening import bound_socket
+from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
 from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import plain_config
 
@@ -26,11 +25,9 @@ DEFAULT = ClusterSettings("")
 
 
 def serve_command(
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
-    ] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
+    port: Port = 8765,
+    host: Host = "127.0.0.1",
+    token: Token = "",
     store: Annotated[
         str,
         typer.Option(help="Where sessions are kept: a folder that all machines see, or an fsspec address."),
@@ -69,8 +66,7 @@ def serve_command(
     Needs the extras studio and ray. Whatever was shown is in the store: when a replica or a machine dies, its
     sessions go on elsewhere with the same bits.
     """
-    for package in ("fastapi", "uvicorn", "websockets"):
-        import_extra(package, "recap serve", "studio")
+    check_packages("recap serve")
     import_extra("ray.serve", "recap serve", "ray")
     place = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
@@ -91,25 +87,10 @@ def check_model(settings: ClusterSettings, own: StudioSettings) -> None:
 
 
 def serve(settings: ClusterSettings, own: StudioSettings, ray: str) -> None:
-    """Start the replicas, and serve their front until the process is told to end."""
+    """Start the replicas, and serve their front until the process is asked to end."""
     secret = secrets.token_urlsafe(24)
     with bound_socket(own) as listening, Cluster(settings, secret, ray) as cluster:
-        name = f"[{own.host}]" if ":" in own.host else own.host
-        token = f"?token={own.token}" if own.token else ""
-        address = f"http://{name}:{listening.getsockname()[1]}/{token}"
+        address = page_address(own, listening)
         show_notice(f"serve: {address} ({settings.seats} seats; end it with Ctrl-C)")
-        listen(Front(settings, own, ServeSeating(cluster.handle), secret), listening)
-
-
-def listen(front: Front, listening: Any) -> None:
-    """Serve a front until the process is told to end."""
-    uvicorn = import_extra("uvicorn", "recap serve", "studio")
-    logging.getLogger("recap.studio").addHandler(logging.StreamHandler())
-    config = uvicorn.Config(
-        front.app,
-        log_level="warning",
-        ws_max_size=4 * front.own.limits.message_bytes,
-        ws_max_queue=32,
-        timeout_graceful_shutdown=3,
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+        front = Front(settings, own, ServeSeating(cluster.handle), secret)
+        serve_app(front.app, own, listening)

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from recap.cli.console import byte_bar, progress_bar
-from recap.cli.options import DecoderName, Device, Dtype, Eager, Flow, LowMemory, Precision, Setting
+from recap.cli.options import (
+    DecoderName,
+    Device,
+    Dtype,
+    Eager,
+    Flow,
+    LowMemory,
+    ModelName,
+    Precision,
+    RandomWeights,
+    Setting,
+)
 from recap.config import override
 from recap.errors import refuse
 from recap.show.models import ModelChoice
@@ -19,7 +30,7 @@ USUAL = VerifySettings()
 
 
 def verify_command(
-    name: Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")] = "embedded",
+    name: ModelName = "embedded",
     out: Annotated[Path | None, typer.Option(help="Folder of the result [default: verify-NAME].")] = None,
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", help="A prompt; repeatable [default: three usual ones].")
@@ -29,9 +40,7 @@ def verify_command(
         USUAL.memories
     ),
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = USUAL.seed,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
-    ] = False,
+    random_weights: RandomWeights = False,
     decoder: DecoderName = None,
     settings: Setting = None,
     flow: Flow = None,

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from recap.studio.cluster.metrics import Metric, Stages, as_text
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedFolder, SharedSession, SharedShelf
 from recap.studio.cluster.snapshots import open_store
-from recap.studio.listening import bound_socket
+from recap.studio.listening import address_of, bound_socket, make_server
 from recap.studio.live import LiveSession
 from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
@@ -110,17 +109,11 @@ class Replica:
 
     def _listen(self, own: StudioSettings) -> None:
         """Start the replica's own server, which answers to those who know the token."""
-        uvicorn = import_extra("uvicorn", "recap serve", "studio")
         app = make_app(self.studio)
         app.add_api_route("/metrics", self._metrics, include_in_schema=False, response_model=None)
-        listening = bound_socket(replace(own, port=0))
-        host = f"[{own.host}]" if ":" in own.host else own.host
-        self.address = f"http://{host}:{listening.getsockname()[1]}"
-        most = own.limits.message_bytes
-        config = uvicorn.Config(
-            app, log_level="warning", ws_max_size=4 * most, ws_max_queue=32, timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
+        listening = bound_socket(own)
+        self.address = address_of(own, listening)
+        server = make_server(app, own, shutdown_s=1)
         self._server = threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="replica-server", daemon=True
         )
