@@ -24,7 +24,7 @@ from torch import Tensor
 from recap.attention.context import OWN_KERNELS
 from recap.backbones.wan.quantised import quantise
 from recap.config import DTYPES, RunConfig, from_settings, notice_place, read_record
-from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
+from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.fitting import describe_fit, fit_card
@@ -313,11 +313,9 @@ class RunParts:
         Large states take a tenth of the time at most.
         """
         began = time.perf_counter()
-        state: State = {"next_block": torch.tensor(done)}
         with states_on_host():
-            state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
-            state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
-        self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
+            policy, decoder = collect_state(self._ranks, self.policy), self.decoder.state()
+        self.files.write_state(done, policy, decoder)
         ended = time.perf_counter()
         took = ended - began
         return ended + (9 * took if took > LONG_WRITE_S else 0.0)
@@ -339,12 +337,9 @@ class RunParts:
     def _load_state(self, path: Path) -> int:
         """Load the state into memory and decoder; returns its next block."""
         try:
-            start, state = self.files.read_state()
-            own = {name: value.to(self.config.device) for name, value in state.items()}
-            policy, decoder = (
-                {n.removeprefix(prefix): v for n, v in own.items() if n.startswith(prefix)}
-                for prefix in ("policy.", "decoder.")
-            )
+            start, *parts = self.files.read_state()
+            device = self.config.device
+            policy, decoder = ({name: value.to(device) for name, value in part.items()} for part in parts)
             restore_state(self._ranks, self.policy, policy)
             self.decoder.load_state(decoder)
         # Each memory reads its own state, and one that was changed on purpose may fail in any way.

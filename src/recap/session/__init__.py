@@ -43,6 +43,7 @@ from recap.session.values import (
     check_block,
     check_history,
     check_later,
+    cues_of,
     latest,
     resized,
     slots_of,
@@ -93,10 +94,7 @@ class Session:
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
         self._opening_blocks = tuple(block for block in plan.blocks if block.end_frame <= opening_frames)
-        self._cues = {0: Cue(config.shots[0].prompt)}
-        for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
-            if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
-                self._cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
+        self._cues = cues_of(plan)
         for cue in self._cues.values():
             self._check_prompt(cue.prompt)
         self._reinforcements: dict[int, float | str] = {}

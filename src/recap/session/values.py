@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from recap.config import RunConfig
 from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
+from recap.plan import Plan
 
 
 class Edit(NamedTuple):
@@ -40,6 +42,15 @@ class Cue:
     prompt: str
     cut: bool = False
     reread: bool = False
+
+
+def cues_of(plan: Plan) -> dict[int, Cue]:
+    """Return the prompts of a plan, by the block where each begins."""
+    cues = {0: Cue(plan.blocks[0].prompts[0])}
+    for before, block in itertools.pairwise(plan.blocks):
+        if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
+            cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
+    return cues
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from recap.io.run_folder import CAST, LATENTS, RunFolder
 from recap.io.trace import BlockTrace
 from recap.io.video import ClipWriter
 from recap.plan import Shot, make_plan
-from recap.session.values import Cue, MemoryState
+from recap.session.values import Cue, MemoryState, cues_of
 from recap.studio.engine import Engine
 from recap.studio.live import LiveSession
 from recap.types import BackboneSpec
@@ -63,10 +63,7 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
                 folder / "timing.jsonl", {"block": block, "seconds": info["ms"]["generate"] / 1e3}
             )
             files.add(block, trace, timing)
-        state = {"next_block": torch.tensor(blocks)}
-        state |= {f"policy.{name}": value for name, value in memory.policy.items()}
-        state |= {f"decoder.{name}": value for name, value in memory.decoder.items()}
-        files.write_state({name: value.contiguous() for name, value in state.items()})
+        files.write_state(blocks, memory.policy, memory.decoder)
         return _zipped(folder)
 
 
@@ -143,13 +140,9 @@ def read_run(data: bytes, most: int, backbone: str, spec: BackboneSpec) -> Uploa
     if bool(subjects) != bool(config.cast):
         raise refuse("upload", CAST, "is not the cast that run.json names", REMEDY)
     plan = make_plan([config.shots], spec)
-    cues = {0: Cue(config.shots[0].prompt)}
-    for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
-        if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
-            cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
     return UploadedRun(
         replace(config, cast=()),
-        cues,
+        cues_of(plan),
         subjects,
         _latents(files, spec),
         _traces(files.get("trace.jsonl", b"")),

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recap.errors import refuse
 
@@ -74,7 +73,3 @@ class StudioSettings:
     @property
     def is_local(self) -> bool:
         return self.host in ("127.0.0.1", "localhost", "::1")
-
-    def shown(self) -> dict[str, Any]:
-        """Return the limits for clients."""
-        return dataclasses.asdict(self.limits)

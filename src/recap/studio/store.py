@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from recap.config import refuse_code
 from recap.errors import RecapError, refuse
 from recap.io.cast import NAME
 from recap.io.files import check_plain, remove_strays, write_whole
+from recap.io.run_folder import pack_state, unpack_state
 from recap.registry import ADMISSIONS
 from recap.session.company import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
@@ -103,6 +104,12 @@ class SessionRecord:
     def owner(self, branch: int, block: int) -> int:
         """Return the branch that generated this block of a branch."""
         return next(at for at, first in self.lineage(branch) if block >= first or first == 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list of sessions says about this one while it is not open."""
+        prompts = [cue.prompt for cue in self.branches[self.current].cues.values()]
+        about = {"session": self.id, "created": self.created, "open": False, "branches": len(self.branches)}
+        return {**about, "prompt": prompts[0] if prompts else ""}
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("id", "created", "tracks", "cast", "current")}
@@ -213,10 +220,8 @@ class SessionStore:
 
     def write_state(self, track: str, branch: int, block: int, rule: str, state: MemoryState) -> None:
         """Keep the memory as it was when `block` came next, before any change there, with a bank by this rule."""
-        tensors = {f"policy.{name}": value.contiguous() for name, value in state.policy.items()}
-        tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
         path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
-        write_whole(path, save(tensors))
+        write_whole(path, save(pack_state(state.policy, state.decoder)))
         for number, earlier in self._own_states(track, branch, rule):
             # The one before stays, since the last blocks may not be on disk yet.
             if number % LASTING_EVERY and number < block - STATE_EVERY:
@@ -273,15 +278,10 @@ def _check_names(record: SessionRecord, name: str) -> None:
 def read_state(path: Path) -> MemoryState | None:
     """Read a kept state; None where it is damaged, since it can be made again."""
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path)
     except (OSError, SafetensorError):
         return None
-    parts = ("policy.", "decoder.")
-    policy, decoder = (
-        {n.removeprefix(part): v for n, v in tensors.items() if n.startswith(part)} for part in parts
-    )
-    return MemoryState(policy, decoder)
+    return MemoryState(*unpack_state(tensors))
 
 
 class StudioFolder:
@@ -307,7 +307,7 @@ class StudioFolder:
     def load(self, name: str) -> SessionStore:
         """Read the record of a session that is on disk."""
         if not ID.fullmatch(name) or name not in self.ids():
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         folder = self.root / "sessions" / name
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
@@ -334,6 +334,11 @@ class StudioFolder:
         free = shutil.disk_usage(self.root).free
         if free < 64 * 2**20:
             raise refuse("disk", f"{free / 1e6:.0f} MB free", "64 MB must stay free", "make room there")
+
+
+def no_session(name: str) -> RecapError:
+    """Make the error about a session that is nowhere."""
+    return refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
 
 
 def new_id() -> str:

@@ -31,7 +31,7 @@ from recap.studio.exchange import UploadedRun, read_run
 from recap.studio.live import LiveSession
 from recap.studio.settings import StudioSettings
 from recap.studio.shelf import Shelf, subject_of
-from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id
+from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id, no_session
 from recap.studio.track import Clock, Track
 from recap.studio.videos import VideoQueue
 
@@ -121,7 +121,7 @@ class Studio:
             "grid": {"rows": spec.grid[0], "columns": spec.grid[1], "token_pixels": spec.token_pixels},
             "block_s": clock.start_s(2) - clock.start_s(1),
             "lead_blocks": self.settings.lead_blocks,
-            "limits": self.settings.shown(),
+            "limits": dataclasses.asdict(self.settings.limits),
         }
 
     # Sessions
@@ -253,7 +253,7 @@ class Studio:
                 return self.sessions[name]
         if name in self.folder.ids():
             raise refuse("session", name, "is not open", f"POST /v1/sessions/{name}/open first")
-        raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        raise no_session(name)
 
     def list(self) -> list[dict[str, Any]]:
         """Return all sessions, open ones and those that can be opened."""
@@ -265,13 +265,9 @@ class Studio:
                 found.append(live.summary())
                 continue
             try:
-                record = self.folder.load(name).record
+                found.append(self.folder.load(name).record.summary())
             except RecapError as error:
                 found.append({"session": name, "open": False, "message": str(error)})
-                continue
-            prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
-            about = {"created": record.created, "open": False, "branches": len(record.branches)}
-            found.append({"session": name, **about, "prompt": prompts[0] if prompts else ""})
         return found
 
     def command(self, live: LiveSession, command: say.Command) -> Future[dict[str, Any]]:
@@ -292,7 +288,7 @@ class Studio:
     def delete(self, name: str) -> None:
         """Close a session and delete its files."""
         if name not in self.folder.ids():
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         self.close_session(name)
         self.folder.delete(name)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from recap.errors import RecapError, refuse
@@ -13,7 +14,7 @@ from recap.studio.cluster.seats import Seat, Seats, busy
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SESSIONS, delete_session
 from recap.studio.cluster.snapshots import SnapshotStore
-from recap.studio.store import ID, RECORD, SessionRecord
+from recap.studio.store import ID, RECORD, SessionRecord, no_session
 
 SPARED_S = 5.0
 """A session that was used so recently is not parked for somebody else."""
@@ -94,7 +95,7 @@ class Directory:
 
     # Placing sessions
 
-    async def find(self, name: str, *, patience_s: float | None = None, reopen: bool = False) -> Seat:
+    async def find(self, name: str, *, reopen: bool = False) -> Seat:
         """Return the seat of a session, on a replica that has it open; wakes one that is parked or was lost."""
         if reopen:
             self.closed.discard(name)
@@ -105,35 +106,26 @@ class Directory:
                 return seat
             if not ID.fullmatch(name) or await asyncio.to_thread(self._record, name) is None:
                 self._locks.pop(name[:16], None)
-                raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
+                raise no_session(name)
             if name in self.closed:
                 raise refuse("session", name, "is not open", f"POST /v1/sessions/{name}/open first")
             lost = self.sessions.pop(name, None) is not None
-            return await self._open(
-                name, MOVING_S if lost and patience_s is None else patience_s, insist=lost
-            )
+            return await self._open(name, lost)
 
-    async def _open(self, name: str, patience_s: float | None, *, insist: bool) -> Seat:
+    async def _open(self, name: str, lost: bool) -> Seat:
         """Open a session on a seat, or on another one if that replica dies meanwhile."""
-        end = time.monotonic() + (self.settings.patience_s if patience_s is None else patience_s)
+        end = time.monotonic() + (MOVING_S if lost else self.settings.patience_s)
         while True:
-            seat = await self.take(max(0.0, end - time.monotonic()), insist=insist)
-            try:
+            seat = await self.take(max(0.0, end - time.monotonic()), insist=lost)
+            with suppress(Lost), _left_on_error(seat):
                 status, body, _, _ = await self.send(seat, "POST", f"/v1/sessions/{name}/open")
                 if name in self.paused:
                     await self.send(seat, "POST", f"/v1/sessions/{name}/commands", b'{"type": "pause"}')
-            except Lost:
-                seat.leave()
-                continue
-            except BaseException:
-                seat.leave()
-                raise
-            if status >= 400:
-                seat.leave()
-                raise error_of(body)
-            self.moves += insist
-            self.sessions[name] = seat
-            return seat
+                if status >= 400:
+                    raise error_of(body)
+                self.moves += lost
+                self.sessions[name] = seat
+                return seat
 
     async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
         """Take a seat; where all are taken, the session that was idle longest makes room."""
@@ -149,20 +141,14 @@ class Directory:
             )
         while True:
             seat = await self.take(self.settings.patience_s)
-            try:
+            # Where the replica is lost, nobody knows the name of what it may have begun: it is begun again.
+            with suppress(Lost), _left_on_error(seat):
                 answer = await self.send(seat, "POST", path, body, headers)
-            except Lost:
-                # Nobody was told the name of what it may have begun, so it is begun again.
-                seat.leave()
-                continue
-            except BaseException:
-                seat.leave()
-                raise
-            if answer[0] >= 400:
-                seat.leave()
-            else:
-                self.sessions[json.loads(answer[1])["session"]] = seat
-            return answer
+                if answer[0] >= 400:
+                    seat.leave()
+                else:
+                    self.sessions[json.loads(answer[1])["session"]] = seat
+                return answer
 
     async def anybody(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Any:
         """Ask any replica: what all of them would answer alike."""
@@ -209,7 +195,7 @@ class Directory:
     async def delete(self, name: str) -> dict[str, Any]:
         """Close a session and delete it from the store."""
         if not ID.fullmatch(name) or await asyncio.to_thread(self._record, name) is None:
-            raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             if (seat := self.sessions.get(name)) is not None:
                 await self._close(name, seat)
@@ -243,14 +229,21 @@ class Directory:
     def _asleep(self, name: str) -> dict[str, Any]:
         """Describe a session that is not open, as the studio does."""
         try:
-            record = SessionRecord.from_json(json.loads(self._record(name) or b"{}"))
-            prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
+            return SessionRecord.from_json(json.loads(self._record(name) or b"{}")).summary()
         except RecapError as error:
             return {"session": name, "open": False, "message": str(error)}
         except (ValueError, KeyError, TypeError):
             return {"session": name, "open": False, "message": "it is being begun, or its record is damaged"}
-        about = {"created": record.created, "open": False, "branches": len(record.branches)}
-        return {"session": name, **about, "prompt": prompts[0] if prompts else ""}
+
+
+@contextmanager
+def _left_on_error(seat: Seat) -> Iterator[None]:
+    """Give a seat back if what it was taken for fails."""
+    try:
+        yield
+    except BaseException:
+        seat.leave()
+        raise
 
 
 def error_of(body: bytes) -> RecapError:

@@ -38,6 +38,7 @@ from recap.studio.store import (
     SessionStore,
     StudioFolder,
     new_id,
+    no_session,
 )
 
 BLOCK = ".block"
@@ -176,13 +177,11 @@ class SharedFolder(StudioFolder):
 
     def load(self, name: str) -> SessionStore:
         """Fetch a session from the store, checked by its digests, and take its lease."""
-        if not ID.fullmatch(name):
-            raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
-        # The lease comes first: who had the session writes nothing more from here on.
-        if self.store.read(f"{SESSIONS}/{name}/{RECORD}") is None:
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        if not ID.fullmatch(name) or self.store.read(f"{SESSIONS}/{name}/{RECORD}") is None:
+            raise no_session(name)
         self._forget(name)
         folder = self.root / SESSIONS / name
+        # The lease comes first: who had the session writes nothing more from here on.
         taken = SharedSession(folder, SessionRecord(name, 0.0, {}), self)
         try:
             self._fetch(name, folder)
