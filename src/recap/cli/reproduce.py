@@ -113,17 +113,8 @@ def reproduce_command(
 
 def _reproduce_suite(asked: Mapping[str, Any]) -> None:
     """Have the plug-in of VBench make the tables; refuse options that are of our own runs and judges."""
-    usual = {
-        "judge_flow": Ask.judge_flow,
-        "embedder": Ask.embedder,
-        "detector": Ask.detector,
-        "half": Ask.half,
-        "judge": Ask.judge,
-        "schedules": Ask.schedules,
-        "prompt_file": Ask.prompt_file,
-        "ray": "",
-        "commit": "",
-    }
+    own = ("judge_flow", "embedder", "detector", "half", "judge", "schedules", "prompt_file")
+    usual = {name: getattr(Ask, name) for name in own} | {"ray": "", "commit": ""}
     for name, default in {**usual, "rows": None, "scorers": None, "minutes": None}.items():
         if asked[name] != default:
             limit = "VBench judges a suite, and each of its videos is a run by itself"

@@ -18,7 +18,7 @@ from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.snapshots import check_store
 from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
-from recap.studio.settings import Limits, StudioSettings
+from recap.studio.settings import StudioSettings
 from recap.studio.studio import plain_config
 
 DEFAULT = ClusterSettings("")
@@ -74,16 +74,11 @@ def serve_command(
         most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus, queue=queue,
         patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
-    own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
-    check_model(settings, own)
+    own = StudioSettings(Path(), backbone, host=host, port=port, token=token)
+    # As on a CPU, since this machine need not have what replicas have.
+    plain_config(replace(settings.as_studio(own), device="cpu"))
     check_store(place)
     serve(settings, own, ray)
-
-
-def check_model(settings: ClusterSettings, own: StudioSettings) -> None:
-    """Refuse a model that no replica could hold; as on a CPU, since this machine need not have what replicas have."""
-    names = {name: getattr(settings, name) for name in ("backbone", "precision", "low_memory")}
-    plain_config(replace(own, device="cpu", **names))
 
 
 def serve(settings: ClusterSettings, own: StudioSettings, ray: str) -> None:

@@ -191,10 +191,10 @@ def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
         yield bank
 
 
-def bank_before(trace: Sequence[BlockTrace], block: int, row: int = 0) -> Bank:
-    """Return the contents of one row's bank when a block begins."""
+def bank_before(trace: Sequence[BlockTrace], block: int) -> Bank:
+    """Return the contents of the first row's bank when a block begins."""
     empty: Bank = {}
-    return [empty, *replay_bank(trace[:block], row)][-1]
+    return [empty, *replay_bank(trace[:block])][-1]
 
 
 def pictures_of_frames(trace: Sequence[BlockTrace]) -> dict[int, range]:

@@ -118,15 +118,13 @@ def load_pickle(file: Path, field: str, remedy: str = REMEDY) -> Any:
 
 def _check_pickle_size(file: Path) -> None:
     """Refuse a list of tensors that would unpack to more than any model's: torch would unpack it whole."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
-    else:
-        size = 0
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
     if size > LARGEST_PICKLE:
-        raise ValueError(
-            f"its list of tensors unpacks to {size:,} bytes; at most {LARGEST_PICKLE:,} are read"
-        )
+        limit = f"at most {LARGEST_PICKLE:,} are read"
+        raise ValueError(f"its list of tensors unpacks to {size:,} bytes; {limit}")
 
 
 def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, Stored]:
@@ -141,9 +139,9 @@ def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, St
     }
 
 
-def read_metadata(file: Path, field: str, remedy: str = REMEDY) -> dict[str, str]:
+def read_metadata(file: Path, field: str) -> dict[str, str]:
     """Return the free texts of a safetensors file."""
-    return _open_handle(file, field, remedy).metadata() or {}
+    return _open_handle(file, field, REMEDY).metadata() or {}
 
 
 def read_json_object(file: Path, field: str, remedy: str = REMEDY) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from recap.show.palette import colours_of
-from recap.show.sheet import Patches, lay_out, png_bytes
+from recap.show.sheet import Patches, lay_out, png_bytes, png_uri
 from recap.types import Role
 
 _SPRITE_COLUMNS = 32
@@ -156,7 +156,7 @@ def bank_data(bank: Patches) -> dict[str, object]:
     columns = bank.seconds, bank.frames, bank.rows, bank.columns, bank.scores
     return {
         "columns": _SPRITE_COLUMNS,
-        "sprite": f"data:image/png;base64,{base64.b64encode(sprite).decode()}",
+        "sprite": png_uri(sprite),
         "patches": list(zip(*(column.tolist() for column in columns), strict=True)),
     }
 
@@ -217,9 +217,8 @@ def _section(section: Section) -> str:
     parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.remarks if text]
     parts.append(f'<div class="figures">{"".join(map(figure, section.figures))}</div>')
     if section.sheet:
-        picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="quiet">{escape(section.sheet_about)}</p>')
-        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
+        parts.append(f'<img class="sheet" alt="" src="{png_uri(section.sheet)}">')
     if section.video:
         player = f'<video src="{escape(section.video)}" controls autoplay muted loop playsinline></video>'
         parts.append(f'<p class="quiet">{escape(section.video_about)}</p><div class="screen">{player}</div>')

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from recap.errors import RecapError, refuse, unknown_name
-from recap.io.cast import NAME
+from recap.io.cast import check_name
 from recap.registry import ADMISSIONS
 from recap.session import Session
 from recap.studio import messages as say
@@ -16,17 +15,13 @@ from recap.studio.live import LiveSession
 from recap.studio.settings import Limits
 from recap.studio.track import apply_change
 
+if TYPE_CHECKING:
+    from recap.studio.shelf import Shelf
+
 Change = dict[str, Any]
 
 
-class Subjects(Protocol):
-    """Has the subjects that may join."""
-
-    def copy(self, name: str, target: Path) -> dict[str, str]:
-        """Copy a subject's file; returns name -> words."""
-
-
-def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Subjects) -> dict[str, Any]:
+def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Shelf) -> dict[str, Any]:
     """Do what a client asks, and return what happened; what cannot be done is refused and changes nothing."""
     playhead = getattr(command, "playhead_s", None)
     if playhead is not None:
@@ -101,9 +96,8 @@ def _drop_cue(live: LiveSession, block: int) -> Change:
 def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -> Change:
     """Pin or forget slots of the main track's bank, as a block listed them."""
     kind = "pin" if isinstance(command, say.PinMessage) else "forget"
-    if isinstance(command, say.PinMessage) and not NAME.fullmatch(command.name):
-        limit = "must begin with a letter and have at most 40 letters, digits, - and _"
-        raise refuse("name", command.name, limit, "for example fox")
+    if isinstance(command, say.PinMessage):
+        check_name(command.name)
     wanted = None if command.block is None else find_listed(live, say.MAIN, command.block, command.slots)
 
     def act(block: int) -> list[Change]:
@@ -154,7 +148,7 @@ def _set(live: LiveSession, command: say.SetMessage) -> Change:
     return _on_each(live, *given) if given else happened
 
 
-def _cast(live: LiveSession, name: str, shelf: Subjects) -> Change:
+def _cast(live: LiveSession, name: str, shelf: Shelf) -> Change:
     """Let a subject of the shelf join, from a copy of its own."""
     number = len(list((live.store.folder / "casts").glob("*.cast")))
     file = f"{number:04d}.cast"

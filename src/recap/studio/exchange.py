@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recap.config import RunConfig, refuse_code
 from recap.errors import RecapError, refuse
-from recap.io.cast import Subject, digest_of_cast, read_cast, write_cast
+from recap.io.cast import Subject, digest_of_cast, read_cast, read_cast_bytes, write_cast
 from recap.io.files import append_line, write_whole
 from recap.io.record import versions
 from recap.io.run_folder import CAST, LATENTS, RunFolder
@@ -177,13 +177,10 @@ def _members(data: bytes, most: int) -> dict[str, bytes]:
 
 
 def _subjects(data: bytes) -> list[Subject]:
-    with tempfile.TemporaryDirectory(prefix="recap-studio-") as place:
-        path = Path(place) / "upload.cast"
-        path.write_bytes(data)
-        try:
-            return read_cast(path)
-        except RecapError as error:
-            raise refuse("upload", CAST, error.limit, REMEDY) from error
+    try:
+        return read_cast_bytes(data)
+    except RecapError as error:
+        raise refuse("upload", CAST, error.limit, REMEDY) from error
 
 
 def _latents(files: dict[str, bytes], spec: BackboneSpec) -> dict[int, Tensor]:

@@ -158,8 +158,8 @@ Command = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession(Message):
-    """Asks for a session; `beside` names a second memory that generates the same next to the first."""
+class NewWork(Message):
+    """Is what a new session and a new video have in common."""
 
     prompt: str
     seed: int = 0
@@ -169,22 +169,20 @@ class NewSession(Message):
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession(NewWork):
+    """Asks for a session; `beside` names a second memory that generates the same next to the first."""
+
     beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewVideo(Message):
+class NewVideo(NewWork):
     """Asks for a video of some seconds, to be polled and downloaded."""
 
-    prompt: str
     seconds: float = 5.0
-    seed: int = 0
-    memory: str = "recap"
-    # "auto" is the usual one of the memory.
-    admission: str = "auto"
-    reinforcement: float | str | None = None
-    capacity_frames: float | None = None
-    cast: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

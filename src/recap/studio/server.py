@@ -19,8 +19,7 @@ from recap.studio.exchange import export_run
 from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
-from recap.studio.pages import add_page
-from recap.studio.reference import reference_page
+from recap.studio.pages import add_page, reference_page
 from recap.studio.segments import join_segments
 from recap.studio.store import INFO, MEDIA, STRIP
 from recap.studio.studio import Studio

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recap.errors import refuse
-from recap.io.cast import NAME, SUFFIX, Subject, cut_subject, read_cast, tokens_in_box, write_cast
+from recap.errors import RecapError, refuse
+from recap.io.cast import (
+    NAME,
+    SUFFIX,
+    Subject,
+    cut_subject,
+    new_scores,
+    read_cast,
+    read_cast_bytes,
+    tokens_in_box,
+    write_cast,
+)
 from recap.io.files import write_whole
+from recap.io.trace import BlockTrace
 from recap.studio.directing import find_listed
 from recap.studio.live import LiveSession
 from recap.studio.messages import NewSubject
@@ -77,14 +87,11 @@ class Shelf:
 
     def upload(self, data: bytes) -> list[dict[str, Any]]:
         """Put all subjects of an uploaded cast file on the shelf; what kind of file it is, its bytes say."""
-        with tempfile.TemporaryDirectory(prefix="recap-studio-") as folder:
-            path = Path(folder) / f"upload{SUFFIX}"
-            path.write_bytes(data)
-            try:
-                subjects = read_cast(path)
-            except ValueError as error:
-                why = getattr(error, "limit", "") or "is not a cast file"
-                raise refuse("upload", f"{len(data)} bytes", why, "send a file of recap cast save") from error
+        try:
+            subjects = read_cast_bytes(data)
+        except RecapError as error:
+            remedy = "send a file of recap cast save"
+            raise refuse("upload", f"{len(data)} bytes", error.limit, remedy) from error
         for subject in subjects:
             if subject.name in self.names():
                 raise refuse("name", subject.name, "that name is in use", "delete the old one first")
@@ -153,11 +160,7 @@ def _subject(
 ) -> Subject:
     store, spec, track = live.store, live.clock.spec, asked.track
     info = store.read_info(track, branch, block)
-    scores = np.zeros(mask.shape, dtype=np.float32)
-    first = block * spec.frames_per_block
-    for frame, row, column, score in (info["trace"].get("admitted") or [[]])[0]:
-        if frame >= first:
-            scores[int(frame) - first, int(row), int(column)] = score
+    trace, first = BlockTrace.from_json(info["trace"]), block * spec.frames_per_block
     pictures = decode_pictures(store.read_init(track, branch), store.read(track, branch, block, MEDIA))
     # The picture of the frame that shows most of it.
     best = int(mask.sum(axis=(1, 2)).argmax())
@@ -174,7 +177,7 @@ def _subject(
         asked.words or f"a {asked.name}",
         store.read_latents(track, branch, [block])[block][0],
         torch.from_numpy(mask),
-        torch.from_numpy(scores),
+        torch.from_numpy(new_scores(trace, spec)),
         cut_subject(pictures[index], flat),
         about,
     )

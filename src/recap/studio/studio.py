@@ -94,7 +94,7 @@ class Studio:
             self._backbone = found
         return self._backbone
 
-    def config_of(self, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
+    def config_of(self, new: say.NewWork, memory: str = "") -> RunConfig:
         """Make the config of a session or a video."""
         return make_config(self.settings, new, memory)
 
@@ -300,7 +300,7 @@ class Studio:
         self._alone.close()
 
 
-def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
+def make_config(settings: StudioSettings, new: say.NewWork, memory: str = "") -> RunConfig:
     """Make the config of a session or a video; names are those of the tables, never code."""
     memory = memory or new.memory
     for field, name, table in (

@@ -8,7 +8,6 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from recap.io.extras import import_extra
 from recap.studio import messages as say
 from recap.studio.cluster.directory import Answer, Directory, Lost
 from recap.studio.cluster.metrics import Metric, as_text
-from recap.studio.cluster.seats import Busy, Seating, Seats, busy
+from recap.studio.cluster.seats import Busy, Seats, ServeSeating, busy
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedShelf
 from recap.studio.cluster.snapshots import open_store
@@ -46,7 +45,9 @@ class Front:
     directory: Directory
     desk: VideoDesk
 
-    def __init__(self, settings: ClusterSettings, own: StudioSettings, seating: Seating, token: str) -> None:
+    def __init__(
+        self, settings: ClusterSettings, own: StudioSettings, seating: ServeSeating, token: str
+    ) -> None:
         self.settings = settings
         self.own = own
         self.pauses: list[float] = []
@@ -188,8 +189,7 @@ def add_videos(front: Front) -> None:
 
     own, settings = front.own, front.settings
     # As its replicas are set up, so that what they would refuse is refused at once.
-    names = ("backbone", "flow", "device", "precision", "low_memory")
-    studio = replace(own, **{name: getattr(settings, name) for name in names})
+    studio = settings.as_studio(own)
 
     async def create(request: Request) -> dict[str, Any]:
         asked = say.read_message(await read_body(request, own.limits.message_bytes), say.NewVideo)

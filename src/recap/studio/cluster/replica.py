@@ -82,19 +82,7 @@ class Replica:
         self._place = Path(tempfile.mkdtemp(prefix=PREFIX))
         # The front counts sessions; what is left here is one being opened while another one closes.
         limits = Limits(open_sessions=2 * settings.sessions + 2, kept_sessions=settings.kept_sessions)
-        own = StudioSettings(
-            self._place,
-            settings.backbone,
-            settings.flow,
-            settings.device,
-            settings.precision,
-            settings.low_memory,
-            batch=settings.batch,
-            host=host,
-            port=0,
-            token=token,
-            limits=limits,
-        )
+        own = settings.as_studio(StudioSettings(self._place, host=host, port=0, token=token, limits=limits))
         self._stages = Stages()
         store = open_store(settings.store)
         folder = SharedFolder(self._place, limits.disk_bytes, store, settings.state_mb * 2**20)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from recap.errors import RecapError, refuse
 
 AGAIN_S = 0.25
-"""How long somebody who was turned away waits before the next try."""
-
+"""How long a request that was turned away waits before the next try."""
 
 MUTE_S = 5.0
 """How long a session that moves waits for an answer: it may have been asked of a machine that is gone, too."""
@@ -20,27 +18,6 @@ MUTE_S = 5.0
 
 class Busy(RecapError):
     """Says that there is no seat now; later there may be one."""
-
-
-class Seating(Protocol):
-    """Gives seats; the handle of Ray Serve's deployment, or a stand-in of a simulation."""
-
-    def ask(self) -> SeatRequest:
-        """Ask for a seat."""
-
-    def is_refusal(self, error: BaseException) -> bool:
-        """Tell whether too many wait already."""
-
-
-class SeatRequest(Protocol):
-    """Is a request that lasts: its first answer names the replica, and its end says that the replica is gone."""
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]: ...
-
-    async def __anext__(self) -> dict[str, Any]: ...
-
-    def cancel(self) -> None:
-        """Give the seat back."""
 
 
 class ServeSeating:
@@ -53,16 +30,21 @@ class ServeSeating:
         self._refusal = BackPressureError
 
     def ask(self) -> Any:
+        """Ask for a seat by a request that lasts: its first answer names the replica, its end means that it is gone.
+
+        Cancelling the request gives the seat back.
+        """
         return self._handle.options(stream=True).seat.remote()
 
     def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether an error means that too many wait already."""
         return isinstance(error, self._refusal)
 
 
 class Seat:
     """Is a place for one session on a replica; `gone` is set when the replica is, or when the seat was given back."""
 
-    def __init__(self, request: SeatRequest, address: str) -> None:
+    def __init__(self, request: Any, address: str) -> None:
         self.address = address
         self.gone = asyncio.Event()
         self.watchers = 0
@@ -90,7 +72,7 @@ class Seat:
 class Seats:
     """Takes seats, and says in words why there is none."""
 
-    def __init__(self, seating: Seating, total: int, queue: int) -> None:
+    def __init__(self, seating: ServeSeating, total: int, queue: int) -> None:
         self._seating = seating
         self._total = total
         self._queue = queue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recap.errors import refuse
 from recap.session.company import MOST_ROWS
+from recap.studio.settings import StudioSettings
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "replicas": (1, 10_000),
@@ -64,6 +65,11 @@ class ClusterSettings:
         if self.most_replicas and self.most_replicas < self.replicas:
             limit = f"is below --replicas, {self.replicas}"
             raise refuse("--most-replicas", self.most_replicas, limit, "leave it out, or raise it")
+
+    def as_studio(self, own: StudioSettings) -> StudioSettings:
+        """Return the settings of a studio that has the model of this cluster."""
+        names = ("backbone", "flow", "device", "precision", "low_memory", "batch")
+        return replace(own, **{name: getattr(self, name) for name in names})
 
     @property
     def seats(self) -> int:

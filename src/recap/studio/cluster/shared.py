@@ -198,7 +198,6 @@ class SharedFolder(StudioFolder):
             data = self.store.read(remote)
             if data is None or path.name == LEASE:
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == BLOCK:
                 for kind, content in unpack_block(data).items():
                     write_whole(path.with_suffix(kind), content)

@@ -6,71 +6,78 @@ whole or not at all: in a folder by renaming, elsewhere as the address's own kin
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import uuid
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recap.errors import refuse
 from recap.io.extras import import_extra
 from recap.io.files import write_whole
+from recap.io.run_folder import digest_of
 
 DIGEST_BYTES = 64
 
 
-class SnapshotStore(Protocol):
-    """Keeps sealed objects by name; names are parts joined by `/`."""
+class SnapshotStore(ABC):
+    """Keeps sealed objects by name; names are parts joined by `/`. Subclasses know where the bytes are."""
 
     def write(self, name: str, data: bytes) -> None:
         """Seal and keep an object, in place of an older one."""
+        self._put(name, _digest(data) + data)
 
     def read(self, name: str) -> bytes | None:
         """Return an object, checked; None if there is none."""
+        try:
+            sealed = self._get(name)
+        except FileNotFoundError:
+            return None
+        data = sealed[DIGEST_BYTES:]
+        if _digest(data) != sealed[:DIGEST_BYTES]:
+            limit = "its digest is not that of its bytes: it is damaged"
+            raise refuse("snapshot", name, limit, "delete the session, or put the file back")
+        return data
 
+    @abstractmethod
+    def _put(self, name: str, sealed: bytes) -> None: ...
+
+    @abstractmethod
+    def _get(self, name: str) -> bytes: ...
+
+    @abstractmethod
     def names(self, prefix: str) -> list[str]:
         """Return the names below a prefix, sorted."""
 
+    @abstractmethod
     def children(self, prefix: str) -> list[str]:
         """Return the first parts of the names below a prefix, sorted."""
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
 
+    @abstractmethod
     def delete_all(self, prefix: str) -> None:
         """Delete every object below a prefix."""
 
 
-def seal(data: bytes) -> bytes:
-    return hashlib.sha256(data).hexdigest().encode() + data
+def _digest(data: bytes) -> bytes:
+    return digest_of(data).encode()
 
 
-def unseal(name: str, sealed: bytes) -> bytes:
-    """Return what was sealed; refuses what is not as it was written."""
-    data = sealed[DIGEST_BYTES:]
-    if hashlib.sha256(data).hexdigest().encode() != sealed[:DIGEST_BYTES]:
-        limit = "its digest is not that of its bytes: it is damaged"
-        raise refuse("snapshot", name, limit, "delete the session, or put the file back")
-    return data
-
-
-class FolderStore:
+class FolderStore(SnapshotStore):
     """Keeps objects as files of a folder that all machines see."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().resolve()
         self._root.mkdir(parents=True, exist_ok=True)
 
-    def write(self, name: str, data: bytes) -> None:
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, seal(data))
+    def _put(self, name: str, sealed: bytes) -> None:
+        write_whole(self._root / name, sealed)
 
-    def read(self, name: str) -> bytes | None:
-        try:
-            return unseal(name, (self._root / name).read_bytes())
-        except FileNotFoundError:
-            return None
+    def _get(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
 
     def names(self, prefix: str) -> list[str]:
         found = (self._root / prefix).rglob("*")
@@ -89,7 +96,7 @@ class FolderStore:
         shutil.rmtree(self._root / prefix, ignore_errors=True)
 
 
-class AddressStore:
+class AddressStore(SnapshotStore):
     """Keeps objects behind an address that fsspec knows, such as `s3://bucket/place`."""
 
     def __init__(self, address: str) -> None:
@@ -107,16 +114,14 @@ class AddressStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
 
-    def write(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, sealed: bytes) -> None:
         path = self._path(name)
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._files.pipe_file(path, seal(data))
+        self._files.pipe_file(path, sealed)
 
-    def read(self, name: str) -> bytes | None:
-        try:
-            return unseal(name, self._files.cat_file(self._path(name)))
-        except FileNotFoundError:
-            return None
+    def _get(self, name: str) -> bytes:
+        data: bytes = self._files.cat_file(self._path(name))
+        return data
 
     def names(self, prefix: str) -> list[str]:
         self._files.invalidate_cache()
