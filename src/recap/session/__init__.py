@@ -33,7 +33,7 @@ from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
 from recap.run import build_backbone, build_memory, settle_flow
-from recap.session.company import ALONE, Company, Turn, note_rows, rows_at
+from recap.session.batcher import ALONE, Batcher, Turn, note_rows, rows_at
 from recap.session.values import (
     Cue,
     Edit,
@@ -73,9 +73,9 @@ class Session:
         history_s: float = HISTORY_S,
         states_bytes: int = STATES_BYTES,
         kernels: ContextKernels = OWN_KERNELS,
-        company: Company = ALONE,
+        batcher: Batcher = ALONE,
     ) -> None:
-        """Load the model, or share one: sessions take turns, or are one batch of a `company`; `kernels` may watch."""
+        """Load the model, or share one: sessions take turns, or are one batch of a `batcher`; `kernels` may watch."""
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
@@ -83,7 +83,7 @@ class Session:
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter, self._kernels = reporter, kernels
-        self.company = company
+        self.batcher = batcher
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
@@ -136,17 +136,17 @@ class Session:
     def step(self, latents: Tensor | None = None) -> GeneratedBlock:
         """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
         # A block is read in as many rows as it was generated in.
-        width = self.company.width if latents is None else rows_at(self._rows, self.next_block)
-        (made,) = self.company.of_width(width).run([self.next_turn(latents)])
+        width = self.batcher.width if latents is None else rows_at(self._rows, self.next_block)
+        (made,) = self.batcher.of_width(width).run([self.next_turn(latents)])
         return self.take(made)
 
     @property
     def num_rows(self) -> int:
         """Return in how many rows the next block is generated; of a video that is never joined, in one."""
-        return self.company.width if self._conductor.is_joinable else 1
+        return self.batcher.width if self._conductor.is_joinable else 1
 
     def next_turn(self, latents: Tensor | None = None) -> Turn:
-        """Return what the company must run for the next block."""
+        """Return what the batcher must run for the next block."""
         if latents is None:
             self._rows = note_rows(self._rows, self.next_block, self.num_rows)
         factor = latest(self._reinforcements, self.next_block)
@@ -339,7 +339,7 @@ class Session:
         )
 
     def take(self, made: GeneratedBlock) -> GeneratedBlock:
-        """Take the next block from the company, and keep what the way back needs."""
+        """Take the next block from the batcher, and keep what the way back needs."""
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1

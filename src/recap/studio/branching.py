@@ -1,12 +1,12 @@
-"""Branches: a session goes back to any second and continues there; every branch stays on disk, one is generated."""
+"""A session can go back to any second and continue there in a branch; all branches stay on disk, one is generated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from recap.errors import refuse
-from recap.session.company import note_rows, rows_at
-from recap.studio.engine import in_words
+from recap.session.batcher import note_rows, rows_at
+from recap.studio.engine import as_refusal
 from recap.studio.live import LiveSession
 from recap.studio.store import BranchRecord
 from recap.studio.track import Track
@@ -65,7 +65,7 @@ def switch(live: LiveSession, branch: int) -> None:
 
 
 def _move(live: LiveSession, go: Callable[[Track], None] | None) -> None:
-    """Bring the tracks to the current branch; whatever fails there is said, and `play` tries again."""
+    """Bring the tracks to the current branch; a failure is reported, and `play` tries again."""
     try:
         if go is None:
             live.begin()
@@ -73,7 +73,7 @@ def _move(live: LiveSession, go: Callable[[Track], None] | None) -> None:
             for track in live.tracks.values():
                 go(track)
     except Exception as error:
-        live.fail(in_words(error))
+        live.fail(as_refusal(error))
     with live.lock:
-        live.hub.tell({"type": "branch", **live.branch_shown(live.branch), "current": live.record.current})
+        live.hub.publish({"type": "branch", **live.branch_shown(live.branch), "current": live.record.current})
     live.publish_timeline()

@@ -1,4 +1,4 @@
-"""This module carries out the commands of clients on a live session; on the model's thread."""
+"""This module executes the commands of clients on a live session, on the model's thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recap.errors import RecapError, refuse, unknown_name
 from recap.io.cast import check_name
 from recap.registry import ADMISSIONS
 from recap.session import Session
-from recap.studio import messages as say
+from recap.studio import messages
 from recap.studio.branching import make_branch, switch
 from recap.studio.live import LiveSession
 from recap.studio.settings import Limits
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 Change = dict[str, Any]
 
 
-def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Shelf) -> dict[str, Any]:
-    """Do what a client asks, and return what happened; what cannot be done is refused and changes nothing."""
+def carry_out(live: LiveSession, command: messages.Command, limits: Limits, shelf: Shelf) -> dict[str, Any]:
+    """Execute a command, and return what happened; a refused command changes nothing."""
     playhead = getattr(command, "playhead_s", None)
     if playhead is not None:
         live.see(playhead)
     match command:
-        case say.PlayheadMessage():
+        case messages.PlayheadMessage():
             live.see(command.second)
-        case say.PlayMessage():
+        case messages.PlayMessage():
             live.play()
-        case say.PauseMessage():
+        case messages.PauseMessage():
             live.pause()
-        case say.PromptMessage():
+        case messages.PromptMessage():
             return _prompt(live, command, limits)
-        case say.DropCueMessage():
+        case messages.DropCueMessage():
             return _drop_cue(live, command.block)
-        case say.BranchMessage():
+        case messages.BranchMessage():
             return {"branch": make_branch(live, command.second)}
-        case say.SwitchMessage():
+        case messages.SwitchMessage():
             switch(live, command.branch)
-        case say.PinMessage() | say.ForgetMessage():
+        case messages.PinMessage() | messages.ForgetMessage():
             return _edit_bank(live, command)
-        case say.SetMessage():
+        case messages.SetMessage():
             return _set(live, command)
-        case say.CastMessage():
+        case messages.CastMessage():
             return _cast(live, command.name, shelf)
-        case say.DropCastMessage():
+        case messages.DropCastMessage():
             return _on_each(live, {"kind": "drop_cast", "name": command.name})
     return {}
 
@@ -63,7 +63,7 @@ def check_prompt(text: str, limits: Limits) -> None:
         raise refuse("prompt", f"{text[:40]}...", limit, "shorten it")
 
 
-def _prompt(live: LiveSession, command: say.PromptMessage, limits: Limits) -> Change:
+def _prompt(live: LiveSession, command: messages.PromptMessage, limits: Limits) -> Change:
     check_prompt(command.text, limits)
     at = 0
     if command.at_s is not None:
@@ -93,18 +93,18 @@ def _drop_cue(live: LiveSession, block: int) -> Change:
     return _at(live, live.direct(act, block))
 
 
-def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -> Change:
+def _edit_bank(live: LiveSession, command: messages.PinMessage | messages.ForgetMessage) -> Change:
     """Pin or forget slots of the main track's bank, as a block listed them."""
-    kind = "pin" if isinstance(command, say.PinMessage) else "forget"
-    if isinstance(command, say.PinMessage):
+    kind = "pin" if isinstance(command, messages.PinMessage) else "forget"
+    if isinstance(command, messages.PinMessage):
         check_name(command.name)
-    wanted = None if command.block is None else find_listed(live, say.MAIN, command.block, command.slots)
+    wanted = None if command.block is None else find_listed(live, messages.MAIN, command.block, command.slots)
 
     def act(block: int) -> list[Change]:
-        session = live.tracks[say.MAIN].session
+        session = live.tracks[messages.MAIN].session
         slots = command.slots if wanted is None else find_slots(session, wanted)
-        change: Change = {"at": block, "track": say.MAIN, "kind": kind, "slots": slots}
-        if isinstance(command, say.PinMessage):
+        change: Change = {"at": block, "track": messages.MAIN, "kind": kind, "slots": slots}
+        if isinstance(command, messages.PinMessage):
             change["name"] = command.name
         apply_change(session, live.store.folder, change)
         return [change]
@@ -126,30 +126,30 @@ def find_listed(
 
 def find_slots(session: Session, sources: Sequence[tuple[int, int, int]]) -> list[int]:
     """Return the slots in which these tokens are now."""
-    held = {tuple(slot.source): slot.number for slot in session.bank}
+    present = {tuple(slot.source): slot.number for slot in session.bank}
     for source in sources:
-        if source not in held:
+        if source not in present:
             limit = "it has left the bank since then"
             raise refuse("slots", list(source), limit, "choose one that the wall shows now")
-    return [held[source] for source in sources]
+    return [present[source] for source in sources]
 
 
-def _set(live: LiveSession, command: say.SetMessage) -> Change:
-    """Change settings of the memory; another rule fills the bank again, the rest holds from a block on."""
+def _set(live: LiveSession, command: messages.SetMessage) -> Change:
+    """Change settings of the memory; another rule fills the bank again, the rest changes from a block on."""
     values = {"reinforcement": command.reinforcement, "capacity_frames": command.capacity_frames}
-    given = [{"kind": "set", name: value} for name, value in values.items() if value is not None]
-    if not given and command.admission is None:
+    changes = [{"kind": "set", name: value} for name, value in values.items() if value is not None]
+    if not changes and command.admission is None:
         raise refuse("set", None, "names no setting", "give reinforcement, capacity_frames or admission")
     happened: Change = {}
     if command.admission is not None:
         if command.admission not in ADMISSIONS:
             raise unknown_name("admission", command.admission, ADMISSIONS)
         happened = _at(live, live.set_rule(command.admission))
-    return _on_each(live, *given) if given else happened
+    return _on_each(live, *changes) if changes else happened
 
 
 def _cast(live: LiveSession, name: str, shelf: Shelf) -> Change:
-    """Let a subject of the shelf join, from a copy of its own."""
+    """Add a subject of the shelf to the session, which has its own copy of the file."""
     number = len(list((live.store.folder / "casts").glob("*.cast")))
     file = f"{number:04d}.cast"
     words = shelf.copy(name, live.store.folder / "casts" / file)

@@ -1,4 +1,4 @@
-"""Run folders in and out of the studio, as zip files: what `recap generate` began continues here, and back."""
+"""This module reads and writes zipped run folders, so that runs move between `recap generate` and the studio."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
 
 
 def _present(live: LiveSession, track: str) -> tuple[RunConfig, list[Subject], MemoryState, int]:
-    """Return what a run folder needs of a session besides its blocks; refuses what none can say."""
+    """Return what a run folder needs besides blocks; refuses changes of a session that it cannot record."""
     live.check_sound()
     live.check_video(track, live.record.current)
     if live.branch.changes or live.branch.rule:
@@ -87,7 +87,7 @@ def _present(live: LiveSession, track: str) -> tuple[RunConfig, list[Subject], M
 
 
 def shots_of(cues: dict[int, Cue], blocks: int, more_s: float, spec: BackboneSpec) -> tuple[Shot, ...]:
-    """Return the script that says the same as these prompts, and continues beyond the last block."""
+    """Return the script of these prompts, which continues beyond the last block."""
     pictures = spec.pictures_per_frame * spec.frames_per_block
     pictures = spec.num_pictures(spec.frames_per_block) if spec.decodes_alone else pictures
     block_s = pictures / spec.pictures_per_second

@@ -1,4 +1,4 @@
-"""The pictures of one block become a piece of fragmented MP4 that a browser can append, and a strip of JPEG.
+"""This module encodes a block as a piece of fragmented MP4 that a browser can append, and as a strip of JPEG.
 
 Every block is encoded in a container of its own, so nothing waits for the next block. Such a container begins at time
 zero; the start (`tfdt`) and the number (`mfhd`) in its bytes are rewritten, so that pieces follow each other.
@@ -24,7 +24,7 @@ from recap.io.video import REPEATABLE, new_container
 try:
     import av
 except ImportError:
-    # Sessions are also timed on machines that have no PyAV, where nobody watches.
+    # Sessions are also timed on machines without PyAV.
     av = None  # type: ignore[assignment]
 
 QUALITY = "20"
@@ -49,7 +49,7 @@ def encode_block(pictures: Pictures, fps: int, first_picture: int, number: int) 
     scale = struct.unpack_from(">I", data, _find(data, b"mdhd") + 16)[0]
     start = first_picture * scale // fps
     for piece, (place, size) in enumerate([box[1:] for box in _boxes(data) if box[0] == b"moof"]):
-        # The encoder may begin a second piece, whose time then goes on from the first one's.
+        # The encoder may begin a second piece, whose time then continues that of the first.
         time = _find(data, b"tfdt", place, size)
         form = ">Q" if data[time + 4] == 1 else ">I"
         struct.pack_into(form, data, time + 8, start + struct.unpack_from(form, data, time + 8)[0])

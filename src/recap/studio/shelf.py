@@ -1,4 +1,4 @@
-"""The shelf keeps the subjects that clients saved or uploaded, one cast file each, under the subject's name."""
+"""The shelf stores the subjects that clients saved or uploaded, one cast file each, under the subject's name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Shelf:
     def path(self, name: str) -> Path:
         """Return the file of a subject that is on the shelf."""
         if name not in self.names():
-            known = ", ".join(self.names()) or "nobody"
+            known = ", ".join(self.names()) or "none"
             raise refuse("cast", name, f"there is no such subject; there is {known}", "name one of these")
         return self._folder / f"{name}{SUFFIX}"
 
@@ -60,7 +60,7 @@ class Shelf:
         except ValueError as error:
             if name not in self.names():
                 raise
-            # The words of the refusal name the file's place, which is nobody's business.
+            # The message of the refusal has the path of the file, which clients must not see.
             raise refuse("cast", name, "its file is damaged", "delete it") from error
         even = subject.thumbnail[: subject.thumbnail.shape[0] // 2 * 2, : subject.thumbnail.shape[1] // 2 * 2]
         picture = base64.b64encode(jpeg_of(even)).decode() if even.size else ""
@@ -86,7 +86,7 @@ class Shelf:
         write_cast(self._folder / f"{subject.name}{SUFFIX}", [subject])
 
     def upload(self, data: bytes) -> list[dict[str, Any]]:
-        """Put all subjects of an uploaded cast file on the shelf; what kind of file it is, its bytes say."""
+        """Put all subjects of an uploaded cast file on the shelf; its bytes decide whether it is one."""
         try:
             subjects = read_cast_bytes(data)
         except RecapError as error:

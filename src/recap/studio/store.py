@@ -27,7 +27,7 @@ from recap.io.cast import NAME
 from recap.io.files import check_plain, remove_strays, write_whole
 from recap.io.run_folder import pack_state, unpack_state
 from recap.registry import ADMISSIONS
-from recap.session.company import MOST_ROWS, note_rows, rows_at
+from recap.session.batcher import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
 from recap.studio.messages import BESIDE, MAIN
 
@@ -46,7 +46,7 @@ OTHER_ROWS = (
 
 @dataclass(slots=True)
 class BranchRecord:
-    """Says what decides one branch: where it left its parent, its prompts, and the changes of its memory."""
+    """Records what decides one branch: where it left its parent, its prompts, and the changes of its memory."""
 
     id: int
     parent: int | None = None
@@ -67,7 +67,7 @@ class BranchRecord:
         return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule, "batch": rows}
 
     def note_rows(self, block: int, number: int) -> str:
-        """Note that blocks from `block` on are generated in so many rows; returns what to say where that is new."""
+        """Note that blocks from `block` on are generated in so many rows; returns a notice where that is new."""
         before = rows_at(self.rows, block - 1)
         self.rows = note_rows(self.rows, block, number)
         return OTHER_ROWS.format(before=before, block=block, now=number) if block and before != number else ""
@@ -82,7 +82,7 @@ class BranchRecord:
 
 @dataclass(slots=True)
 class SessionRecord:
-    """Says what decides a session. `tracks` has a config for each track, without the paths of its cast."""
+    """Records what decides a session. `tracks` has a config for each track, without the paths of its cast."""
 
     id: str
     created: float
@@ -135,7 +135,7 @@ class SessionStore:
         try:
             check_plain(self.folder, "session")
         except RecapError as error:
-            # The words name the place on this machine, which is nobody's business.
+            # The message has a path of this machine, which clients must not see.
             raise refuse(
                 "session", self.record.id, "has a link or a device in its folder", DAMAGED
             ) from error
@@ -144,7 +144,7 @@ class SessionStore:
                 remove_strays(place)
 
     def save_record(self) -> None:
-        """Write the session's record; what it says holds from here on, also after a kill."""
+        """Write the session's record; it is valid from here on, also after a kill."""
         write_whole(self.folder / RECORD, json.dumps(self.record.to_json()).encode())
 
     def _place(self, track: str, branch: int) -> Path:
@@ -245,7 +245,7 @@ class SessionStore:
 
 
 def _check_rows(record: SessionRecord) -> None:
-    """Refuse a record that says of a block that it was generated in an impossible number of rows."""
+    """Refuse a record with an impossible number of rows."""
     for branch in record.branches.values():
         for block, number in branch.rows.items():
             if type(block) is not int or block < 0:
@@ -256,7 +256,7 @@ def _check_rows(record: SessionRecord) -> None:
 
 
 def _check_names(record: SessionRecord, name: str) -> None:
-    """Refuse a record whose names would be code or paths: files are data, whoever wrote them."""
+    """Refuse a record whose names would be code or paths: files are data, and anybody may have written them."""
     for track, config in record.tracks.items():
         refuse_code(config, RECORD)
         if track not in (MAIN, BESIDE):
@@ -285,7 +285,7 @@ def read_state(path: Path) -> MemoryState | None:
 
 
 class StudioFolder:
-    """Is the folder of a studio: its sessions, casts and videos."""
+    """Manages the folder of a studio: its sessions, casts and videos."""
 
     def __init__(self, root: Path, disk_bytes: int) -> None:
         self.root = root.expanduser().resolve()
@@ -342,5 +342,5 @@ def no_session(name: str) -> RecapError:
 
 
 def new_id() -> str:
-    """Return a name that no one guesses and no client chooses."""
+    """Return a random name, which clients can neither guess nor choose."""
     return secrets.token_hex(8)

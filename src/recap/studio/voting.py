@@ -32,7 +32,7 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
     one_at_a_time = asyncio.Lock()
 
     async def study() -> dict[str, Any]:
-        """Say which study this is, and which sheet a new rater should take."""
+        """Return which study this is, and which sheet a new rater should take."""
         return {"v": 1, "study": box.study.digest, "sheet": box.least_used_sheet()}
 
     async def votes(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""This module watches attention: where in the picture each role is read, and how much each slot of the bank."""
+"""This module samples attention: where in the picture each role is read, and how much each slot of the bank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERIES = 1024
 
 
 class WatchingKernels(ContextKernels):
-    """Computes attention as ever, and keeps a sample of the weights of the batch's first row.
+    """Computes attention unchanged, and keeps a sample of the weights of the batch's first row.
 
     Of a model that reads the memory by kernels of its own, as the fast ones do, the clean pass is watched, if the
     model shows it: its tokens are there to be read again, which those of the steps are not.

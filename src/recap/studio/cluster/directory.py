@@ -1,4 +1,4 @@
-"""The directory knows on which seat each session is; it wakes sessions that are asked for, and parks idle ones."""
+"""The directory maps sessions to seats; it opens parked sessions on request, and parks idle ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recap.studio.cluster.snapshots import SnapshotStore
 from recap.studio.store import ID, RECORD, SessionRecord, no_session
 
 SPARED_S = 5.0
-"""A session that was used so recently is not parked for somebody else."""
+"""A session that was used so recently is not parked to make room for another."""
 
 MOVING_S = 600.0
 """How long a session that lost its replica may wait for another one."""
@@ -27,7 +27,7 @@ Answer = tuple[int, bytes, str, dict[str, str]]
 
 
 class Lost(Exception):
-    """Says that a replica was gone before it answered."""
+    """Means that a replica was lost before it answered."""
 
 
 class Directory:
@@ -40,9 +40,9 @@ class Directory:
         self.seats = seats
         self.store = store
         self.sessions: dict[str, Seat] = {}
-        # Sessions that somebody closed: only /open opens them again.
+        # Sessions that a client closed: only /open opens them again.
         self.closed: set[str] = set()
-        # Sessions that somebody paused, which a replica that takes over must know.
+        # Sessions that a client paused; another replica that takes one over pauses it too.
         self.paused: set[str] = set()
         self.moves = 0
         self.parked = 0
@@ -66,7 +66,7 @@ class Directory:
                 raise Lost(seat.address)
             return sent.result()
         except (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError) as error:
-            # Nobody listens there any more; Ray may need some time to notice that a machine is gone.
+            # The replica does not answer; Ray may need some time to notice that a machine is gone.
             seat.leave()
             raise Lost(seat.address) from error
         except aiohttp.ClientPayloadError as error:
@@ -96,7 +96,7 @@ class Directory:
     # Placing sessions
 
     async def find(self, name: str, *, reopen: bool = False) -> Seat:
-        """Return the seat of a session, on a replica that has it open; wakes one that is parked or was lost."""
+        """Return the seat of an open session; one that is parked or was lost is opened again."""
         if reopen:
             self.closed.discard(name)
         async with self._locks.setdefault(name[:16], asyncio.Lock()):
@@ -141,7 +141,7 @@ class Directory:
             )
         while True:
             seat = await self.take(self.settings.patience_s)
-            # Where the replica is lost, nobody knows the name of what it may have begun: it is begun again.
+            # A session that a lost replica may have begun is unknown to the client: another one is begun.
             with suppress(Lost), _left_on_error(seat):
                 answer = await self.send(seat, "POST", path, body, headers)
                 if answer[0] >= 400:
@@ -150,8 +150,8 @@ class Directory:
                     self.sessions[json.loads(answer[1])["session"]] = seat
                 return answer
 
-    async def anybody(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Any:
-        """Ask any replica: what all of them would answer alike."""
+    async def ask_any(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Any:
+        """Ask any replica, where all would give the same answer."""
         for seat in [seat for seat in self.sessions.values() if not seat.gone.is_set()][:3]:
             with suppress(Lost):
                 return await self.send(seat, method, path, body, headers)
@@ -164,7 +164,7 @@ class Directory:
             seat.leave()
 
     async def park_idle(self, idle_s: float, most: int = 1000) -> None:
-        """Close sessions that nobody has watched or asked for; the next who asks wakes them."""
+        """Close sessions without viewers and requests; the next request opens them again."""
         idle = sorted(
             ((seat.idle_s, name) for name, seat in self.sessions.items() if seat.idle_s > idle_s),
             reverse=True,
@@ -177,14 +177,14 @@ class Directory:
                     self.parked += 1
 
     async def _close(self, name: str, seat: Seat) -> None:
-        """Let a replica close a session, and give the seat back; what it shows is in the store whatever happens."""
+        """Close a session on its replica, and release the seat; all that was shown is in the store."""
         with suppress(Lost):
             await self.send(seat, "POST", f"/v1/sessions/{name}/close")
         seat.leave()
         self.sessions.pop(name, None)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """Close a session at somebody's wish."""
+        """Close a session, as a client asked."""
         await self.find(name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             self.closed.add(name)
@@ -205,7 +205,7 @@ class Directory:
         self._locks.pop(name, None)
         return {"v": 1, "session": name, "deleted": True}
 
-    # What is there
+    # Listing sessions
 
     def names(self) -> list[str]:
         """Return all sessions that are in the store."""
@@ -238,7 +238,7 @@ class Directory:
 
 @contextmanager
 def _left_on_error(seat: Seat) -> Iterator[None]:
-    """Give a seat back if what it was taken for fails."""
+    """Release a seat if what it was taken for fails."""
     try:
         yield
     except BaseException:
@@ -247,7 +247,7 @@ def _left_on_error(seat: Seat) -> Iterator[None]:
 
 
 def error_of(body: bytes) -> RecapError:
-    """Return the refusal that a replica spelled out."""
+    """Return the refusal that a replica answered with."""
     try:
         plain = json.loads(body)
         error = RecapError(str(plain["text"]))
@@ -256,4 +256,4 @@ def error_of(body: bytes) -> RecapError:
         )
         return error
     except (ValueError, KeyError, TypeError):
-        return refuse("replica", body[:60], "did not answer in words", "try again")
+        return refuse("replica", body[:60], "did not answer as expected", "try again")

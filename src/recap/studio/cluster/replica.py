@@ -1,8 +1,8 @@
-"""A replica holds the model once and the sessions that are seated on it; Ray Serve starts, checks and ends it.
+"""A replica has one model and the sessions that are open on it; Ray Serve starts, checks and ends it.
 
-Whoever wants a session on it takes a seat: a request to Ray Serve that lasts as long as the session is open here. So
-Ray Serve itself counts what a replica holds, lets others wait, refuses when too many wait, adds replicas, and says at
-once when one died. What is said about the session goes to the replica's own server, whose address the seat names.
+A session on it takes a seat: a request to Ray Serve that lasts as long as the session is open here. So Ray Serve
+itself counts the sessions of a replica, lets others wait, refuses when too many wait, adds replicas, and reports at
+once when one died. Requests about the session go to the replica's own server, whose address is part of the seat.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STUCK_S = 300.0
 
 
 class ReplicaStudio(Studio):
-    """Is a studio that forgets the files of closed sessions, since they are in the store."""
+    """Is a studio that deletes its own files of closed sessions, which are in the store."""
 
     folder: SharedFolder
 
@@ -48,7 +48,7 @@ class ReplicaStudio(Studio):
         with self._lock:
             live = self.sessions.get(name)
         if live is not None and not self._is_ours(live):
-            # It was given up by mistake and went on elsewhere; what is here is old.
+            # It was taken for dead and continued on another replica; the files here are old.
             self.close_session(name)
         return super().open(name)
 
@@ -91,12 +91,12 @@ class Replica:
         self.studio = ReplicaStudio(own, folder, shelf)
         self._ping: tuple[float, Future[None]] | None = None
         self._seated = 0
-        # The model is there before the first seat is given.
+        # The model is loaded before the first seat is taken.
         self.studio.about()
         self._listen(own)
 
     def _listen(self, own: StudioSettings) -> None:
-        """Start the replica's own server, which answers to those who know the token."""
+        """Start the replica's own server, which needs the token."""
         app = make_app(self.studio)
         app.add_api_route("/metrics", self._metrics, include_in_schema=False, response_model=None)
         listening = bound_socket(own)
@@ -108,7 +108,7 @@ class Replica:
         self._server.start()
 
     async def seat(self) -> AsyncIterator[dict[str, Any]]:
-        """Hold a seat until the caller leaves; says the address first, or why there is no room."""
+        """Reserve a seat until the caller leaves; yields the address first, or why there is no room."""
         room = self._settings.memory_gb * 2**30 - memory_bytes()
         if room < 0:
             used = memory_bytes() / 2**30
@@ -122,7 +122,7 @@ class Replica:
             self._seated -= 1
 
     async def check_health(self) -> None:
-        """Tell Ray Serve whether this replica works: its model takes turns, its server lives."""
+        """Check for Ray Serve that this replica works: its model generates, its server is alive."""
         if not self._server.is_alive():
             raise RuntimeError("the replica's server ended")
         if self._ping is None or self._ping[1].done():
@@ -166,7 +166,7 @@ class Replica:
 
 
 def clear_abandoned(place: Path) -> None:
-    """Delete the folders of replicas that were killed: a replica that lives holds the lock of its folder."""
+    """Delete the folders of replicas that were killed: a live replica has the lock of its folder."""
     if os.name != "posix":
         return
     for folder in place.glob(f"{PREFIX}*"):

@@ -1,4 +1,4 @@
-"""Seats: who wants a session on a replica holds a request to Ray Serve for as long as the session is open there."""
+"""A seat is a request to Ray Serve that lasts as long as a session is open on a replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MUTE_S = 5.0
 
 
 class Busy(RecapError):
-    """Says that there is no seat now; later there may be one."""
+    """Means that there is no seat now; later there may be one."""
 
 
 class ServeSeating:
@@ -32,7 +32,7 @@ class ServeSeating:
     def ask(self) -> Any:
         """Ask for a seat by a request that lasts: its first answer names the replica, its end means that it is gone.
 
-        Cancelling the request gives the seat back.
+        Cancelling the request releases the seat.
         """
         return self._handle.options(stream=True).seat.remote()
 
@@ -42,7 +42,7 @@ class ServeSeating:
 
 
 class Seat:
-    """Is a place for one session on a replica; `gone` is set when the replica is, or when the seat was given back."""
+    """Reserves room for one session on a replica; `gone` is set when the replica is lost or the seat is released."""
 
     def __init__(self, request: Any, address: str) -> None:
         self.address = address
@@ -53,24 +53,24 @@ class Seat:
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        # Whatever ended the request ended the seat.
+        # The seat ends with the request, however that ended.
         with suppress(Exception, asyncio.CancelledError):
             await anext(self._request)
         self.gone.set()
 
     @property
     def idle_s(self) -> float:
-        """Return how long nobody has watched the session or asked for it."""
+        """Return how long the session has had no viewer and no request."""
         return 0.0 if self.watchers else time.monotonic() - self.used
 
     def leave(self) -> None:
-        """Give the seat back."""
+        """Release the seat."""
         self.gone.set()
         self._request.cancel()
 
 
 class Seats:
-    """Takes seats, and says in words why there is none."""
+    """Takes seats, and explains why there is none."""
 
     def __init__(self, seating: ServeSeating, total: int, queue: int) -> None:
         self._seating = seating
@@ -82,7 +82,7 @@ class Seats:
         self.last = ""
 
     async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
-        """Take a seat, or wait for one; who insists is not turned away because others wait too."""
+        """Take a seat, or wait for one; with `insist` it is not refused because others wait too."""
         end = time.monotonic() + patience_s
         why = f"all {self._total} seats are taken"
         self.waiting += 1
@@ -117,6 +117,7 @@ class Seats:
 
 
 def busy(why: str) -> Busy:
+    """Make the error about a missing seat."""
     plain = refuse("sessions", "full", why, "try again in a minute, or close a session")
     error = Busy(str(plain))
     error.field, error.value, error.limit, error.remedy = plain.field, plain.value, plain.limit, plain.remedy

@@ -1,9 +1,9 @@
-"""Sessions whose files are in a snapshot store too, so that any replica can go on with them.
+"""This module copies the files of sessions to a snapshot store, so that any replica can continue them.
 
 A replica works on files of its own. What it writes of a session goes to the store in the same order, on a thread of
 its own, and a block is shown when it is there. So nothing that was shown is lost with a replica, and the store never
-holds a change behind blocks that it lacks. Whoever opens a session writes its lease; a replica that was given up and
-still lives finds another's lease there and stops writing.
+has a change behind blocks that it lacks. A replica that opens a session writes its lease; one that was taken for dead
+and still lives finds the lease of another there and stops writing.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class SharedSession(SessionStore):
 
 
 class SharedFolder(StudioFolder):
-    """Is the folder of a replica: sessions that are open on it, copied to the store and from it."""
+    """Manages the folder of a replica: its open sessions, copied to the store and from it."""
 
     def __init__(self, root: Path, disk_bytes: int, store: SnapshotStore, state_bytes: float) -> None:
         super().__init__(root, disk_bytes)
@@ -167,7 +167,7 @@ class SharedFolder(StudioFolder):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="studio-store")
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Do something with the store after all that was asked before."""
+        """Run some work on the store after all earlier work."""
         return self._writer.submit(work)
 
     def new(self, record: SessionRecord) -> SessionStore:
@@ -181,7 +181,7 @@ class SharedFolder(StudioFolder):
             raise no_session(name)
         self._forget(name)
         folder = self.root / SESSIONS / name
-        # The lease comes first: who had the session writes nothing more from here on.
+        # The lease comes first: the replica that had the session writes nothing more from here on.
         taken = SharedSession(folder, SessionRecord(name, 0.0, {}), self)
         try:
             self._fetch(name, folder)

@@ -1,4 +1,4 @@
-"""Videos for programs on a cluster: the front keeps them in the store, and replicas generate them.
+"""This module makes videos for programs on a cluster: the front stores them, and replicas generate them.
 
 A video takes a seat while it is generated. A replica that dies with it costs time and nothing else: it is generated
 again elsewhere, to the same bits. So is one that was not finished when the front ended.
@@ -31,21 +31,21 @@ SEAT_S = 600.0
 
 
 class VideoDesk:
-    """Takes orders for videos; everything here is on the event loop of the front."""
+    """Manages the videos of a cluster; everything here runs on the event loop of the front."""
 
     def __init__(self, directory: Directory, limits: Limits, replicas: int) -> None:
         self._directory = directory
         self._store = directory.store
         self._limits = limits
         self._videos: dict[str, Video] = {}
-        # What a replica says of those that it generates.
+        # As replicas report it, in percent.
         self._progress: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # A replica generates one video at a time.
         self._turns = asyncio.Semaphore(replicas)
 
     async def load(self) -> None:
-        """Find the videos of an earlier front, and go on with those that were not finished."""
+        """Find the videos of an earlier front, and continue those that were not finished."""
         for name in await asyncio.to_thread(self._store.children, VIDEOS):
             data = await asyncio.to_thread(self._store.read, f"{VIDEOS}/{name}/{ABOUT}")
             if data is not None and (video := Video.from_json(name, data)) is not None:
@@ -55,7 +55,7 @@ class VideoDesk:
                 self._start(video)
 
     async def close(self) -> None:
-        """Stop; what is not finished is in the store, and the next front goes on with it."""
+        """Stop; what is not finished is in the store, and the next front continues it."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -83,7 +83,7 @@ class VideoDesk:
         return [self.shown(name) for name in self._videos]
 
     def shown(self, name: str) -> dict[str, Any]:
-        """Say how far a video is."""
+        """Describe a video and its progress."""
         video = find_video(self._videos, name)
         return {
             **video.shown(),
@@ -157,7 +157,7 @@ class VideoDesk:
                     raise RecapError(answer["error"])
                 await asyncio.sleep(POLL_S)
         finally:
-            # Also where somebody deletes the video meanwhile: the replica stops after its block.
+            # Also where a client deletes the video meanwhile: the replica stops after its block.
             with suppress(Lost, RecapError):
                 await self._ask(seat, "DELETE", f"/{there}")
 

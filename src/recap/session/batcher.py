@@ -1,6 +1,6 @@
-"""A company generates several videos in one forward: as rows of one batch, where they stand alike.
+"""A batcher generates several videos in one forward: as rows of one batch, where they stand alike.
 
-Kernels round differently for another number of rows, so a company has a fixed width: a block is always generated in
+Kernels round differently for another number of rows, so a batcher has a fixed width: a block is always generated in
 that many rows, and where fewer videos are there, rows are repeated. No row reads another one, and at one width a row
 is rounded alike at every place, which `check` makes sure of: on some devices, at some widths, it is not so. So a
 video is the same bit for bit whoever is generated with it, and another one, by roundings, than at another width.
@@ -67,8 +67,8 @@ class _Row(NamedTuple):
     phases: Tensor
 
 
-class Company:
-    """Generates the next blocks of videos that share a model; one company serves all of them."""
+class Batcher:
+    """Generates the next blocks of videos that share a model; one batcher serves all of them."""
 
     def __init__(self, width: int = 1) -> None:
         if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MOST_ROWS:
@@ -77,9 +77,9 @@ class Company:
         self._checks = False
         self._conditioned: dict[tuple[str, ...], Any] = {}
 
-    def of_width(self, width: int) -> Company:
-        """Return this company, or one of another width, for blocks that were generated in so many rows."""
-        return self if width == self.width else Company(width)
+    def of_width(self, width: int) -> Batcher:
+        """Return this batcher, or one of another width, for blocks that were generated in so many rows."""
+        return self if width == self.width else Batcher(width)
 
     def run(self, turns: Sequence[Turn]) -> list[GeneratedBlock]:
         """Generate a block of each video; those that stand alike together, in the order of their first."""
@@ -244,11 +244,11 @@ def _row_of(read: tuple[Tensor, Sequence[Readable]], index: int) -> tuple[Tensor
     ]
 
 
-ALONE = Company()
+ALONE = Batcher()
 
 
 def step_together(sessions: Sequence[Session]) -> list[GeneratedBlock]:
-    """Generate the next block of sessions that share a model and a company; no session twice."""
+    """Generate the next block of sessions that share a model and a batcher; no session twice."""
     turns = [session.next_turn() for session in sessions]
-    made = sessions[0].company.run(turns)
+    made = sessions[0].batcher.run(turns)
     return [session.take(own) for session, own in zip(sessions, made, strict=True)]
