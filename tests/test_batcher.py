@@ -126,7 +126,7 @@ def test_a_width_at_which_places_matter_is_refused(backbone, monkeypatch):
         return latents
 
     monkeypatch.setattr(backbone, "denoise", uneven)
-    with pytest.raises(RecapError, match="depend on its place"):
+    with pytest.raises(RecapError, match="depend on its index"):
         batcher.check(session_of(backbone, 0, batcher))
 
 

@@ -87,7 +87,8 @@ def build_memory(
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
-        if rule.needs_flow:  # else neither weights nor OpenCV need be there
+        # Otherwise neither weights nor OpenCV are needed.
+        if rule.needs_flow:
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
@@ -200,7 +201,7 @@ def is_finished(folder: Path) -> bool:
 
 
 class RunParts:
-    """Holds the parts and the folder of one run; of several processes, only the leader has to do with the folder."""
+    """Has the parts and the folder of one run; of several processes, only the leader uses the folder."""
 
     def __init__(
         self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False, ranks: Ranks = LONE

@@ -1,4 +1,4 @@
-"""`make demo` generates two short stories in which somebody comes back, with three memories, and counts who does."""
+"""`make demo` generates two short stories in which a subject returns, with three memories, and counts the returns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RETURN = StoryScript(
     about="The opening frame is empty and every cut drops the recent frames, so only a bank can bring the fox back. "
     "The first three seeds, unpicked. The videos begin just before the return.",
 )
-# No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
+# There is no cut: subjects enter and leave in one long take, as far as the memory can see.
 ENTERING = StoryScript(
     name="entering",
     title="In one take: a bus joins a fox, leaves and is asked back",

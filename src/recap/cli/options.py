@@ -72,7 +72,7 @@ Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.")]
 Host = Annotated[
     str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
 ]
-Token = Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")]
+Token = Annotated[str, typer.Option(help="Requests without it are refused; 12 or more characters.")]
 OpenPage = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 DecoderName = Annotated[str | None, typer.Option(help="full or tiny, of the public models [default: full].")]
 

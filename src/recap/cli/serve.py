@@ -38,7 +38,7 @@ def serve_command(
     ray: Annotated[
         str, typer.Option(help="Address of a Ray cluster; local starts one on this machine.")
     ] = "local",
-    replicas: Annotated[int, typer.Option(help="Processes that hold the model.")] = DEFAULT.replicas,
+    replicas: Annotated[int, typer.Option(help="Processes that run the model.")] = DEFAULT.replicas,
     most_replicas: Annotated[
         int, typer.Option(help="Add replicas up to this number as seats fill; 0 adds none.")
     ] = DEFAULT.most_replicas,
@@ -49,13 +49,14 @@ def serve_command(
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
     queue: Annotated[
-        int, typer.Option(help="How many may wait for a seat; others are refused.")
+        int, typer.Option(help="How many requests may wait for a seat; others are refused.")
     ] = DEFAULT.queue,
     patience_s: Annotated[
-        float, typer.Option("--patience", help="Seconds that somebody waits for a seat before being refused.")
+        float,
+        typer.Option("--patience", help="Seconds that a request waits for a seat before it is refused."),
     ] = DEFAULT.patience_s,
     idle_s: Annotated[
-        float, typer.Option("--idle", help="Seconds after which a session that nobody watches is parked.")
+        float, typer.Option("--idle", help="Seconds after which a session without viewers is parked.")
     ] = DEFAULT.idle_s,
     memory_gb: Annotated[
         float, typer.Option(help="Memory of a replica's process above which it takes no session.")
@@ -63,8 +64,8 @@ def serve_command(
 ) -> None:
     """Serve the studio from one machine or many, with sessions that outlive the replica that generates them.
 
-    Needs the extras studio and ray. Whatever was shown is in the store: when a replica or a machine dies, its
-    sessions go on elsewhere with the same bits.
+    Needs the extras studio and ray. All that was shown is in the store: when a replica or a machine dies, its
+    sessions continue on another with the same bits.
     """
     check_packages("recap serve")
     import_extra("ray.serve", "recap serve", "ray")

@@ -136,7 +136,7 @@ class Generation:
         return {**kept, **used}
 
     def _places(self) -> dict[str, str | None]:
-        """Return where the run computes."""
+        """Return the devices of the run."""
         if self.devices is None:
             return {"device": self.device}
         if self.device is not None:
@@ -217,7 +217,7 @@ def refuse_with(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _goes_with(memory: Any, admission: Any) -> bool:
-    """Tell whether a recorded admission is the usual one of the recorded memory: nobody need have chosen it."""
+    """Tell whether a recorded admission is the usual one of the recorded memory, so that it may be a default."""
     name = memory.get("name") if isinstance(memory, Mapping) else memory
     # Code that the record names as its memory is not imported to find out.
     if admission is None or not isinstance(name, str) or name not in MEMORIES:

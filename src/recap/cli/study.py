@@ -51,7 +51,8 @@ def make_command(
     seed: Annotated[int, typer.Option(help="Which pairs are chosen where there are more.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for raters, new or empty.")] = Path("study"),
     key: Annotated[
-        Path | None, typer.Option(help="File that says which video is whose [default: OUT.key.json].")
+        Path | None,
+        typer.Option(help="File that lists which memory made which video [default: OUT.key.json]."),
     ] = None,
 ) -> None:
     """Make a study: a folder of plain files for raters, and a key for you.
@@ -65,7 +66,7 @@ def make_command(
     show_notice(
         f"study {made.study.digest}: {made.study.trials} pairs a rater, {ours} against {', '.join(made.rivals)}"
     )
-    show_notice(f"key: {key} (keep it; whoever has it knows which video is whose)")
+    show_notice(f"key: {key} (keep it: it shows which memory made which video)")
     typer.echo(out / PAGE)
 
 

@@ -1,4 +1,4 @@
-"""`recap verify` checks a model for whoever has its weights, and writes a page about it to publish."""
+"""`recap verify` checks a model whose weights are installed, and writes a page about it to publish."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cast file keeps subjects for other videos: `fox.cast`, a safetensors file whose header says in JSON who is in it.
+"""A cast file stores subjects for other videos: `fox.cast`, a safetensors file with a list of them in its header.
 
 A subject is the latents of the frames in which it was seen, and which of their tokens show it. Keys and values are
-not kept: any model with the same autoencoder makes them again by one clean pass. In a prompt `@fox` names a subject.
+not stored: any model with the same autoencoder computes them by one clean pass. In a prompt `@fox` names a subject.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """Holds one subject of a cast."""
+    """Is one subject of a cast."""
 
     name: str
     # What stands in a prompt in place of `@name`.
@@ -115,7 +115,7 @@ def digest_of_cast(subjects: Sequence[Subject]) -> str:
 
 
 def check_names(subjects: Sequence[Subject]) -> None:
-    """Refuse a cast of nobody, of too many, or of two with one name."""
+    """Refuse an empty cast, one of too many subjects, or one with a name twice."""
     names = [subject.name for subject in subjects]
     if not 1 <= len(names) <= MOST_SUBJECTS:
         raise refuse("cast", len(names), f"must have 1 to {MOST_SUBJECTS} subjects", "split it")

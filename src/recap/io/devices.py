@@ -1,4 +1,4 @@
-"""Tells how much room a device has, whether a text encoder fits there, and how torch reserves it."""
+"""This module measures the free memory of a device, places text encoders, and sets how torch reserves memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def has_room(size: float, free: float) -> bool:
 def place_encoder(files: Iterable[Path], device: torch.device, notice: Notice) -> torch.device:
     """Return where a text encoder with these weights runs: on the device if that has room, else on the CPU.
 
-    So it is next to a transformer, for a prompt that comes later, only on a card that has room for both.
+    It shares a card with the transformer, for later prompts, only where there is room for both.
     """
     size, free = sum(file.stat().st_size for file in files), free_on(device)
     if free is None or has_room(size, free):

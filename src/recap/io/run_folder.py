@@ -1,4 +1,4 @@
-"""This module keeps the files of a run and a list of all that it wrote: damage is found before it is built upon.
+"""This module manages the files of a run and lists all that it wrote: damage is found before a run continues.
 
 `manifest.jsonl` has a line about the run, then one per finished block: size, time and digest of the block's files,
 and digests of its lines in the run's other lists. It is only appended to. The state of a run, which is written

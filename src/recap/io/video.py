@@ -37,7 +37,7 @@ REPEATABLE = {
     "preset": "veryfast",
     "bf": "0",
     "flags": "+cgop",
-    # x264's AVX-512 version of the macroblock tree now and then gives another result for the same pictures
+    # x264's AVX-512 version of the macroblock tree sometimes computes another result for the same pictures
     # (benchmarks/encoder.py counts it); this option selects the portable version on every processor.
     "x264-params": "cpu-independent=1",
 }

@@ -45,7 +45,7 @@ Choose = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Stands for one tensor of a file, not read yet; `name` is its name there."""
+    """Describes one tensor of a file, not read yet; `name` is its name there."""
 
     name: str
     file: Path
@@ -272,7 +272,7 @@ def _files_in_index(index: Path, field: str, remedy: str) -> list[Path]:
         raise refuse(field, str(index), "it has no weight_map from tensors to files", remedy)
     files = []
     for name in sorted(set(shards.values())):
-        # A shard lies next to its index; a path out of there would read what nobody named.
+        # A shard lies next to its index; any other path would read a file that the user did not name.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise refuse(field, str(index), f"it points at {name!r}", "shards are .safetensors next to it")
         if not (index.parent / name).is_file():

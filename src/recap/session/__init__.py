@@ -6,7 +6,7 @@
     session.rewind(3)
     other = session.fork(2)
 
-What decides the video is a timeline: from which block on which prompt and which reinforcement hold. It stays when
+A timeline decides the video: it lists from which block on which prompt and which reinforcement apply. It stays when
 the session goes back, so stepping forward again generates the same blocks, unless the timeline was changed. The
 memory of any earlier block is rebuilt from the nearest state that was kept: blocks in between are not generated again
 but read from their latents, which are always kept.
@@ -55,10 +55,10 @@ HISTORY_S = 600.0
 """How far back a session can go by default, in seconds of video."""
 
 STATES_BYTES = 512 * 2**20
-"""How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
+"""How much memory the kept states may take by default: of large ones fewer are kept, and going back takes longer."""
 
 LAST_STATES = 4
-"""How many blocks back the way is short: a director most often takes back the last few, and should not wait."""
+"""How many last blocks have a state each: a user most often goes back a few blocks, and should not wait."""
 
 
 class Session:
@@ -75,7 +75,7 @@ class Session:
         kernels: ContextKernels = OWN_KERNELS,
         batcher: Batcher = ALONE,
     ) -> None:
-        """Load the model, or share one: sessions take turns, or are one batch of a `batcher`; `kernels` may watch."""
+        """Load the model, or share one, in turns or through a `batcher`; `kernels` may sample attention."""
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
@@ -199,7 +199,7 @@ class Session:
             self._edit(edit)
 
     def resizing(self, capacity_frames: float) -> Edit:
-        """Return the edit that gives the bank another size."""
+        """Return the edit that changes the size of the bank."""
         config = resized(self.config, capacity_frames)
         # Made once here, so that what cannot be is refused before anything changes.
         self._new_memory(config)
@@ -223,11 +223,11 @@ class Session:
         self._edit(Edit(lambda policy: policy.forget(slots)))
 
     def prompt_at(self, block: int) -> str:
-        """Return the prompt of a block as the model reads it; refuses one that names who is not there."""
+        """Return the prompt of a block as the model reads it; refuses one that names an absent subject."""
         return self._block(block).prompts[0]
 
     def cast(self, *members: str | Subject, prompt: str | None = None) -> None:
-        """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
+        """Add subjects to the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
 
         The model reads them under the prompt of that block; `prompt` names the one of an earlier time to repeat.
         """
@@ -243,7 +243,7 @@ class Session:
         self._edit(Edit(lambda policy: join_cast(policy, new, prompts, read), words))
 
     def drop_cast(self, name: str) -> None:
-        """Let a subject, or what was pinned under a name, leave the memory from the next block on."""
+        """Remove a subject, or what was pinned under a name, from the memory, from the next block on."""
         self._edit(Edit(lambda policy: policy.drop_cast(name), {name: None}))
 
     def _edit(self, edit: Edit) -> None:
@@ -254,7 +254,7 @@ class Session:
     def rewind(self, block: int) -> None:
         """Go back to where `block` was next; what was generated from there on is dropped, the timeline stays.
 
-        Pins, casts and what was forgotten since then are undone: they were about a memory that is gone.
+        Pins, casts and forgotten slots since then are undone: they changed a memory that is gone.
         """
         check_block(block, self.oldest_block, self.next_block)
         self._edits = {at: edits for at, edits in self._edits.items() if at < block}
@@ -339,7 +339,7 @@ class Session:
         )
 
     def take(self, made: GeneratedBlock) -> GeneratedBlock:
-        """Take the next block from the batcher, and keep what the way back needs."""
+        """Take the next block from the batcher, and keep what going back needs."""
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1
@@ -362,7 +362,7 @@ class Session:
             del self._states[leaving]
 
     def _forget_oldest(self) -> None:
-        """Drop what only the way back beyond the history needs."""
+        """Drop states and latents that only blocks beyond the history need."""
         beyond = [at for at in self._states if at <= self.next_block - self._history]
         for at in sorted(beyond)[:-1]:
             del self._states[at]

@@ -1,4 +1,4 @@
-"""This module has the values of a session: prompts and edits of its timeline, states, and what a snapshot holds."""
+"""This module defines the values of a session: prompts and edits of its timeline, states, and snapshots."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Edit(NamedTuple):
     """Changes what a memory keeps, between two blocks."""
 
     apply: Callable[[MemoryPolicy], None]
-    # By name, the words of subjects that join; None for one who leaves.
+    # By name, the words of subjects that join; None for one that leaves.
     words: Mapping[str, str | None] = MappingProxyType({})
-    # Whether a state of later blocks fits only a memory that was changed so.
+    # Whether states of later blocks fit only a memory with this edit.
     reshapes: bool = False
 
 
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """Says under which prompt the blocks from some block on are generated, and what happens to the prior there."""
+    """Sets the prompt of the blocks from some block on, and what happens to the prior there."""
 
     prompt: str
     cut: bool = False
@@ -93,13 +93,13 @@ Value = TypeVar("Value")
 
 
 def latest(timeline: dict[int, Value], index: int) -> Value | None:
-    """Return what holds at a block: the entry that began last."""
+    """Return the entry that applies at a block: the one that began last."""
     begun = [block for block in timeline if block <= index]
     return timeline[max(begun)] if begun else None
 
 
 def words_at(first: Mapping[str, str], edits: dict[int, tuple[Edit, ...]], index: float) -> dict[str, str]:
-    """Return what stands for each subject in the prompt of a block, by name."""
+    """Return the words of each subject in the prompt of a block, by name."""
     words: dict[str, str | None] = dict(first)
     for at in sorted(edits):
         for edit in edits[at] if at <= index else ():

@@ -40,7 +40,7 @@ class ComparisonSummary:
 
     @property
     def page(self) -> Path:
-        """The page of the first row."""
+        """Return the page of the first row."""
         return self.out / PAGE
 
 

@@ -22,7 +22,7 @@ from recap.run import build_backbone
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Names a model, its place and how it is held there, by a config without prompts; and whose weights it has."""
+    """Names a model, its device and precision by a config without prompts, and whether its weights are random."""
 
     config: RunConfig
     random_weights: bool = False

@@ -108,7 +108,7 @@ def colour_variables(names: Sequence[str]) -> str:
 
 
 def describe_bank(bank: Patches, grid: tuple[int, int], subject_share: float | None = None) -> str:
-    """Say what a bank is made of: one of border columns was filled by a camera's sway, a good one shows subjects."""
+    """Describe the content of a bank: border columns come from a moving camera, and a good bank shows subjects."""
     if not len(bank):
         return "Nothing in it was new."
     edge, area = edge_share(bank, grid), 2 / grid[1]
@@ -177,7 +177,7 @@ def _rounded(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Holds one measure's table; the row whose first cell is `ours` stands out."""
+    """Holds the table of one measure; the row whose first cell is `ours` is highlighted."""
 
     name: str
     judge: str
@@ -238,7 +238,7 @@ def measured_tables(table: Measured) -> str:
 
 
 def figure(svg: str) -> str:
-    """Show a drawing as a picture, in which no script runs: it may come from somebody else's table.json."""
+    """Show a drawing as a picture, in which no script runs: it may come from a table.json of unknown origin."""
     return f'<img alt="" src="data:image/svg+xml;charset=utf-8,{quote(svg, safe=" =:/,;.-()")}">'
 
 

@@ -1,4 +1,4 @@
-"""This module looks at the keys and the heads of a model, to say how the rule `keys` and a sink would work on it.
+"""This module measures the keys and the heads of a model, to predict how the rule `keys` and a sink work on it.
 
 A short video is generated with a plain sink: a scene without a subject, then the same with one. Before the change
 all that flow can trace is background; after it, what flow notices is new. For every layer: how near are both to the

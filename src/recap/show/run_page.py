@@ -219,7 +219,7 @@ def _look(
 
 
 def _setting(key: str, value: Any) -> str:
-    """Say a setting of a memory; a schedule of lambda also in words."""
+    """Return a setting of a memory as text; a schedule of lambda also in words."""
     if key == "reinforcement" and isinstance(value, str):
         return f"{key} {value} ({read_reinforcement(value).describe()})"
     return f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
@@ -262,4 +262,4 @@ class ColourJudge:
         return [Curve("the whole picture", values)]
 
     def subjects(self, picture: Tensor) -> None:
-        """Return nothing: colours do not tell what is a subject."""
+        """Return nothing: colours do not show what is a subject."""

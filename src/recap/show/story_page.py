@@ -24,7 +24,7 @@ class Screen:
     about: str
     # Pictures with what is written below them.
     stills: Sequence[tuple[Picture, str]] = ()
-    # What the bank held at the return, of memories that have one.
+    # The content of the bank at the return, of memories that have one.
     bank: Patches | None = None
     bank_about: str = ""
 

@@ -1,4 +1,4 @@
-"""This module verifies a model for whoever has its weights: files, loading, a first block, and minutes of video.
+"""This module verifies a model whose weights are installed: files, loading, a first block, and minutes of video.
 
 Files are hashed and compared with those that the tables of this package were written for. The first frames under a
 fixed seed are checked: finite, neither grey nor noise, and something moves. Then a few prompts are generated with
@@ -81,7 +81,7 @@ class VerifySettings:
 
 
 def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, Any]]:
-    """Hash the files that a model is loaded from, and say which are known; a model without any has an empty list."""
+    """Hash the files that a model is loaded from, and compare the hashes with known ones; a model may have none."""
     if isinstance(config, WanConfig):
         files = config.all_files()
     elif isinstance(config, HeliosConfig):
