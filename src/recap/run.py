@@ -120,6 +120,12 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
     return config
 
 
+def encode_opening(config: RunConfig, backbone: Backbone, notice: Notice) -> Tensor:
+    """Read the pictures that a video continues, and encode them; the latents are the same for every row."""
+    pixels = read_opening(config.opening, backbone.spec, notice).to(config.device)
+    return backbone.encode(pixels).repeat(len(config.seeds), 1, 1, 1, 1)
+
+
 def _no_flow(pictures: Tensor) -> Flow:
     raise AssertionError("an admission with needs_flow = False asked for flow")
 
@@ -240,8 +246,7 @@ class RunParts:
         """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""
         spec, rows = self.backbone.spec, len(config.seeds)
         if fresh:
-            pixels = read_opening(config.opening, spec, self.reporter.notice).to(config.device)
-            return self.backbone.encode(pixels).repeat(rows, 1, 1, 1, 1)
+            return encode_opening(config, self.backbone, self.reporter.notice)
         return load_opening(self.folder, rows, (spec.latent_channels, *spec.latent_size)).to(config.device)
 
     def finish(self, from_block: int | None = None) -> RunRecord:

@@ -19,7 +19,7 @@ from recap.run import generate
 from recap.session import Session
 from recap.session.batcher import Batcher, rows_at
 from recap.studio import messages as say
-from recap.studio.branching import make_branch
+from recap.studio.directing import make_branch
 from recap.studio.engine import Engine
 from recap.studio.messages import MAIN
 from recap.studio.store import RECORD, StudioFolder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -131,9 +132,7 @@ class _Moment:
         self.frame = next(frame for frame, span in spans.items() if index in span)
         self.line: BlockTrace = next(line for line in reversed(trace) if line.first_frame <= self.frame)
         self.first = self.line.first_frame
-        self.picture: Picture = (
-            self.run.pictures[index] if row == 0 else _picture(self.run.videos[row], index)
-        )
+        self.picture: Picture = next(islice(open_clip(self.run.videos[row]).pictures(), index, None))
 
     def box(self, text: str) -> NDArray[np.bool_]:
         """Return the tokens of the moment's frame whose middle lies in a box of pixels; F rows columns."""
@@ -190,11 +189,6 @@ class _Moment:
             cut_subject(self.picture, _flat(mask)),
             about,
         )
-
-
-def _picture(video: Path, index: int) -> Picture:
-    """Return one picture of a video."""
-    return next(picture for number, picture in enumerate(open_clip(video).pictures()) if number == index)
 
 
 def _numbered(pictures: Sequence[Picture], labels: Sequence[str] | None = None) -> Picture:

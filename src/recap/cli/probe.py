@@ -45,7 +45,7 @@ def probe_command(
         name, random_weights=random_weights, decoder="tiny", flow=flow,
         device=device, dtype=dtype, precision=precision, eager=eager, low_memory=low_memory,
     )  # fmt: skip
-    if isinstance(chosen.backbone.settings, HeliosConfig):
+    if isinstance(chosen.config.backbone.settings, HeliosConfig):
         # Before its 14B weights are loaded.
         raise refuse_carried(name)
     path = out or Path(f"probe-{name.replace(':', '-')}.json")
@@ -56,7 +56,7 @@ def probe_command(
         chosen = chosen.fit(reporter.notice)
         parts = chosen.load((before, after), reporter.notice)
         made = probe(parts.backbone, parts.flow, settings, reporter)
-    place = chosen.device
+    place = chosen.config.device
     gpu = torch.cuda.get_device_name(place) if place.startswith("cuda") else platform.machine()
     result: dict[str, Any] = {
         "backbone": name,

@@ -27,12 +27,11 @@ from recap.contracts import Backbone, Decoder, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
 from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
-from recap.io.opening import read_opening
 from recap.io.report import Reporter
 from recap.memory.casting import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
-from recap.run import build_backbone, build_memory, settle_flow
+from recap.run import build_backbone, build_memory, encode_opening, settle_flow
 from recap.session.batcher import ALONE, Batcher, Turn, note_rows, rows_at
 from recap.session.values import (
     Cue,
@@ -88,7 +87,9 @@ class Session:
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
         self._states_bytes = states_bytes
-        self._opening = self._read_opening()
+        self._opening = None
+        if config.opening:
+            self._opening = encode_opening(self.config, self.backbone, reporter.notice)
         self._cast = read_members(config.cast, self.backbone, self.config.device, reporter.notice)
         opening_frames = 0 if self._opening is None else self._opening.shape[1]
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
@@ -105,13 +106,6 @@ class Session:
         self._begin(MemoryState({}, {}), 0)
         self._rows = note_rows({}, 0, self.num_rows)
         self._states[0] = MemoryState.of(self._policy, self._decoder)
-
-    def _read_opening(self) -> Tensor | None:
-        if not self.config.opening:
-            return None
-        pixels = read_opening(self.config.opening, self.backbone.spec, self._reporter.notice)
-        latents = self.backbone.encode(pixels.to(self.config.device))
-        return latents.repeat(len(self.config.seeds), 1, 1, 1, 1)
 
     @property
     def oldest_block(self) -> int:

@@ -25,7 +25,7 @@ from recap.io.trace import (
     bank_before,
     has_bank,
     pictures_of_frames,
-    read_lines,
+    read_seconds,
     read_trace,
 )
 from recap.io.video import Picture, open_clip
@@ -164,7 +164,7 @@ def _read_blocks(run: Path, row: int) -> tuple[list[BlockTrace], list[float]]:
     """Read a row's trace and the seconds of every block; refuse files that were cut short since the run ended."""
     whole = read_summary(run)["blocks"]
     trace = [line.row(row) for line in read_trace(run / "trace.jsonl")]
-    seconds = [float(line["seconds"]) for line in read_lines(run / "timing.jsonl") if "seconds" in line]
+    seconds = read_seconds(run / "timing.jsonl")
     for name, found in (("trace.jsonl", len(trace)), ("timing.jsonl", len(seconds))):
         if found != whole:
             limit = f"it describes {found} of {whole} blocks"

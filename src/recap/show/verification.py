@@ -237,7 +237,7 @@ def run_video(
     The video is written to `clip` if that is not None.
     """
     spec = parts.backbone.spec
-    blocks, cuda = settings.num_blocks(spec), choice.device.startswith("cuda")
+    blocks, cuda = settings.num_blocks(spec), choice.config.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
 
@@ -282,7 +282,7 @@ def verify(
     progress counts pictures, that of `hashing` bytes.
     """
     choice = choice.fit(reporter.notice)
-    files = [] if choice.random_weights else check_files(choice.backbone.settings, hashing)
+    files = [] if choice.random_weights else check_files(choice.config.backbone.settings, hashing)
     began = time.perf_counter()
     parts = choice.load(settings.prompts, reporter.notice)
     load_s = time.perf_counter() - began
@@ -304,14 +304,13 @@ def verify(
         **{f"first block: {name}": check["passed"] for name, check in opening["checks"].items()},
         "videos are finite": all(run["finite"] for run in runs),
     }
+    device = choice.config.device
     record = {
         "version": VERSION,
-        "backbone": choice.backbone.name,
+        "backbone": choice.config.backbone.name,
         **parts.about,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": torch.cuda.get_device_name(choice.device)
-        if choice.device.startswith("cuda")
-        else choice.device,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "dtype": choice.config.dtype,
         "versions": versions(),
         "asked": asdict(settings),

@@ -129,7 +129,7 @@ def _first_section(record: Mapping[str, Any], shown: Sequence[Sequence[Picture]]
 def _prompt_section(
     record: Mapping[str, Any], prompt: str, shown: Sequence[Sequence[Picture]], video: Path | str
 ) -> Section:
-    """Make the section of a prompt; `video` shows all memories next to each other, or is the reason for its absence."""
+    """Make the section of a prompt; `video` shows all memories next to each other, or says why there is none."""
     runs = [run for run in record["runs"] if run["prompt"] == prompt]
     head = (
         "memory", "ms a block", "p90", "pictures/s", "peak GB", "to the first", "contrast, first and last",

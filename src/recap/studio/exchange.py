@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from recap.config import RunConfig, refuse_code
 from recap.errors import RecapError, refuse
 from recap.io.cast import Subject, digest_of_cast, read_cast, read_cast_bytes, write_cast
 from recap.io.files import append_line, write_whole
-from recap.io.record import versions
+from recap.io.record import versions, write_record
 from recap.io.run_folder import CAST, LATENTS, RunFolder
 from recap.io.trace import BlockTrace
 from recap.io.video import ClipWriter
@@ -44,8 +44,7 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
         files = RunFolder(folder, config.to_dict(), None, digest_of_cast(subjects))
         if subjects:
             write_cast(folder / CAST, subjects)
-        about = {"config": config.to_dict(), "versions": versions(), "spec": asdict(spec)}
-        write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
+        write_record(folder, config.to_dict(), versions(), spec, config.backbone.settings)
         files.cut(0)
         files.begin(0)
         decoder = engine.call(live.tracks[track].session.backbone.decoder).result()

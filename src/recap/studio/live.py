@@ -233,13 +233,9 @@ class LiveSession:
                     for name, track in self.tracks.items()
                 },
                 "branches": [self.branch_shown(branch) for branch in self.record.branches.values()],
-                "branch": self.record.current,
-                "cues": self._cues(),
-                "changes": self.branch.changes,
+                **self._timeline(),
                 "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
                 "seen_s": self.clock.start_s(max(0, self.first_unseen - 1)),
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
-                "cast": names_of(self.record.cast, self.branch.changes),
                 "playing": self.playing,
             }
 
@@ -247,11 +243,19 @@ class LiveSession:
         plain, blocks = branch.to_json(), self.store.count(MAIN, branch.id)
         return {"blocks": blocks, **{name: plain[name] for name in ("id", "parent", "fork_block", "batch")}}
 
-    def _cues(self) -> list[dict[str, Any]]:
-        return [
+    def _timeline(self) -> dict[str, Any]:
+        """Return the prompts and changes of the current branch, and the settings and subjects that follow."""
+        cues = [
             {"block": block, "start_s": self.clock.start_s(block), **asdict(cue)}
             for block, cue in sorted(self.branch.cues.items())
         ]
+        return {
+            "branch": self.record.current,
+            "cues": cues,
+            "changes": self.branch.changes,
+            "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
+            "cast": names_of(self.record.cast, self.branch.changes),
+        }
 
     # Directing
 
@@ -346,14 +350,7 @@ class LiveSession:
         """Write the record, and send the timeline to all subscribers."""
         with self.lock:
             self.store.save_record()
-            about = {
-                "branch": self.record.current,
-                "cues": self._cues(),
-                "changes": self.branch.changes,
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
-                "cast": names_of(self.record.cast, self.branch.changes),
-            }
-            self.hub.publish({"type": "cue", **about})
+            self.hub.publish({"type": "cue", **self._timeline()})
 
     def play(self) -> None:
         """Generate again; after a failure from what is on disk."""

@@ -244,19 +244,16 @@ class SessionStore:
             end = min(end, first)
 
 
-def _check_rows(record: SessionRecord) -> None:
-    """Refuse a record with an impossible number of rows."""
+def _check_record(record: SessionRecord, name: str) -> None:
+    """Refuse a record whose names would be code or paths, or with an impossible number of rows."""
     for branch in record.branches.values():
         for block, number in branch.rows.items():
             if type(block) is not int or block < 0:
                 raise KeyError(block)
             if type(number) is not int or not 1 <= number <= MOST_ROWS:
                 limit = f"its record is damaged: a batch has 1 to {MOST_ROWS} rows, that of block {block} not"
-                raise refuse("session", record.id, limit, DAMAGED)
-
-
-def _check_names(record: SessionRecord, name: str) -> None:
-    """Refuse a record whose names would be code or paths: files are data, and anybody may have written them."""
+                raise refuse("session", name, limit, DAMAGED)
+    # Files are data, and anybody may have written them.
     for track, config in record.tracks.items():
         refuse_code(config, RECORD)
         if track not in (MAIN, BESIDE):
@@ -311,8 +308,7 @@ class StudioFolder:
         folder = self.root / "sessions" / name
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
-            _check_names(record, name)
-            _check_rows(record)
+            _check_record(record, name)
         except RecapError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

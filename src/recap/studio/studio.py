@@ -88,15 +88,11 @@ class Studio:
             found = build_backbone(config, self._notice)
             self._eager = config.eager
             if self.settings.batch > 1:
-                tried = self.config_of(messages.NewSession(prompt=TRIED_PROMPT))
+                tried = make_config(self.settings, messages.NewSession(prompt=TRIED_PROMPT))
                 tried = dataclasses.replace(tried, eager=self._eager)
                 self._batcher.check(Session(tried, backbone=found, reporter=SILENT, batcher=self._batcher))
             self._backbone = found
         return self._backbone
-
-    def config_of(self, new: messages.NewWork, memory: str = "") -> RunConfig:
-        """Make the config of a session or a video."""
-        return make_config(self.settings, new, memory)
 
     def save_subject(self, live: LiveSession, asked: messages.NewSubject) -> dict[str, Any]:
         """Keep a subject of a session on the shelf."""
@@ -129,9 +125,9 @@ class Studio:
     def create(self, new: messages.NewSession) -> LiveSession:
         """Begin a session."""
         check_words(new.prompt)
-        tracks = {messages.MAIN: self.config_of(new)}
+        tracks = {messages.MAIN: make_config(self.settings, new)}
         if new.beside:
-            tracks[messages.BESIDE] = self.config_of(new, new.beside)
+            tracks[messages.BESIDE] = make_config(self.settings, new, new.beside)
         self.folder.check_room()
         self.check_number()
         plain = {name: config.to_dict() for name, config in tracks.items()}
@@ -163,7 +159,7 @@ class Studio:
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
         backbone = self._load()
-        config = dataclasses.replace(self.config_of(asked), cast=cast, eager=self._eager)
+        config = dataclasses.replace(make_config(self.settings, asked), cast=cast, eager=self._eager)
         return Session(
             config,
             backbone=backbone,
