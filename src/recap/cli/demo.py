@@ -82,7 +82,7 @@ def demo(flow: str = "auto") -> None:
         [MEASURED],
         {"flow": judged[0].flow, **versions()},
     )
-    # Last: the page says that all is there.
+    # Last: the page is the sign that all is complete.
     write_whole(FOLDER / PAGE, page.encode())
     print("\n".join(["", *(each.story.verdict for each in judged)]))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}; moving: {FOLDER / GIF}\nLook at {FOLDER / PAGE}")

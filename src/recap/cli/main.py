@@ -1,4 +1,4 @@
-"""`recap`: the commands, and the one place where an error becomes a line and an exit code."""
+"""This module joins the commands of `recap`, and turns every error into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def run_safely(command: Callable[[], object]) -> None:
 
 
 def _explained(error: OSError) -> str:
-    """Say which file could not be read or written, why, and what to do; what is complete on disk stays as it is."""
+    """Return which file could not be read or written, why, and what to do; complete files stay as they are."""
     limit = error.strerror or str(error)
     if error.errno not in DISK_FAULTS:
         remedy = "check the path or choose another --out"

@@ -241,7 +241,7 @@ def split_name(member: str) -> tuple[str, Path]:
 
 
 def read_words(members: Sequence[str]) -> dict[str, str]:
-    """Return name -> words of all subjects of a cast, before any model is there; of a picture it is its name."""
+    """Return name -> words of all subjects of a cast, before a model is loaded; a picture has its name as words."""
     found: list[tuple[str, str]] = []
     for member in members:
         name, path = split_name(member)

@@ -111,7 +111,7 @@ class PackedFile:
         begun: list[str] = []
 
         def notice_start(line: str) -> None:
-            # What failed on the way is in the refusal, if it comes to one.
+            # Failures on the way are part of the refusal, if all sources fail.
             if line.startswith(f"{self.name}: fetching") and not begun:
                 begun.append(line)
                 reporter.notice(line)
@@ -253,7 +253,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _open_url(url: str, patience_s: float) -> Any:
-    """Return an answer that has begun; looking up a name has no time limit of its own, so a thread waits for it."""
+    """Open an address; the look-up of its name has no time limit of its own, so a thread waits for it."""
     answers: queue.Queue[Any] = queue.Queue()
 
     def ask() -> None:

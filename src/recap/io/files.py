@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent, and finds the folder for files that the package fetches.
+"""This module writes files that are complete or absent, and finds the folder for fetched files.
 
 Everything is written under a hidden name next to its final path and renamed when it is complete, so a reader or a
 second run never finds half a result. `OSError` (no permission, no space) is not caught.

@@ -39,7 +39,7 @@ LISTS = ("trace.jsonl", "timing.jsonl")
 
 
 def new_folder(prompt: str, kind: str) -> Path:
-    """Name a folder of `runs` after the time, the first prompt, and the memory or what else the run is."""
+    """Name a folder of `runs` after the time, the first prompt, and the memory or another kind of run."""
     words = re.sub(r"\W+", "-", prompt.lower()).strip("-")
     if len(words) > LONGEST_NAME:
         words = words[:LONGEST_NAME].rpartition("-")[0] or words[:LONGEST_NAME]

@@ -1,8 +1,8 @@
-"""Reads and writes clips.
+"""This module reads and writes clips.
 
 Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4 without
 B-pictures and with closed groups of pictures, so that separately written parts can be joined by copying. Equal
-pictures give equal files, byte for byte.
+pictures make equal files, byte for byte.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Session:
     def resizing(self, capacity_frames: float) -> Edit:
         """Return the edit that changes the size of the bank."""
         config = resized(self.config, capacity_frames)
-        # Made once here, so that what cannot be is refused before anything changes.
+        # Built once here, so that a wrong size is refused before anything changes.
         self._new_memory(config)
         return Edit(lambda policy: policy.replace_bank(self._new_memory(config)), reshapes=True)
 

@@ -75,7 +75,7 @@ class ModelChoice:
         )
 
     def load(self, prompts: Sequence[str], notice: Notice) -> Parts:
-        """Load the model and its flow; with random weights nothing is read, and flow knows nothing either."""
+        """Load the model and its flow; with random weights no file is read, except for a flow that was chosen."""
         config, about = self.config, {"precision": self.config.precision}
         backbone: Any
         if self.random_weights:

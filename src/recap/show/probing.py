@@ -31,11 +31,11 @@ from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.types import BackboneSpec, Block, MemoryTrace, Role, Tokens
 
+# Version of the layout of the result.
 VERSION = 1
-"""Of the layout of the result."""
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 KINDS = ("first block", "background", "traced later", "new")
-"""Of tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
+"""Kinds of tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
 MOST_BLOCKS = 100
 QUERIES = 512
 """Queries of a block by which a head's shares are measured, spread evenly."""

@@ -126,7 +126,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     found = read_json(path)
     videos = found.get("videos") if isinstance(found, dict) else None
-    # Names as runs give them: a stranger's summary shows no file from elsewhere.
+    # Only names that runs use: a summary of unknown origin must not show other files.
     named = isinstance(videos, list) and videos and all(re.fullmatch(VIDEO, str(name)) for name in videos)
     if not named or not isinstance(found.get("blocks"), int):
         raise refuse("file", str(path), "names no videos or blocks", "put it back, or generate the run again")

@@ -40,8 +40,8 @@ from recap.show.models import ModelChoice
 from recap.show.run_page import contrast, histogram_cosine
 from recap.types import BackboneSpec, GeneratedBlock, Role
 
+# Version of the layout of the result.
 VERSION = 1
-"""Of the layout of the result."""
 PROMPTS = ("a fox on a beach by day", "a bus in a city at night", "a boat on the sea at sunset")
 """Every model reads these; the embedded one knows no other kind of sentence."""
 MOST_PROMPTS = 20

@@ -94,7 +94,7 @@ class Engine:
                         future.cancel()
                     return
             while calls:
-                # The list keeps no finished call: its results must not outlive it.
+                # Popped, so that no finished call stays referenced while the thread waits.
                 _run(*calls.pop(0))
             self._take_turn()
 

@@ -21,7 +21,7 @@ def check_packages(command: str) -> None:
 
 
 def bound_socket(settings: StudioSettings) -> socket.socket:
-    """Bind the port, or say who might have it."""
+    """Bind the port of a server, and listen there."""
     if not 0 <= settings.port < 2**16:
         raise refuse("--port", settings.port, "must be 0 to 65535", "leave it out")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -55,7 +55,7 @@ def make_server(app: Any, settings: StudioSettings, shutdown_s: int = 3) -> Any:
     config = uvicorn.Config(
         app,
         log_level="warning",
-        # Above the studio's own limit, which then refuses in words what is too long.
+        # Above the studio's own limit, which then refuses what is too long, with a message.
         ws_max_size=4 * settings.limits.message_bytes,
         ws_max_queue=32,
         timeout_graceful_shutdown=shutdown_s,

@@ -108,7 +108,7 @@ class LiveSession:
         return self.playing and not self._broken and (waiting or bool(self.known))
 
     def make_block(self) -> Requests:
-        """Ask for one block of every track, and hand it to the encoder."""
+        """Request one block of every track, and pass it to the encoder."""
         index, branch = self.next_block, self.record.current
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
@@ -271,8 +271,8 @@ class LiveSession:
     def direct(self, act: Callable[[int], list[dict[str, Any]]], at_block: int = 0) -> int:
         """Change the session at the first block that has not been seen, or at a later one; returns the block.
 
-        `act` is called with that block when all sessions are there, and returns the changes of memory that it made.
-        If it refuses, everything is as it was.
+        `act` is called with that block when all sessions are at it, and returns the changes of memory that it made.
+        If it refuses, nothing changes.
         """
         self.check_sound()
         target = max(self.first_unseen, at_block)
@@ -353,7 +353,7 @@ class LiveSession:
             self.hub.publish({"type": "cue", **self._timeline()})
 
     def play(self) -> None:
-        """Generate again; after a failure from what is on disk."""
+        """Continue to generate; after a failure from what is on disk."""
         if self._broken:
             self.settle()
             self.begin()
@@ -365,7 +365,7 @@ class LiveSession:
         self.publish_status()
 
     def settle(self) -> None:
-        """Wait until all blocks that were handed to the encoder are on disk."""
+        """Wait until all blocks that the encoder has are on disk."""
         self._engine.encoder.submit(lambda: None).result()
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ def checker(kind: Any) -> Any:
 
 def _as_refusal(problem: dict[str, Any]) -> RecapError:
     """Make the error about a wrong message; of a long value the beginning is shown."""
-    # The first part of a command's place is its type, which the client knows.
+    # Where in the message it is; the first part of a command's path is its type.
     place = ".".join(str(part) for part in problem["loc"] if part not in ("", None)) or "message"
     value = problem.get("input")
     shown = value if isinstance(value, int | float | bool) else str(value)[:SHOWN_CHARACTERS]

@@ -45,7 +45,7 @@ def make_app(studio: Studio) -> Any:
     add_guard(app, studio.settings)
     add_errors(app)
     router = fastapi.APIRouter(prefix="/v1")
-    # First: its fixed paths would match the parameters of later routes.
+    # First: otherwise its fixed paths would match the parameters of other routes.
     add_exchange(router, studio)
     add_videos(router, studio)
     add_sessions(router, studio)
@@ -144,7 +144,7 @@ def add_sessions(router: "APIRouter", studio: Studio) -> None:
 
     @router.post("/sessions/{name}/commands", openapi_extra=taking(messages.Command))
     async def command(name: str, request: Request) -> dict[str, Any]:
-        """Carry out one command, as on the stream; answers when it is done."""
+        """Execute one command, as on the stream; answers when it is done."""
         live = studio.find(name)
         asked = messages.read_command(await read_body(request, limits.message_bytes))
         happened = await asyncio.wrap_future(studio.command(live, asked))
@@ -340,7 +340,7 @@ async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> N
 
 
 async def _answer(studio: Studio, live: LiveSession, subscriber: Subscriber, data: str | bytes) -> None:
-    """Carry out one message; the answer goes to its sender alone."""
+    """Execute one message; only its sender gets the answer."""
     mark = ""
     try:
         if len(data) > studio.settings.limits.message_bytes:

@@ -170,7 +170,7 @@ class Studio:
         )
 
     def check_number(self) -> None:
-        """Refuse more sessions than are kept."""
+        """Refuse another session where the limit of stored ones is reached."""
         most = self.settings.limits.kept_sessions
         if (kept := len(self.folder.ids())) >= most:
             raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
@@ -267,7 +267,7 @@ class Studio:
         return found
 
     def command(self, live: LiveSession, command: messages.Command) -> Future[dict[str, Any]]:
-        """Carry out a client's command between two blocks."""
+        """Execute a client's command between two blocks."""
         return self.engine.call(lambda: carry_out(live, command, self.settings.limits, self.shelf))
 
     def close_session(self, name: str) -> None:
@@ -327,7 +327,7 @@ def make_config(settings: StudioSettings, new: messages.NewWork, memory: str = "
 
 
 def plain_config(settings: StudioSettings) -> RunConfig:
-    """Make a config of a studio's model; refuses what no session of it could be."""
+    """Make a config of a studio's model; refuses settings that no session could have."""
     if settings.backbone not in BACKBONES:
         raise unknown_name("backbone", settings.backbone, BACKBONES)
     return make_config(settings, messages.NewSession(prompt=""))
@@ -360,7 +360,7 @@ def check_cast(shelf: Shelf, names: Sequence[str] | None) -> list[str]:
 
 
 def check_video(settings: StudioSettings, shelf: Shelf, asked: messages.NewVideo) -> None:
-    """Refuse a video that could not be made."""
+    """Refuse a video that could not be generated."""
     check_words(asked.prompt)
     make_config(settings, asked)
     check_cast(shelf, asked.cast)

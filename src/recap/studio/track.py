@@ -107,7 +107,7 @@ class Track:
     def step(
         self, branch: int, latents: Tensor | None = None, earlier: BlockTrace | None = None
     ) -> Generator[Session, GeneratedBlock, tuple[GeneratedBlock, dict[str, Any]]]:
-        """Ask for the next block, or read it from known latents; returns it with what a page shows of it."""
+        """Request the next block, or read it from known latents; returns it with what a page shows of it."""
         before = self.session.bank
         self._watching.begin()
         made = (yield self.session) if latents is None else self.session.step(latents)
@@ -117,7 +117,7 @@ class Track:
         return made, self._describe(made, branch, by_token, earlier)
 
     def build(self, branch: int, blocks: int) -> None:
-        """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
+        """Rebuild the session as it was after so many blocks of a branch, from the nearest state on disk."""
         record = self._store.record.branches[branch]
         changes = self._changes(record)
         session, start = self._restored(record, branch, blocks, changes)
@@ -188,7 +188,7 @@ class Track:
         self.session.restore(replace(now, cues=dict(record.cues), reinforcements=earlier))
 
     def keep_state(self, branch: int) -> None:
-        """Write the present state to disk, if it is at hand."""
+        """Write the present state to disk, if the session still has it."""
         block, state = self.session.next_block, self.session.kept_state
         if block and state is not None:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)

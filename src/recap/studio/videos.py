@@ -72,7 +72,7 @@ class Video:
 
 
 def check_room(asked: NewVideo, videos: Iterable[Video], limits: Limits) -> None:
-    """Refuse a video that is too long, or more than may wait or be kept; says how many do."""
+    """Refuse a video that is too long, or more videos than may wait or be kept."""
     if not 0 < asked.seconds <= limits.video_seconds:
         limit = f"must be above 0 and at most {limits.video_seconds:g}"
         raise refuse("seconds", asked.seconds, limit, "ask for less, or begin a session")
@@ -86,7 +86,7 @@ def check_room(asked: NewVideo, videos: Iterable[Video], limits: Limits) -> None
 
 
 def find_video(videos: Mapping[str, Video], name: str, *, done: bool = False) -> Video:
-    """Return a video of this name, with `done` only a finished one; refuses in words."""
+    """Return a video of this name, with `done` only a finished one; refuses any other."""
     if name not in videos:
         raise refuse("video", name[:60], "there is no such video", "GET /v1/videos lists them")
     video = videos[name]
@@ -120,7 +120,7 @@ class VideoQueue:
                 self._videos[video.id] = video
 
     def create(self, asked: NewVideo) -> dict[str, Any]:
-        """Queue a video; refuses more than may wait, and says how many do."""
+        """Queue a video; refuses more than may wait."""
         with self._lock:
             check_room(asked, self._videos.values(), self._limits)
             video = Video(new_id(), time.time(), asked)
@@ -209,12 +209,12 @@ class VideoQueue:
         with self._lock:
             video.status, video.error = "failed", str(error)
             if video.id in self._videos:
-                # Where the disk is full, what failed is known as long as this server is there.
+                # Where the disk is full, the failure is known only until this server ends.
                 with suppress(OSError):
                     self._write(video)
         self._wake()
 
     def _wake(self) -> None:
-        """Let the model's thread look whether another video waits; not where the studio is closing."""
+        """Wake the model's thread, in case another video waits, unless the studio is closing."""
         with suppress(RecapError):
             self._engine.call(lambda: None)

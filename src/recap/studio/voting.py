@@ -1,4 +1,4 @@
-"""This server shows a study and takes its votes, behind the same guard as the studio.
+"""This module serves a study and collects its votes, behind the same guard as the studio.
 
 Annotations here are evaluated when a study is served, so that the package can be imported without FastAPI.
 """
@@ -54,7 +54,7 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         return FileResponse(path, media_type=kind)
 
-    # The rest of all paths comes last.
+    # Last, since it matches every path.
     app.add_api_route("/v1/study", study)
     app.add_api_route("/v1/votes", votes, methods=["POST"])
     app.add_api_route("/{name:path}", file, response_model=None)

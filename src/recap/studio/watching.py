@@ -12,7 +12,7 @@ from recap.attention.context import ContextKernels
 from recap.types import Role
 
 EVERY = 7
-"""Of how many reads one is watched: a sample over layers and steps that costs a few milliseconds a block."""
+"""One of so many reads is sampled, over layers and steps; it costs a few milliseconds a block."""
 
 QUERIES = 1024
 """How many queries are looked at together: all of a large model's would take gigabytes."""
@@ -21,8 +21,8 @@ QUERIES = 1024
 class WatchingKernels(ContextKernels):
     """Computes attention unchanged, and keeps a sample of the weights of the batch's first row.
 
-    Of a model that reads the memory by kernels of its own, as the fast ones do, the clean pass is watched, if the
-    model shows it: its tokens are there to be read again, which those of the steps are not.
+    A model with kernels of its own, as the fast ones have, is sampled in the clean pass, if the model shows it: the
+    tokens of that pass are kept, those of the steps are not.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from recap.studio.studio import BUSY, Studio
 
 PREFIX = "recap-replica-"
 STUCK_S = 300.0
-"""A model that has not come to its next block for so long will not come to it."""
+"""A model that has not finished a block for so long is taken for stuck."""
 
 
 class ReplicaStudio(Studio):
@@ -80,7 +80,7 @@ class Replica:
             torch.set_num_threads(max(1, int(settings.cpus)))
         clear_abandoned(Path(tempfile.gettempdir()))
         self._place = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # The front counts sessions; what is left here is one being opened while another one closes.
+        # The front counts sessions; more are open here only while one opens and another closes.
         limits = Limits(open_sessions=2 * settings.sessions + 2, kept_sessions=settings.kept_sessions)
         own = settings.as_studio(StudioSettings(self._place, host=host, port=0, token=token, limits=limits))
         self._stages = Stages()
@@ -137,7 +137,7 @@ class Replica:
         return Response(as_text(self.metrics()), media_type="text/plain; version=0.0.4")
 
     def metrics(self) -> list[Metric]:
-        """Return what this replica does."""
+        """Return the metrics of this replica."""
         lives = list(self.studio.sessions.values())
         leads = [live.next_block - live.first_unseen for live in lives if live.playing]
         block_s = lives[0].clock.start_s(2) - lives[0].clock.start_s(1) if lives else 0.0

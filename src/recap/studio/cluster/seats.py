@@ -13,7 +13,7 @@ AGAIN_S = 0.25
 """How long a request that was turned away waits before the next try."""
 
 MUTE_S = 5.0
-"""How long a session that moves waits for an answer: it may have been asked of a machine that is gone, too."""
+"""How long a session that moves waits for an answer: the asked machine may be gone as well."""
 
 
 class Busy(RecapError):
@@ -98,7 +98,7 @@ class Seats:
                     request.cancel()
                     raise
                 except Exception as error:
-                    # A replica that died between the question and the answer is no refusal.
+                    # A replica that died before it answered is no refusal.
                     if self._seating.is_refusal(error) and not insist:
                         why += f", and {self._queue} wait already"
                         break

@@ -147,7 +147,7 @@ def open_store(place: str) -> SnapshotStore:
 
 
 def check_store(place: str) -> None:
-    """Refuse a place where nothing can be kept, before replicas are started that would find out one by one."""
+    """Refuse a store that cannot be written to, before replicas are started that would all fail."""
     name = f"check/{uuid.uuid4().hex}"
     try:
         store = open_store(place)

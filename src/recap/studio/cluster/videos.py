@@ -24,7 +24,7 @@ from recap.studio.videos import ABOUT, RESULT, Video, check_room, find_video
 
 VIDEOS = "videos"
 POLL_S = 0.3
-"""How long a replica is left alone between two questions about a video."""
+"""Seconds between two requests for the progress of a video."""
 
 SEAT_S = 600.0
 """How long a video waits for a seat before it asks again."""
@@ -67,7 +67,7 @@ class VideoDesk:
         return sum(video.is_open for video in self._videos.values())
 
     async def create(self, asked: NewVideo) -> dict[str, Any]:
-        """Queue a video that was checked; refuses more than may wait, and says how many do."""
+        """Queue a checked video; refuses more than may wait."""
         check_room(asked, self._videos.values(), self._limits)
         video = Video(new_id(), time.time(), asked)
         self._videos[video.id] = video
@@ -116,7 +116,7 @@ class VideoDesk:
         self._tasks[video.id] = asyncio.create_task(self._make(video))
 
     async def _make(self, video: Video) -> None:
-        """Have a video generated, by one replica after another if need be, and keep it."""
+        """Generate a video, on one replica after another if some are lost, and store it."""
         try:
             async with self._turns:
                 data = await self._generate(video)
