@@ -35,7 +35,7 @@ from recap.types import BackboneSpec, Block, MemoryTrace, Role, Tokens
 VERSION = 1
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 KINDS = ("first block", "background", "traced later", "new")
-"""Kinds of tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
+"""Tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
 MOST_BLOCKS = 100
 QUERIES = 512
 """Queries of a block by which a head's shares are measured, spread evenly."""
