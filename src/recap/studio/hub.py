@@ -45,10 +45,9 @@ class Subscriber:
             self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event | None) -> None:
-        if event is None or self._queue.full():
-            # A dropped subscriber has no use for the events that wait.
-            while not self._queue.empty() and self._queue.full():
-                self._queue.get_nowait()
+        if self._queue.full():
+            # The subscriber is too slow: one of its events makes room for the end of the stream.
+            self._queue.get_nowait()
             event = None
         self._queue.put_nowait(event)
 
