@@ -56,8 +56,8 @@ def probe_command(
         chosen = chosen.fit(reporter.notice)
         parts = chosen.load((before, after), reporter.notice)
         made = probe(parts.backbone, parts.flow, settings, reporter)
-    place = chosen.config.device
-    gpu = torch.cuda.get_device_name(place) if place.startswith("cuda") else platform.machine()
+    device_name = chosen.config.device
+    gpu = torch.cuda.get_device_name(device_name) if device_name.startswith("cuda") else platform.machine()
     result: dict[str, Any] = {
         "backbone": name,
         "weights": parts.about["weights"],

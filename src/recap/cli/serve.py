@@ -69,16 +69,16 @@ def serve_command(
     """
     check_packages("recap serve")
     import_extra("ray.serve", "recap serve", "ray")
-    place = store if "://" in store else str(Path(store).expanduser().resolve())
+    address = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
-        place, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
+        address, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
         most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus, queue=queue,
         patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
     own = StudioSettings(Path(), backbone, host=host, port=port, token=token)
     # As on a CPU, since this machine need not have what replicas have.
     plain_config(replace(settings.as_studio(own), device="cpu"))
-    check_store(place)
+    check_store(address)
     serve(settings, own, ray)
 
 

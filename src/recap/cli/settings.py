@@ -118,7 +118,7 @@ class Generation:
         chosen = {
             "backbone": self._backbone(),
             "flow": self.flow,
-            **self._places(),
+            **self._devices(),
             "dtype": self.dtype,
             "precision": self.precision,
             "opening": None if opening is None else str(opening),
@@ -135,7 +135,7 @@ class Generation:
             del kept["admission"]
         return {**kept, **used}
 
-    def _places(self) -> dict[str, str | None]:
+    def _devices(self) -> dict[str, str | None]:
         """Return the devices of the run."""
         if self.devices is None:
             return {"device": self.device}

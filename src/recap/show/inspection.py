@@ -220,8 +220,8 @@ class _Scan:
     def tokens(self) -> dict[str, NDArray[Any]]:
         """Return one entry per token of every frame, frame by frame and row-major, in arrays of equal length."""
         score, raw = self.frames(self.score), self.frames(self.raw)
-        places: NDArray[Any] = np.indices(score.shape, dtype=np.int32)
-        frame, row, column = places
+        positions: NDArray[Any] = np.indices(score.shape, dtype=np.int32)
+        frame, row, column = positions
         arrays: dict[str, NDArray[Any]] = {
             "score": score,
             "raw": raw,

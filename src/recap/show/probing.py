@@ -229,8 +229,8 @@ def _percentiles(values: Tensor) -> dict[str, float | None]:
         return dict.fromkeys(map(str, PERCENTILES))
     # By sorting: torch's own quantile refuses more than 16 million values.
     ordered = values.double().sort().values
-    places = [round(share / 100 * (len(values) - 1)) for share in PERCENTILES]
-    return {str(share): _rounded(float(ordered[at])) for share, at in zip(PERCENTILES, places, strict=True)}
+    ranks = [round(share / 100 * (len(values) - 1)) for share in PERCENTILES]
+    return {str(share): _rounded(float(ordered[at])) for share, at in zip(PERCENTILES, ranks, strict=True)}
 
 
 def _rounded(value: float) -> float | None:

@@ -219,7 +219,7 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
             "sha256": hashlib.sha256(latents.contiguous().numpy().tobytes()).hexdigest(),
         },
         "checks": checks,
-        "shown": [shrunk(shown[place]) for place in spread(len(shown))],
+        "shown": [shrunk(shown[index]) for index in spread(len(shown))],
     }
 
 

@@ -38,8 +38,8 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
     spec, branch = live.clock.spec, live.record.current
     shots = shots_of(live.branch.cues, blocks, more_s, spec)
     config = replace(config, shots=shots, cast=tuple(f"{subject.name}.cast" for subject in subjects))
-    with tempfile.TemporaryDirectory(prefix="recap-studio-") as place:
-        folder = Path(place) / "run"
+    with tempfile.TemporaryDirectory(prefix="recap-studio-") as temporary:
+        folder = Path(temporary) / "run"
         (folder / "work").mkdir(parents=True)
         files = RunFolder(folder, config.to_dict(), None, digest_of_cast(subjects))
         if subjects:

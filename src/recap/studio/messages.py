@@ -225,8 +225,8 @@ def checker(kind: Any) -> Any:
 def _as_refusal(problem: dict[str, Any]) -> RecapError:
     """Make the error about a wrong message; of a long value the beginning is shown."""
     # Where in the message it is; the first part of a command's path is its type.
-    place = ".".join(str(part) for part in problem["loc"] if part not in ("", None)) or "message"
+    field = ".".join(str(part) for part in problem["loc"] if part not in ("", None)) or "message"
     value = problem.get("input")
     shown = value if isinstance(value, int | float | bool) else str(value)[:SHOWN_CHARACTERS]
     limit = str(problem["msg"])[0].lower() + str(problem["msg"])[1:]
-    return refuse(place, shown, limit, "see the page /docs of this server")
+    return refuse(field, shown, limit, "see the page /docs of this server")

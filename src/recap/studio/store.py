@@ -139,20 +139,20 @@ class SessionStore:
             raise refuse(
                 "session", self.record.id, "has a link or a device in its folder", DAMAGED
             ) from error
-        for place in [self.folder, *self.folder.rglob("*")]:
-            if place.is_dir():
-                remove_strays(place)
+        for path in [self.folder, *self.folder.rglob("*")]:
+            if path.is_dir():
+                remove_strays(path)
 
     def save_record(self) -> None:
         """Write the session's record; it is valid from here on, also after a kill."""
         write_whole(self.folder / RECORD, json.dumps(self.record.to_json()).encode())
 
-    def _place(self, track: str, branch: int) -> Path:
+    def _branch_folder(self, track: str, branch: int) -> Path:
         return self.folder / "tracks" / track / str(branch)
 
     def path(self, track: str, branch: int, block: int, kind: str) -> Path:
         """Name a file of a block, in the branch that generated it."""
-        return self._place(track, self.record.owner(branch, block)) / f"{block:06d}{kind}"
+        return self._branch_folder(track, self.record.owner(branch, block)) / f"{block:06d}{kind}"
 
     def count(self, track: str, branch: int) -> int:
         """Return how many blocks a branch has on disk, those of its parents included."""
@@ -173,22 +173,22 @@ class SessionStore:
 
     def drop_blocks(self, track: str, branch: int, first: int) -> None:
         """Delete a branch's own blocks from `first` on, the last one first, and states that have seen them."""
-        place = self._place(track, branch)
-        own = sorted(place.glob(f"*{INFO}"), reverse=True)
+        folder = self._branch_folder(track, branch)
+        own = sorted(folder.glob(f"*{INFO}"), reverse=True)
         for info in own:
             if int(info.stem) >= first:
                 for kind in (INFO, LATENTS, MEDIA, STRIP):
                     info.with_suffix(kind).unlink(missing_ok=True)
-        for state in place.glob("state-*.safetensors"):
+        for state in folder.glob("state-*.safetensors"):
             if int(state.stem.split("-")[1]) > first:
                 state.unlink(missing_ok=True)
 
     def write_init(self, track: str, branch: int, init: bytes) -> None:
-        write_whole(self._place(track, branch) / "init.mp4", init)
+        write_whole(self._branch_folder(track, branch) / "init.mp4", init)
 
     def read_init(self, track: str, branch: int) -> bytes:
         for at, _ in self.record.lineage(branch):
-            path = self._place(track, at) / "init.mp4"
+            path = self._branch_folder(track, at) / "init.mp4"
             if path.is_file():
                 return path.read_bytes()
         raise refuse("block", 0, "nothing of this branch is generated yet", "wait for the first block")
@@ -220,7 +220,7 @@ class SessionStore:
 
     def write_state(self, track: str, branch: int, block: int, rule: str, state: MemoryState) -> None:
         """Keep the memory as it was when `block` came next, before any change there, with a bank by this rule."""
-        path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
+        path = self._branch_folder(track, branch) / f"state-{block:06d}-{rule}.safetensors"
         write_whole(path, save(pack_state(state.policy, state.decoder)))
         for number, earlier in self._own_states(track, branch, rule):
             # The one before stays, since the last blocks may not be on disk yet.
@@ -229,7 +229,7 @@ class SessionStore:
 
     def _own_states(self, track: str, branch: int, rule: str) -> list[tuple[int, Path]]:
         """Return the states of a branch by a rule, the last one first."""
-        paths = sorted(self._place(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
+        paths = sorted(self._branch_folder(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
         found = [(int(path.stem.split("-")[1]), path) for path in paths]
         # Rules have names like flow and flow-texture.
         return [(number, path) for number, path in found if path.stem == f"state-{number:06d}-{rule}"]

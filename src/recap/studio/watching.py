@@ -50,7 +50,7 @@ class WatchingKernels(ContextKernels):
         segments = [segment for segment in segments if segment.keys.shape[1]]
         sizes = [segment.keys.shape[1] for segment in segments]
         # Several segments may have one role: every subject of a cast is one.
-        places: dict[Role, list[Tensor]] = {}
+        read_by: dict[Role, list[Tensor]] = {}
         slots = []
         for queries in query[0].split(QUERIES):
             here: dict[Role, Tensor] = {}
@@ -61,8 +61,8 @@ class WatchingKernels(ContextKernels):
                 if segment.role is Role.BANK:
                     slots.append(weights.sum(dim=0))
             for role, part in here.items():
-                places.setdefault(role, []).append(part)
-        for role, parts in places.items():
+                read_by.setdefault(role, []).append(part)
+        for role, parts in read_by.items():
             self._maps.setdefault(role, _Mean()).add(torch.cat(parts))
         if slots:
             self._slots.add(torch.stack(slots).sum(dim=0) / query.shape[1])
@@ -72,7 +72,7 @@ class WatchingKernels(ContextKernels):
         return {str(role): round(float(kept.value().mean()), 6) for role, kept in self._maps.items()}
 
     def maps(self, grid: tuple[int, int]) -> dict[str, list[float]]:
-        """Return by role how much each place of the picture reads it, 0..1, row-major; mean over frames."""
+        """Return by role how much each token of the picture reads it, 0..1, row-major; mean over frames."""
         found = {}
         for role, kept in self._maps.items():
             mean = kept.value().unflatten(0, (-1, *grid)).mean(dim=0)

@@ -144,8 +144,8 @@ def joined(texts: list[tuple[str, str]]) -> str:
                 head = heads.setdefault(line.split()[2], [])
                 head += [line] if line not in head else []
                 continue
-            place, _, value = line.rpartition(" ")
-            name, _, labels = place.partition("{")
+            metric, _, value = line.rpartition(" ")
+            name, _, labels = metric.partition("{")
             label = f'replica="{replica}"' + (f",{labels}" if labels else "}")
             by_name.setdefault(name, []).append(f"{name}{{{label} {value}")
     return "".join("\n".join([*heads.get(name, []), *lines]) + "\n" for name, lines in by_name.items())
@@ -197,8 +197,8 @@ def add_videos(front: Front) -> None:
         return await front.desk.create(asked)
 
     def check(asked: messages.NewVideo) -> None:
-        with tempfile.TemporaryDirectory(prefix="recap-front-") as place:
-            shelf = SharedShelf(Path(place), own.limits.casts, front.directory.store)
+        with tempfile.TemporaryDirectory(prefix="recap-front-") as temporary:
+            shelf = SharedShelf(Path(temporary), own.limits.casts, front.directory.store)
             check_video(studio, shelf, asked)
 
     async def videos() -> dict[str, Any]:

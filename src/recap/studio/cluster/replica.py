@@ -79,15 +79,15 @@ class Replica:
         if not settings.gpus:
             torch.set_num_threads(max(1, int(settings.cpus)))
         clear_abandoned(Path(tempfile.gettempdir()))
-        self._place = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         # The front counts sessions; more are open here only while one opens and another closes.
         limits = Limits(open_sessions=2 * settings.sessions + 2, kept_sessions=settings.kept_sessions)
-        own = settings.as_studio(StudioSettings(self._place, host=host, port=0, token=token, limits=limits))
+        own = settings.as_studio(StudioSettings(self._folder, host=host, port=0, token=token, limits=limits))
         self._stages = Stages()
         store = open_store(settings.store)
-        folder = SharedFolder(self._place, limits.disk_bytes, store, settings.state_mb * 2**20)
+        folder = SharedFolder(self._folder, limits.disk_bytes, store, settings.state_mb * 2**20)
         folder.observe = self._stages.add
-        shelf = SharedShelf(self._place / "casts", limits.casts, store)
+        shelf = SharedShelf(self._folder / "casts", limits.casts, store)
         self.studio = ReplicaStudio(own, folder, shelf)
         self._ping: tuple[float, Future[None]] | None = None
         self._seated = 0
@@ -162,14 +162,14 @@ class Replica:
 
     def __del__(self) -> None:
         # Ray Serve calls this when it ends a replica; all that was shown is in the store already.
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def clear_abandoned(place: Path) -> None:
+def clear_abandoned(temporary: Path) -> None:
     """Delete the folders of replicas that were killed: a live replica has the lock of its folder."""
     if os.name != "posix":
         return
-    for folder in place.glob(f"{PREFIX}*"):
+    for folder in temporary.glob(f"{PREFIX}*"):
         # Only our own: others may put anything into a folder for temporary files.
         with suppress(OSError, RecapError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and (folder / LOCK).is_file():

@@ -112,15 +112,15 @@ class SharedSession(SessionStore):
     def write_init(self, track: str, branch: int, init: bytes) -> None:
         def work() -> None:
             SessionStore.write_init(self, track, branch, init)
-            self._shared.store.write(self._remote(self._place(track, branch) / "init.mp4"), init)
+            self._shared.store.write(self._remote(self._branch_folder(track, branch) / "init.mp4"), init)
 
         self._shared.do(work).result()
 
     def drop_blocks(self, track: str, branch: int, first: int) -> None:
         def work() -> None:
-            place = self._place(track, branch)
+            folder = self._branch_folder(track, branch)
             local = {
-                path for path in place.glob("*") if path.suffix == INFO or path.stem.startswith("state-")
+                path for path in folder.glob("*") if path.suffix == INFO or path.stem.startswith("state-")
             }
             SessionStore.drop_blocks(self, track, branch, first)
             gone = sorted((path for path in local if not path.is_file()), reverse=True)
@@ -141,7 +141,7 @@ class SharedSession(SessionStore):
                 self._check_lease()
                 before = self._own_states(track, branch, rule)
                 SessionStore.write_state(self, track, branch, block, rule, state)
-                path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
+                path = self._branch_folder(track, branch) / f"state-{block:06d}-{rule}.safetensors"
                 if path.stat().st_size <= self._shared.state_bytes:
                     self._shared.store.write(self._remote(path), path.read_bytes())
                 for _, earlier in before:

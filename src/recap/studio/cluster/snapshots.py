@@ -86,8 +86,8 @@ class FolderStore(SnapshotStore):
         return sorted(path.relative_to(self._root).as_posix() for path in files)
 
     def children(self, prefix: str) -> list[str]:
-        place = self._root / prefix
-        return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+        folder = self._root / prefix
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class FolderStore(SnapshotStore):
 
 
 class AddressStore(SnapshotStore):
-    """Keeps objects behind an address that fsspec knows, such as `s3://bucket/place`."""
+    """Keeps objects behind an address that fsspec knows, such as `s3://bucket/folder`."""
 
     def __init__(self, address: str) -> None:
         fsspec = import_extra("fsspec", f"the store {address}", "ray")
@@ -141,22 +141,22 @@ class AddressStore(SnapshotStore):
             self._files.rm(self._path(prefix), recursive=True)
 
 
-def open_store(place: str) -> SnapshotStore:
+def open_store(address: str) -> SnapshotStore:
     """Open a store: an address with `://`, or a folder."""
-    return AddressStore(place) if "://" in place else FolderStore(Path(place))
+    return AddressStore(address) if "://" in address else FolderStore(Path(address))
 
 
-def check_store(place: str) -> None:
+def check_store(address: str) -> None:
     """Refuse a store that cannot be written to, before replicas are started that would all fail."""
     name = f"check/{uuid.uuid4().hex}"
     try:
-        store = open_store(place)
+        store = open_store(address)
         store.write(name, b"kept")
         kept = store.read(name)
         store.delete(name)
     except OSError as error:
         raise refuse(
-            "--store", place, f"nothing can be kept there ({error})", "name a folder you may write to"
+            "--store", address, f"nothing can be kept there ({error})", "name a folder you may write to"
         ) from error
     if kept != b"kept":
-        raise refuse("--store", place, "what was written there is not found again", "name another place")
+        raise refuse("--store", address, "what was written there is not found again", "name another store")
