@@ -7,19 +7,8 @@ from typing import Annotated
 
 import typer
 
+from recap.cli import options
 from recap.cli.console import byte_bar, progress_bar
-from recap.cli.options import (
-    DecoderName,
-    Device,
-    Dtype,
-    Eager,
-    Flow,
-    LowMemory,
-    ModelName,
-    Precision,
-    RandomWeights,
-    Setting,
-)
 from recap.config import override
 from recap.errors import refuse
 from recap.show.models import ModelChoice
@@ -30,7 +19,7 @@ USUAL = VerifySettings()
 
 
 def verify_command(
-    name: ModelName = "embedded",
+    name: options.ModelName = "embedded",
     out: Annotated[Path | None, typer.Option(help="Folder of the result [default: verify-NAME].")] = None,
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", help="A prompt; repeatable [default: three usual ones].")
@@ -40,15 +29,15 @@ def verify_command(
         USUAL.memories
     ),
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = USUAL.seed,
-    random_weights: RandomWeights = False,
-    decoder: DecoderName = None,
-    settings: Setting = None,
-    flow: Flow = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    precision: Precision = None,
-    eager: Eager = False,
-    low_memory: LowMemory = None,
+    random_weights: options.RandomWeights = False,
+    decoder: options.DecoderName = None,
+    settings: options.Setting = None,
+    flow: options.Flow = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    precision: options.Precision = None,
+    eager: options.Eager = False,
+    low_memory: options.LowMemory = None,
 ) -> None:
     """Verify a model: hashes, a first block, and videos with every memory.
 

@@ -90,7 +90,7 @@ def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, An
         names = ("dit", "autoencoder", "text") if isinstance(config, EmbeddedConfig) else ()
         files = [WEIGHTS / f"{name}.safetensors" for name in names]
     public = [file for each in SETS.values() for file in each.files if file.sha256]
-    by_hash, by_place = {file.sha256: file for file in public}, {file.path: file for file in public}
+    by_hash, by_path = {file.sha256: file for file in public}, {file.path: file for file in public}
     advance = reporter.counter(sum(file.stat().st_size for file in files))
     found = []
     for file in files:
@@ -99,8 +99,8 @@ def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, An
         if digest in by_hash:
             known = by_hash[digest]
             verdict = f"as published: {known.repository}/{known.name}"
-        elif file in by_place:
-            verdict = f"NOT the published file, whose hash is {by_place[file].sha256}"
+        elif file in by_path:
+            verdict = f"NOT the published file, whose hash is {by_path[file].sha256}"
         elif isinstance(config, EmbeddedConfig):
             verdict = "the package's own"
         found.append({"file": file.name, "bytes": file.stat().st_size, "sha256": digest, "verdict": verdict})
