@@ -25,14 +25,7 @@ from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import LASTING_EVERY, MEDIA, BranchRecord, SessionStore
-from recap.studio.track import (
-    Track,
-    likeness,
-    movement,
-    names_of,
-    pictures_of,
-    settings_of,
-)
+from recap.studio.track import Track, likeness, movement, names_of, pictures_of, settings_of
 
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
