@@ -139,9 +139,8 @@ class _Moment:
         try:
             x, y, width, height = (float(part) for part in text.split(","))
         except ValueError:
-            raise refuse(
-                "--box", text, "must be x,y,width,height in pixels", "for example 40,30,64,64"
-            ) from None
+            limit = "must be x,y,width,height in pixels"
+            raise refuse("--box", text, limit, "for example 40,30,64,64") from None
         return self._in_frame(tokens_in_box((x, y, width, height), self.spec, "--box"))
 
     def _in_frame(self, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -126,11 +126,10 @@ def _make_room() -> None:
     if not begun:
         return
     finished, same = (FOLDER / PAGE).is_file(), all(map(_is_same, begun))
-    state = (
-        "a finished demo" if finished else "a stopped demo" if same else "a stopped demo of another script"
-    )
+    stopped = "a stopped demo" if same else "a stopped demo of another script"
     resumed = same and not finished
-    show_notice(f"{FOLDER} holds {state}: it is {'resumed' if resumed else 'generated again'}")
+    state, next_step = "a finished demo" if finished else stopped, "resumed" if resumed else "generated again"
+    show_notice(f"{FOLDER} holds {state}: it is {next_step}")
     if not resumed:
         (FOLDER / PAGE).unlink(missing_ok=True)
         for script in begun:
@@ -139,13 +138,9 @@ def _make_room() -> None:
 
 def _is_same(script: StoryScript) -> bool:
     """Tell whether a script was begun as it is now."""
-    found, shots = (
-        read_json(FOLDER / script.name / RECORD),
-        [dataclasses.asdict(shot) for shot in script.shots],
-    )
-    return (
-        isinstance(found, dict) and found.get("shots") == shots and found.get("seeds") == list(script.seeds)
-    )
+    found = read_json(FOLDER / script.name / RECORD)
+    begun = (found.get("shots"), found.get("seeds")) if isinstance(found, dict) else None
+    return begun == ([dataclasses.asdict(shot) for shot in script.shots], list(script.seeds))
 
 
 if __name__ == "__main__":

@@ -225,7 +225,6 @@ def _scheduled(values: Mapping[str, Any], source: Path) -> list[dict[str, Any]]:
     found = parse_schedules(values)
     if len(found) > 1:
         limit = f"it holds {len(found)} schedules"
-        raise refuse(
-            "--script", str(source), limit, "keep one, or use recap reproduce recurrence --schedules"
-        )
+        remedy = "keep one, or use recap reproduce recurrence --schedules"
+        raise refuse("--script", str(source), limit, remedy)
     return [asdict(shot) for shot in found[0].shots]

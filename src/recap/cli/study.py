@@ -82,9 +82,8 @@ def serve_command(
     """Show a study to raters and collect their votes in a file."""
     check_packages("recap study serve")
     if votes.resolve().is_relative_to(folder.resolve()):
-        raise refuse(
-            "--votes", str(votes), f"lies in {folder}, which raters see", "choose a place outside of it"
-        )
+        limit = f"lies in {folder}, which raters see"
+        raise refuse("--votes", str(votes), limit, "choose a file outside of it")
     study = read_study(folder)
     box = BallotBox(votes, study)
     files = [PAGE, *PARTS, STUDY, *(f"{VIDEOS}/{file}" for pair in study.pairs.values() for file in pair)]

@@ -51,9 +51,8 @@ def verify_command(
     )
     for text in settings or []:
         if not text.startswith("backbone."):
-            raise refuse(
-                "--set", text, "only the model has settings here", "for example backbone.checkpoint=FILE"
-            )
+            limit = "only the model has settings here"
+            raise refuse("--set", text, limit, "for example backbone.checkpoint=FILE")
     own = [*(settings or []), *([f"backbone.decoder={decoder}"] if decoder and not random_weights else [])]
     backbone = override({"backbone": {"name": name}}, own)["backbone"]
     choice = ModelChoice.of(

@@ -272,9 +272,8 @@ def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
                     picture_time = 1 / (source.average_rate * source.time_base)
                 if source.codec_context.has_b_frames:
                     limit = "its pictures are stored out of their order (B-pictures)"
-                    raise refuse(
-                        "part", str(path), limit, "encode it without, as `ffmpeg -i IN -bf 0 OUT` does"
-                    )
+                    remedy = "encode it without, as `ffmpeg -i IN -bf 0 OUT` does"
+                    raise refuse("part", str(path), limit, remedy)
                 if _settings(source) != settings:
                     limit = f"its size, rate or encoder settings differ from {parts[0]}"
                     raise refuse("part", str(path), limit, "join only clips with the same writer settings")

@@ -155,9 +155,8 @@ def _members(data: bytes, most: int) -> dict[str, bytes]:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             total = sum(entry.file_size for entry in entries)
             if len(entries) > MOST_ENTRIES or total > 4 * most:
-                raise refuse(
-                    "upload", f"{total} bytes", f"unpacked at most {4 * most} bytes are read", "send less"
-                )
+                limit = f"unpacked at most {4 * most} bytes are read"
+                raise refuse("upload", f"{total} bytes", limit, "send less")
             roots = [e.filename.removesuffix("run.json") for e in entries if e.filename.endswith("run.json")]
             if not roots:
                 raise refuse("upload", f"{len(entries)} files", "holds no run.json", REMEDY)

@@ -136,9 +136,8 @@ def _of_slots(live: LiveSession, asked: NewSubject, slots: Sequence[int], branch
 
 def _of_box(live: LiveSession, asked: NewSubject, box: Sequence[float], branch: int) -> Subject:
     if len(box) != 4:
-        raise refuse(
-            "box", list(box), "must be x, y, width, height in pixels", "for example [40, 30, 64, 64]"
-        )
+        limit = "must be x, y, width, height in pixels"
+        raise refuse("box", list(box), limit, "for example [40, 30, 64, 64]")
     spec, second = live.clock.spec, asked.second
     end = live.clock.start_s(live.store.count(asked.track, branch))
     if second is None or not 0 <= second < end:

@@ -136,9 +136,8 @@ class SessionStore:
             check_plain(self.folder, "session")
         except RecapError as error:
             # The message has a path of this machine, which clients must not see.
-            raise refuse(
-                "session", self.record.id, "has a link or a device in its folder", DAMAGED
-            ) from error
+            limit = "has a link or a device in its folder"
+            raise refuse("session", self.record.id, limit, DAMAGED) from error
         for path in [self.folder, *self.folder.rglob("*")]:
             if path.is_dir():
                 remove_strays(path)

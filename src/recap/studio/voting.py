@@ -43,9 +43,8 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
                 return {"v": 1, "kept": await asyncio.to_thread(box.add, body)}
             except OSError as error:
                 limit = "the votes could not be written"
-                raise refuse(
-                    "disk", error.strerror or "error", limit, "make room there, then send them again"
-                ) from error
+                remedy = "make room there, then send them again"
+                raise refuse("disk", error.strerror or "error", limit, remedy) from error
 
     async def file(name: str) -> Response:
         path = files.get(name or "index.html")

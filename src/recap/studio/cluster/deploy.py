@@ -71,9 +71,8 @@ class Cluster:
         except RuntimeError as error:
             self.__exit__(None, None, None)
             limit = f"they did not start ({error})"
-            raise refuse(
-                "replicas", self._settings.replicas, limit, "see Ray's logs; are there enough cores?"
-            ) from error
+            remedy = "see Ray's logs; are there enough cores?"
+            raise refuse("replicas", self._settings.replicas, limit, remedy) from error
         return self
 
     def _connect(self) -> None:

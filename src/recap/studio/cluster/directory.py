@@ -136,9 +136,8 @@ class Directory:
     async def begin(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         """Begin a session on a seat: by a description, or by an uploaded run."""
         if (kept := len(await asyncio.to_thread(self.names))) >= self.settings.kept_sessions:
-            raise refuse(
-                "sessions", kept, f"at most {self.settings.kept_sessions} are kept", "delete one of them"
-            )
+            limit = f"at most {self.settings.kept_sessions} are kept"
+            raise refuse("sessions", kept, limit, "delete one of them")
         while True:
             seat = await self.take(self.settings.patience_s)
             # A session that a lost replica may have begun is unknown to the client: another one is begun.

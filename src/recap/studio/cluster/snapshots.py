@@ -106,9 +106,8 @@ class AddressStore(SnapshotStore):
             self._files, self._root = fsspec.core.url_to_fs(address)
         except (ImportError, ValueError) as error:
             limit = f"fsspec cannot open it ({error})"
-            raise refuse(
-                "--store", address, limit, "install what that address needs, or name a folder"
-            ) from error
+            remedy = "install what that address needs, or name a folder"
+            raise refuse("--store", address, limit, remedy) from error
         self._root = self._root.rstrip("/")
 
     def _path(self, name: str) -> str:
@@ -155,8 +154,7 @@ def check_store(address: str) -> None:
         kept = store.read(name)
         store.delete(name)
     except OSError as error:
-        raise refuse(
-            "--store", address, f"nothing can be kept there ({error})", "name a folder you may write to"
-        ) from error
+        limit = f"nothing can be kept there ({error})"
+        raise refuse("--store", address, limit, "name a folder you may write to") from error
     if kept != b"kept":
         raise refuse("--store", address, "what was written there is not found again", "name another store")
