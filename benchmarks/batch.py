@@ -26,7 +26,7 @@ from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
 from recap.session import Session
-from recap.session.company import Company, step_together
+from recap.session.batcher import Batcher, step_together
 from recap.studio.track import HISTORY_S, STATES_BYTES, pictures_of
 from recap.studio.watching import WatchingKernels
 from recap.types import GeneratedBlock
@@ -54,9 +54,9 @@ class Bench:
             }
         )
 
-    def sessions(self, count: int, company: Company) -> list[Session]:
+    def sessions(self, count: int, batcher: Batcher) -> list[Session]:
         """Make sessions as a track of a studio does."""
-        more: dict[str, Any] = {"history_s": HISTORY_S, "states_bytes": STATES_BYTES, "company": company}
+        more: dict[str, Any] = {"history_s": HISTORY_S, "states_bytes": STATES_BYTES, "batcher": batcher}
         return [
             Session(self.config(number), backbone=self.backbone, kernels=WatchingKernels(), **more)
             for number in range(count)
@@ -76,12 +76,12 @@ class Bench:
         return count / statistics.median(seconds)
 
     def in_turn(self, count: int) -> float:
-        sessions = self.sessions(count, Company())
+        sessions = self.sessions(count, Batcher())
         return self.rate(count, lambda: [session.step() for session in sessions])
 
     def together(self, count: int) -> tuple[float, dict[str, float]]:
         """Return the rate, and of another few blocks the milliseconds of each stage, summed over the rows."""
-        sessions = self.sessions(count, Company(count))
+        sessions = self.sessions(count, Batcher(count))
         rate = self.rate(count, lambda: step_together(sessions))
         watch = Stopwatch(self.device.startswith("cuda"))
         methods: list[tuple[object, str]] = [(self.backbone, "denoise"), (self.backbone, "settle")]
@@ -112,7 +112,7 @@ class Bench:
 
     def same_bits(self, count: int) -> dict[str, bool | float]:
         """Compare a session's blocks whoever is generated with it, and with those that it generates by itself."""
-        company, blocks = Company(count), FILL_BLOCKS + 2
+        batcher, blocks = Batcher(count), FILL_BLOCKS + 2
 
         def run(sessions: list[Session], number: int) -> torch.Tensor:
             made = [step_together(sessions)[sessions.index(number_of[number])] for _ in range(blocks)]
@@ -120,11 +120,11 @@ class Bench:
 
         found = {}
         for name in ("alone", "among others", "in reverse"):
-            sessions = self.sessions(count, company)
+            sessions = self.sessions(count, batcher)
             number_of = dict(enumerate(sessions))
             order = {"alone": sessions[:1], "among others": sessions, "in reverse": sessions[::-1]}[name]
             found[name] = run(order, 0)
-        (by_itself,) = self.sessions(1, Company())
+        (by_itself,) = self.sessions(1, Batcher())
         plain = torch.cat([by_itself.step().latents for _ in range(blocks)], dim=1)
         first = found["alone"]
         off = (first - plain).abs().amax(dim=(0, 2, 3, 4))

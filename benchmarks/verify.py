@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def verify(choice: ModelChoice, settings: VerifySettings, out: Path) -> bool:
     """Verify one model and say how it went; an error is said too."""
-    began, name = time.perf_counter(), choice.backbone.name
+    began, name = time.perf_counter(), choice.config.backbone.name
     try:
         record = write_verification(choice, settings, out / f"verify-{name}", Reporter(notice=print))
         print(describe(record))

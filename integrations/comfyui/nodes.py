@@ -79,7 +79,7 @@ class BankMemoryNode(io.ComfyNode):
                     min=1.0,
                     max=20.0,
                     step=0.1,
-                    tooltip="Lambda: how strongly the first frame is held on to; 1 is not at all.",
+                    tooltip="Lambda: how strongly the first frame is reinforced; 1 is not at all.",
                 ),
                 io.Float.Input(
                     "capacity_frames",

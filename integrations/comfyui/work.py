@@ -116,8 +116,8 @@ def generate(
 
 
 def _blocks(session: Session, backbone: Backbone, on_block: OnBlock) -> Iterator[tuple[Tensor, BlockTrace]]:
-    given = 1 if session.config.opening else 0
-    total = len(make_plan([session.config.shots], backbone.spec, given).blocks)
+    opening_frames = 1 if session.config.opening else 0
+    total = len(make_plan([session.config.shots], backbone.spec, opening_frames).blocks)
     for number in range(1, total + 1):
         made: GeneratedBlock = session.step()
         shown = made.pixels[0].permute(0, 2, 3, 1).float().cpu()
@@ -135,7 +135,7 @@ def _write_opening(folder: Path, image: Tensor) -> Path:
 
 
 def show_bank(made: Generated, block: int) -> tuple[Tensor, str]:
-    """Return a sheet 1 Y X 3 of what the bank held before a block, each patch with its second, and a line on it."""
+    """Return a sheet 1 Y X 3 of what was in the bank before a block, each patch with its second, and a line on it."""
     if block > len(made.trace):
         limit = f"the video has {len(made.trace)} blocks"
         raise refuse("block", block, limit, "choose a smaller one, or -1 for the end")

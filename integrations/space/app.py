@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from recap import RecapError
-from recap.cli.studio import serve, wait_asleep
-from recap.studio.listening import bound_socket
+from recap.cli.studio import wait_asleep
+from recap.studio.listening import bound_socket, serve_app
+from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
 from recap.studio.studio import Studio
 
@@ -50,7 +51,7 @@ def forget_abandoned(studio: Studio, seconds: float = ABANDONED_S) -> None:
 
 
 def main() -> None:
-    """Serve until the process is told to end."""
+    """Serve until the process is asked to end."""
     parser = argparse.ArgumentParser(description="Serve the studio to anybody.")
     parser.add_argument(
         "--port", type=int, default=7860, help="7860 is what a Space listens to; 0 takes a free one"
@@ -73,7 +74,7 @@ def main() -> None:
             print(f"studio: port {listening.getsockname()[1]}", flush=True)
             looking = threading.Thread(target=forget_abandoned, args=(studio, asked.abandoned), daemon=True)
             looking.start()
-            serve(studio, listening)
+            serve_app(make_app(studio), settings, listening)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import Tensor
 from recap.attention.context import OWN_KERNELS
 from recap.backbones.wan.quantised import quantise
 from recap.config import DTYPES, RunConfig, from_settings, notice_device, read_record
-from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy, State
+from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy
 from recap.errors import RecapError, refuse
 from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
 from recap.fast.fitting import describe_fit, fit_card
@@ -87,7 +87,8 @@ def build_memory(
     def admission() -> Admission:
         rule = config.admission.settings
         flow: FlowEstimator = _no_flow
-        if rule.needs_flow:  # else neither weights nor OpenCV need be there
+        # Otherwise neither weights nor OpenCV are needed.
+        if rule.needs_flow:
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
@@ -117,6 +118,12 @@ def settle_flow(config: RunConfig, spec: BackboneSpec, notice: Notice = print) -
         device = config.decoder_device or config.device
         return replace(config, flow=resolve_flow("auto", notice, backbone=spec.name, device=device))
     return config
+
+
+def encode_opening(config: RunConfig, backbone: Backbone, notice: Notice) -> Tensor:
+    """Read the pictures that a video continues, and encode them; the latents are the same for every row."""
+    pixels = read_opening(config.opening, backbone.spec, notice).to(config.device)
+    return backbone.encode(pixels).repeat(len(config.seeds), 1, 1, 1, 1)
 
 
 def _no_flow(pictures: Tensor) -> Flow:
@@ -200,7 +207,7 @@ def is_finished(folder: Path) -> bool:
 
 
 class RunParts:
-    """Holds the parts and the folder of one run; of several processes, only the leader has to do with the folder."""
+    """Has the parts and the folder of one run; of several processes, only the leader uses the folder."""
 
     def __init__(
         self, config: RunConfig, folder: Path, reporter: Reporter, *, fresh: bool = False, ranks: Ranks = LONE
@@ -239,8 +246,7 @@ class RunParts:
         """Read the latents that the video continues, the same for every row; a resumed run has its own copy."""
         spec, rows = self.backbone.spec, len(config.seeds)
         if fresh:
-            pixels = read_opening(config.opening, spec, self.reporter.notice).to(config.device)
-            return self.backbone.encode(pixels).repeat(rows, 1, 1, 1, 1)
+            return encode_opening(config, self.backbone, self.reporter.notice)
         return load_opening(self.folder, rows, (spec.latent_channels, *spec.latent_size)).to(config.device)
 
     def finish(self, from_block: int | None = None) -> RunRecord:
@@ -313,11 +319,9 @@ class RunParts:
         Large states take a tenth of the time at most.
         """
         began = time.perf_counter()
-        state: State = {"next_block": torch.tensor(done)}
         with states_on_host():
-            state |= {f"policy.{n}": value for n, value in collect_state(self._ranks, self.policy).items()}
-            state |= {f"decoder.{name}": value for name, value in self.decoder.state().items()}
-        self.files.write_state({name: value.cpu().contiguous() for name, value in state.items()})
+            policy, decoder = collect_state(self._ranks, self.policy), self.decoder.state()
+        self.files.write_state(done, policy, decoder)
         ended = time.perf_counter()
         took = ended - began
         return ended + (9 * took if took > LONG_WRITE_S else 0.0)
@@ -339,12 +343,9 @@ class RunParts:
     def _load_state(self, path: Path) -> int:
         """Load the state into memory and decoder; returns its next block."""
         try:
-            start, state = self.files.read_state()
-            own = {name: value.to(self.config.device) for name, value in state.items()}
-            policy, decoder = (
-                {n.removeprefix(prefix): v for n, v in own.items() if n.startswith(prefix)}
-                for prefix in ("policy.", "decoder.")
-            )
+            start, *parts = self.files.read_state()
+            device = self.config.device
+            policy, decoder = ({name: value.to(device) for name, value in part.items()} for part in parts)
             restore_state(self._ranks, self.policy, policy)
             self.decoder.load_state(decoder)
         # Each memory reads its own state, and one that was changed on purpose may fail in any way.

@@ -117,7 +117,12 @@ def test_what_is_not_a_finished_run_is_refused(tmp_path: Path, made: recap.Run) 
         ("trace.jsonl", "", "0 of 3 blocks"),
         ("trace.jsonl", '{"block": 0', "0 of 3 blocks"),
         ("timing.jsonl", "", "0 of 3 blocks"),
-        ("timing.jsonl", '{"block": 0}\n' * 3, "0 of 3 blocks"),
+        ("timing.jsonl", '{"block": 0}\n' * 3, "block 0 of .*timing.jsonl has no usable time"),
+        (
+            "timing.jsonl",
+            '{"block": 0, "seconds": "x"}\n' * 3,
+            "block 0 of .*timing.jsonl has no usable time",
+        ),
         ("summary.json", "", "is not JSON"),
         ("summary.json", "[]", "names no videos or blocks"),
         ("summary.json", '{"videos": [3]}', "names no videos or blocks"),

@@ -23,7 +23,7 @@ import torch
 
 from recap.config import RunConfig
 from recap.session import Session
-from recap.session.company import Company, rows_at
+from recap.session.batcher import Batcher, rows_at
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.shared import SharedFolder
 from recap.studio.cluster.snapshots import open_store
@@ -301,7 +301,7 @@ def undisturbed(session, backbone):
             if change["at"] == block:
                 assert change["kind"] == "set"
                 twin.set(reinforcement=change["reinforcement"])
-        twin.company = Company(rows_at(branch.rows, block))
+        twin.batcher = Batcher(rows_at(branch.rows, block))
         made.append(twin.step())
     return twin, made
 

@@ -17,16 +17,16 @@ from recap.errors import RecapError
 from recap.io.report import SILENT
 from recap.run import generate
 from recap.session import Session
-from recap.session.company import Company, rows_at
+from recap.session.batcher import Batcher, rows_at
 from recap.studio import messages as say
-from recap.studio.branching import make_branch
+from recap.studio.directing import make_branch
 from recap.studio.engine import Engine
 from recap.studio.messages import MAIN
 from recap.studio.store import RECORD, StudioFolder
 from recap.studio.studio import Studio
 from tests.studio.conftest import PROMPT, wait_for
 from tests.studio.test_keep import zipped
-from tests.test_company import session_of
+from tests.test_batcher import session_of
 
 BLOCKS = 4
 
@@ -41,7 +41,7 @@ def test_sessions_and_videos_of_a_batch_are_what_each_generates_alone(settings, 
         wait_for(lambda: studio.videos.find(video).status == "completed", "the video")
         for live in (*lives, beside):
             for track, plain in live.record.tracks.items():
-                alone = Session(RunConfig.from_dict(plain), backbone=backbone, company=Company(3))
+                alone = Session(RunConfig.from_dict(plain), backbone=backbone, batcher=Batcher(3))
                 found = live.store.read_latents(track, 0, range(BLOCKS))
                 for block in range(BLOCKS):
                     assert torch.equal(alone.step().latents, found[block]), (track, block)
@@ -68,10 +68,10 @@ class Plays:
 
 
 def test_nobody_gets_a_second_block_before_everybody_got_one(backbone):
-    company, order = Company(2), []
-    engine = Engine(company)
+    batcher, order = Batcher(2), []
+    engine = Engine(batcher)
     try:
-        players = [Plays(n, session_of(backbone, n, company), 3, order) for n in range(5)]
+        players = [Plays(n, session_of(backbone, n, batcher), 3, order) for n in range(5)]
 
         def begin():
             for player in players:
@@ -87,8 +87,8 @@ def test_nobody_gets_a_second_block_before_everybody_got_one(backbone):
 
 
 def test_what_fails_in_one_session_does_not_stop_the_others(backbone):
-    company, order, failed = Company(2), [], []
-    engine = Engine(company)
+    batcher, order, failed = Batcher(2), [], []
+    engine = Engine(batcher)
 
     class Breaks(Plays):
         def make_block(self):
@@ -100,8 +100,8 @@ def test_what_fails_in_one_session_does_not_stop_the_others(backbone):
             failed.append(error)
 
     try:
-        players = [Breaks(0, session_of(backbone, 0, company), 3, order)]
-        players.append(Plays(1, session_of(backbone, 1, company), 3, order))
+        players = [Breaks(0, session_of(backbone, 0, batcher), 3, order)]
+        players.append(Plays(1, session_of(backbone, 1, batcher), 3, order))
         engine.call(lambda: [engine.add(player) for player in players]).result()
         wait_for(lambda: not any(player.wants_block() for player in players), "blocks")
         assert order == [1, 1, 1] and len(failed) == 1
@@ -126,7 +126,7 @@ def expected_of(record, branch, backbone, count):
     session.restore(replace(session.snapshot(), cues=dict(own.cues)))
     made = []
     for block in range(count):
-        session.company = Company(rows_at(own.rows, block))
+        session.batcher = Batcher(rows_at(own.rows, block))
         made.append(session.step().latents)
     return made
 

@@ -32,7 +32,7 @@ def test_another_host_name_is_turned_away(client, host):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil"]
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1.evil", "http://[::"]
 )
 def test_a_page_of_another_site_is_turned_away(client, origin):
     assert client.get("/v1/about", headers={"origin": origin}).status_code == 403

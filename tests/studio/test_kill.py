@@ -25,13 +25,14 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from recap.cli.studio import bound_socket, serve
+from recap.studio.listening import bound_socket, serve_app
+from recap.studio.server import make_app
 from recap.studio.settings import StudioSettings
 from recap.studio.studio import Studio
 settings = StudioSettings(Path(sys.argv[1]), backbone="untrained", flow="classical", port=0)
 with bound_socket(settings) as listening:
     print(listening.getsockname()[1], flush=True)
-    serve(Studio(settings), listening)
+    serve_app(make_app(Studio(settings)), settings, listening)
 """
 
 

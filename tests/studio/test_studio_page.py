@@ -269,7 +269,7 @@ def test_what_is_kept_comes_as_files_and_opens_again(page, tmp_path):
 
 @pytest.mark.slow
 def test_one_can_seek_to_blocks_of_which_a_reloaded_tab_was_not_told(page, monkeypatch):
-    monkeypatch.setattr("recap.studio.live.TOLD_BLOCKS", 2)
+    monkeypatch.setattr("recap.studio.live.HELLO_BLOCKS", 2)
     begin(page)
     wait_second(page, 4.0)
     page.reload()

@@ -114,7 +114,7 @@ def test_one_who_does_not_listen_is_let_go_and_the_others_are_not(studio):
             hub.join(Subscriber(loop))
         got = []
         for number in range(3 * WAITING_EVENTS):
-            hub.tell({"type": "notice", "number": number})
+            hub.publish({"type": "notice", "number": number})
             got.append(await quick.next())
         assert len(got) == 3 * WAITING_EVENTS and None not in got
         kept = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -17,17 +18,17 @@ from recap.config import read_record
 from recap.errors import refuse
 from recap.io.cast import (
     SUFFIX,
-    Picture,
     Subject,
     components,
     cut_subject,
+    new_scores,
     read_cast,
     tokens_in_box,
     write_cast,
 )
 from recap.io.run_folder import LATENTS
 from recap.io.trace import BlockTrace, pictures_of_frames
-from recap.io.video import open_clip
+from recap.io.video import Picture, open_clip
 from recap.io.weights import open_tensors
 from recap.registry import JUDGES
 from recap.run import read_spec
@@ -131,18 +132,15 @@ class _Moment:
         self.frame = next(frame for frame, span in spans.items() if index in span)
         self.line: BlockTrace = next(line for line in reversed(trace) if line.first_frame <= self.frame)
         self.first = self.line.first_frame
-        self.picture: Picture = (
-            self.run.pictures[index] if row == 0 else _picture(self.run.videos[row], index)
-        )
+        self.picture: Picture = next(islice(open_clip(self.run.videos[row]).pictures(), index, None))
 
     def box(self, text: str) -> NDArray[np.bool_]:
         """Return the tokens of the moment's frame whose middle lies in a box of pixels; F rows columns."""
         try:
             x, y, width, height = (float(part) for part in text.split(","))
         except ValueError:
-            raise refuse(
-                "--box", text, "must be x,y,width,height in pixels", "for example 40,30,64,64"
-            ) from None
+            limit = "must be x,y,width,height in pixels"
+            raise refuse("--box", text, limit, "for example 40,30,64,64") from None
         return self._in_frame(tokens_in_box((x, y, width, height), self.spec, "--box"))
 
     def _in_frame(self, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -160,20 +158,12 @@ class _Moment:
         judged = None if judge is None else judge().subjects(torch.from_numpy(self.picture))
         if judged is not None and bool(judged.any()):
             return [self._in_frame(part) for part in components(judged.bool().numpy())]
-        mask = self._scores() > 0
+        mask = new_scores(self.line, self.spec, self.row) > 0
         found = [mask & part for part in components(_flat(mask)) if part.sum() >= SMALLEST_TOKENS]
         if not found:
             limit = "nothing new entered the bank around that second"
             raise refuse("--at", self.second, limit, "name another second, or say where it is with --box")
         return found
-
-    def _scores(self) -> NDArray[np.float32]:
-        """Return the scores of the block's tokens that entered the bank, 0 elsewhere; F rows columns."""
-        scores = np.zeros((self.spec.frames_per_block, *self.spec.grid), dtype=np.float32)
-        for (frame, row, column), score in (self.line.admitted or [{}] * (self.row + 1))[self.row].items():
-            if frame >= self.first:
-                scores[frame - self.first, row, column] = score
-        return scores
 
     def subject(self, name: str, words: str, mask: NDArray[np.bool_]) -> Subject:
         """Return the subject that these tokens show."""
@@ -194,15 +184,10 @@ class _Moment:
             words,
             own,
             torch.from_numpy(mask),
-            torch.from_numpy(self._scores()),
+            torch.from_numpy(new_scores(self.line, self.spec, self.row)),
             cut_subject(self.picture, _flat(mask)),
             about,
         )
-
-
-def _picture(video: Path, index: int) -> Picture:
-    """Return one picture of a video."""
-    return next(picture for number, picture in enumerate(open_clip(video).pictures()) if number == index)
 
 
 def _numbered(pictures: Sequence[Picture], labels: Sequence[str] | None = None) -> Picture:

@@ -40,7 +40,7 @@ def show_error(text: str) -> None:
 def progress_bar(what: str, unit: str, before: str = "") -> Iterator[Reporter]:
     """Show notices, and a bar with counts, pictures per second and the time left; in a log, a line every few seconds.
 
-    `before` says what happens until there is something to count.
+    `before` is shown until there is something to count.
     """
     if not _console.is_terminal:
         if before:

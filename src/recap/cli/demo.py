@@ -1,4 +1,4 @@
-"""`make demo` generates two short stories in which somebody comes back, with three memories, and counts who does."""
+"""`make demo` generates two short stories in which a subject returns, with three memories, and counts the returns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RETURN = StoryScript(
     about="The opening frame is empty and every cut drops the recent frames, so only a bank can bring the fox back. "
     "The first three seeds, unpicked. The videos begin just before the return.",
 )
-# No cut anywhere: whoever enters or leaves does so in one long take, as far as the memory can tell.
+# There is no cut: subjects enter and leave in one long take, as far as the memory can see.
 ENTERING = StoryScript(
     name="entering",
     title="In one take: a bus joins a fox, leaves and is asked back",
@@ -82,7 +82,7 @@ def demo(flow: str = "auto") -> None:
         [MEASURED],
         {"flow": judged[0].flow, **versions()},
     )
-    # Last: the page says that all is there.
+    # Last: the page is the sign that all is complete.
     write_whole(FOLDER / PAGE, page.encode())
     print("\n".join(["", *(each.story.verdict for each in judged)]))
     print(f"\nIn one picture: {FOLDER / 'figure.png'}; moving: {FOLDER / GIF}\nLook at {FOLDER / PAGE}")
@@ -126,11 +126,10 @@ def _make_room() -> None:
     if not begun:
         return
     finished, same = (FOLDER / PAGE).is_file(), all(map(_is_same, begun))
-    state = (
-        "a finished demo" if finished else "a stopped demo" if same else "a stopped demo of another script"
-    )
+    stopped = "a stopped demo" if same else "a stopped demo of another script"
     resumed = same and not finished
-    show_notice(f"{FOLDER} holds {state}: it is {'resumed' if resumed else 'generated again'}")
+    state, next_step = "a finished demo" if finished else stopped, "resumed" if resumed else "generated again"
+    show_notice(f"{FOLDER} holds {state}: it is {next_step}")
     if not resumed:
         (FOLDER / PAGE).unlink(missing_ok=True)
         for script in begun:
@@ -139,13 +138,9 @@ def _make_room() -> None:
 
 def _is_same(script: StoryScript) -> bool:
     """Tell whether a script was begun as it is now."""
-    found, shots = (
-        read_json(FOLDER / script.name / RECORD),
-        [dataclasses.asdict(shot) for shot in script.shots],
-    )
-    return (
-        isinstance(found, dict) and found.get("shots") == shots and found.get("seeds") == list(script.seeds)
-    )
+    found = read_json(FOLDER / script.name / RECORD)
+    begun = (found.get("shots"), found.get("seeds")) if isinstance(found, dict) else None
+    return begun == ([dataclasses.asdict(shot) for shot in script.shots], list(script.seeds))
 
 
 if __name__ == "__main__":

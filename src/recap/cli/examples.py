@@ -55,7 +55,7 @@ _LINES = {
 
 
 def as_epilog(*lines: str) -> str:
-    """Return the end of a command's help; the mark \\b tells its formatter to leave the lines as they are."""
+    """Return the end of a command's help; the mark \\b makes its formatter leave the lines as they are."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 

@@ -86,7 +86,7 @@ def _chosen(
 
 @contextmanager
 def _stoppable(folder: Path) -> Iterator[None]:
-    """Say how to continue a run that is stopped by Ctrl-C or SIGTERM."""
+    """Show how to continue a run that is stopped by Ctrl-C or SIGTERM."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

@@ -24,7 +24,7 @@ SIZED_BY = "self-forcing"
 
 def list_command(
     what: Annotated[
-        str, typer.Argument(help=f"everything, or one of: {', '.join(KINDS)}; `memories` tells more of each.")
+        str, typer.Argument(help=f"everything, or one of: {', '.join(KINDS)}; `memories` shows more of each.")
     ] = "everything",
 ) -> None:
     """List everything that can be chosen by name.

@@ -1,4 +1,4 @@
-"""`recap`: the commands, and the one place where an error becomes a line and an exit code."""
+"""This module joins the commands of `recap`, and turns every error into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _WithPlugIns(TyperGroup):
         return [*super().list_commands(ctx), *sorted(entry_points(group=PLUG_INS).names)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # The help leaves out a plug-in that cannot be loaded; whoever uses it learns why from `_run_app`.
+        # The help leaves out a plug-in that cannot be loaded; using it shows why, see `_run_app`.
         with suppress(RecapError):
             return super().get_command(ctx, cmd_name) or find_plug_in(cmd_name)
 
@@ -107,7 +107,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and device."),
     ] = False,
 ) -> None:
-    """Hold the options of `recap` itself."""
+    """Declare the options of `recap` itself."""
 
 
 def run_safely(command: Callable[[], object]) -> None:
@@ -122,9 +122,8 @@ def run_safely(command: Callable[[], object]) -> None:
         show_error(_explained(error))
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
-            error
-        ):
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not full:
             raise
         remedy = "take fewer rows, a smaller capacity or smaller pictures; --decoder tiny, --precision int8"
         show_error(f"out of memory; {remedy}")
@@ -132,7 +131,7 @@ def run_safely(command: Callable[[], object]) -> None:
 
 
 def _explained(error: OSError) -> str:
-    """Say which file could not be read or written, why, and what to do; what is complete on disk stays as it is."""
+    """Return which file could not be read or written, why, and what to do; complete files stay as they are."""
     limit = error.strerror or str(error)
     if error.errno not in DISK_FAULTS:
         remedy = "check the path or choose another --out"
@@ -151,14 +150,14 @@ def _run_app() -> None:
     except typer.Abort as stop:
         # The parser takes the end of any pipe for the end of the terminal's input.
         if isinstance(stop.__cause__ or stop.__context__, EOFError):
-            limit = "it ended without a word, perhaps killed or out of memory"
+            limit = "it ended without a message, perhaps killed or out of memory"
             raise refuse("helper process", None, limit, "give the same command again") from stop
         show_error("stopped")
         sys.exit(130)
     except UsageError as error:
         message = error.format_message()
         if message.startswith("Usage:"):
-            # A command without any words asks for its help.
+            # A command without arguments shows its help.
             typer.echo(message, err=True)
             sys.exit(2)
         words = sys.argv[1:2]
@@ -180,7 +179,7 @@ def main() -> None:
     if sys.argv[1:2] != ["list"] or not hasattr(signal, "SIGPIPE"):
         run_safely(_run_app)
         return
-    # Like other tools that only print, it ends without a word when `head` has read enough.
+    # Like other tools that only print, it ends silently when `head` has read enough.
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         run_safely(_run_app)

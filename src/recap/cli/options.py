@@ -64,6 +64,16 @@ Loras = Annotated[
         help="A LoRA for a public Wan model, merged into it; FILE:1:alpha=16 where it does not say its alpha.",
     ),
 ]
+ModelName = Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
+]
+Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
+]
+Token = Annotated[str, typer.Option(help="Requests without it are refused; 12 or more characters.")]
+OpenPage = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 DecoderName = Annotated[str | None, typer.Option(help="full or tiny, of the public models [default: full].")]
 
 

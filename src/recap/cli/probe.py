@@ -13,7 +13,7 @@ import typer
 
 from recap.backbones.helios.family import HeliosConfig
 from recap.cli.console import progress_bar
-from recap.cli.options import Device, Dtype, Eager, Flow, LowMemory, Precision
+from recap.cli.options import Device, Dtype, Eager, Flow, LowMemory, ModelName, Precision, RandomWeights
 from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.show.models import ModelChoice
@@ -21,15 +21,13 @@ from recap.show.probing import ProbeSettings, probe, refuse_carried
 
 
 def probe_command(
-    name: Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")] = "embedded",
+    name: ModelName = "embedded",
     out: Annotated[Path | None, typer.Option(help="The file to write [default: probe-NAME.json].")] = None,
     before: Annotated[str, typer.Option(help="The scene without the subject.")] = ProbeSettings().before,
     after: Annotated[str, typer.Option(help="The same scene with it.")] = ProbeSettings().after,
     blocks: Annotated[int, typer.Option(help="Blocks of each.")] = ProbeSettings().blocks,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
-    ] = False,
+    random_weights: RandomWeights = False,
     flow: Flow = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -47,7 +45,7 @@ def probe_command(
         name, random_weights=random_weights, decoder="tiny", flow=flow,
         device=device, dtype=dtype, precision=precision, eager=eager, low_memory=low_memory,
     )  # fmt: skip
-    if isinstance(chosen.backbone.settings, HeliosConfig):
+    if isinstance(chosen.config.backbone.settings, HeliosConfig):
         # Before its 14B weights are loaded.
         raise refuse_carried(name)
     path = out or Path(f"probe-{name.replace(':', '-')}.json")
@@ -58,8 +56,8 @@ def probe_command(
         chosen = chosen.fit(reporter.notice)
         parts = chosen.load((before, after), reporter.notice)
         made = probe(parts.backbone, parts.flow, settings, reporter)
-    place = chosen.device
-    gpu = torch.cuda.get_device_name(place) if place.startswith("cuda") else platform.machine()
+    device_name = chosen.config.device
+    gpu = torch.cuda.get_device_name(device_name) if device_name.startswith("cuda") else platform.machine()
     result: dict[str, Any] = {
         "backbone": name,
         "weights": parts.about["weights"],

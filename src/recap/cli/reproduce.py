@@ -21,7 +21,7 @@ from recap.tables.scripts import read_lines
 FrameJudge = Annotated[
     str,
     typer.Option(
-        help="Who judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv; NAME=FOLDER names its weights."
+        help="What judges whole frames: auto, dinov2, clip, mobilenetv2 or hsv; NAME=FOLDER names its weights."
     ),
 ]
 MotionFlow = Annotated[
@@ -33,13 +33,13 @@ MotionFlow = Annotated[
 SubjectFinder = Annotated[
     str,
     typer.Option(
-        help="Who finds the subject: qwen2.5-vl (=FOLDER), or nobody; the embedded world has its own probe."
+        help="What finds the subject: qwen2.5-vl (=FOLDER), or nobody; the embedded world has its own probe."
     ),
 ]
 SeeingJudge = Annotated[
     str,
     typer.Option(
-        help="Who is asked in words, next to all others, whether two are the same: qwen2.5-vl (=FOLDER), or nobody."
+        help="A model that also judges, in words, whether two are the same: qwen2.5-vl (=FOLDER), or nobody."
     ),
 ]
 
@@ -89,7 +89,7 @@ def reproduce_command(
         float | None, typer.Option(help="Begin nothing that would end later than this.")
     ] = None,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster; 'local' starts one.")] = "",
-    commit: Annotated[str, typer.Option(help="Commit of the code, where git cannot tell.")] = "",
+    commit: Annotated[str, typer.Option(help="Commit of the code, where git does not know it.")] = "",
     stored: Annotated[
         bool, typer.Option("--stored", help="Generate nothing: leave out rows that lack runs, and name them.")
     ] = False,
@@ -115,19 +115,9 @@ def reproduce_command(
 
 
 def _reproduce_suite(asked: Mapping[str, Any]) -> None:
-    """Have the plug-in of VBench make the tables; refuse options that are of our own runs and judges."""
-    usual = {
-        "judge_flow": Ask.judge_flow,
-        "embedder": Ask.embedder,
-        "detector": Ask.detector,
-        "half": Ask.half,
-        "judge": Ask.judge,
-        "schedules": Ask.schedules,
-        "prompt_file": Ask.prompt_file,
-        "ray": "",
-        "commit": "",
-        "stored": False,
-    }
+    """Let the plug-in of VBench make the tables; refuse options of our own runs and judges."""
+    own = ("judge_flow", "embedder", "detector", "half", "judge", "schedules", "prompt_file")
+    usual = {name: getattr(Ask, name) for name in own} | {"ray": "", "commit": "", "stored": False}
     for name, default in {**usual, "rows": None, "scorers": None, "minutes": None}.items():
         if asked[name] != default:
             limit = "VBench judges a suite, and each of its videos is a run by itself"
@@ -148,5 +138,5 @@ def report_command(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables as Markdown.")] = None,
 ) -> None:
-    """Say what all finished tables found, with charts, videos and the tables; report.html in the first folder."""
+    """Summarise all finished tables, with charts, videos and the tables; report.html in the first folder."""
     typer.echo(write_report(folders or [Path("results")], markdown))

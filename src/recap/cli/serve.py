@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import LowMemory, Precision, used
+from recap.cli.options import Host, LowMemory, Port, Precision, Token, used
 from recap.io.extras import import_extra
 from recap.studio.cluster.deploy import Cluster
 from recap.studio.cluster.front import Front
 from recap.studio.cluster.seats import ServeSeating
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.snapshots import check_store
-from recap.studio.listening import bound_socket
-from recap.studio.settings import Limits, StudioSettings
+from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
+from recap.studio.settings import StudioSettings
 from recap.studio.studio import plain_config
 
 DEFAULT = ClusterSettings("")
 
 
 def serve_command(
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
-    ] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
+    port: Port = 8765,
+    host: Host = "127.0.0.1",
+    token: Token = "",
     store: Annotated[
         str,
         typer.Option(help="Where sessions are kept: a folder that all machines see, or an fsspec address."),
@@ -41,7 +38,7 @@ def serve_command(
     ray: Annotated[
         str, typer.Option(help="Address of a Ray cluster; local starts one on this machine.")
     ] = "local",
-    replicas: Annotated[int, typer.Option(help="Processes that hold the model.")] = DEFAULT.replicas,
+    replicas: Annotated[int, typer.Option(help="Processes that run the model.")] = DEFAULT.replicas,
     most_replicas: Annotated[
         int, typer.Option(help="Add replicas up to this number as seats fill; 0 adds none.")
     ] = DEFAULT.most_replicas,
@@ -52,13 +49,14 @@ def serve_command(
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.")] = DEFAULT.gpus,
     queue: Annotated[
-        int, typer.Option(help="How many may wait for a seat; others are refused.")
+        int, typer.Option(help="How many requests may wait for a seat; others are refused.")
     ] = DEFAULT.queue,
     patience_s: Annotated[
-        float, typer.Option("--patience", help="Seconds that somebody waits for a seat before being refused.")
+        float,
+        typer.Option("--patience", help="Seconds that a request waits for a seat before it is refused."),
     ] = DEFAULT.patience_s,
     idle_s: Annotated[
-        float, typer.Option("--idle", help="Seconds after which a session that nobody watches is parked.")
+        float, typer.Option("--idle", help="Seconds after which a session without viewers is parked.")
     ] = DEFAULT.idle_s,
     memory_gb: Annotated[
         float, typer.Option(help="Memory of a replica's process above which it takes no session.")
@@ -66,50 +64,29 @@ def serve_command(
 ) -> None:
     """Serve the studio from one machine or many, with sessions that outlive the replica that generates them.
 
-    Needs the extras studio and ray. Whatever was shown is in the store: when a replica or a machine dies, its
-    sessions go on elsewhere with the same bits.
+    Needs the extras studio and ray. All that was shown is in the store: when a replica or a machine dies, its
+    sessions continue on another with the same bits.
     """
-    for package in ("fastapi", "uvicorn", "websockets"):
-        import_extra(package, "recap serve", "studio")
+    check_packages("recap serve")
     import_extra("ray.serve", "recap serve", "ray")
-    place = store if "://" in store else str(Path(store).expanduser().resolve())
+    address = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
-        place, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
+        address, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
         most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus, queue=queue,
         patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
-    own = StudioSettings(Path(), backbone, host=host, port=port, token=token, limits=Limits())
-    check_model(settings, own)
-    check_store(place)
+    own = StudioSettings(Path(), backbone, host=host, port=port, token=token)
+    # As on a CPU, since this machine need not have what replicas have.
+    plain_config(replace(settings.as_studio(own), device="cpu"))
+    check_store(address)
     serve(settings, own, ray)
 
 
-def check_model(settings: ClusterSettings, own: StudioSettings) -> None:
-    """Refuse a model that no replica could hold; as on a CPU, since this machine need not have what replicas have."""
-    names = {name: getattr(settings, name) for name in ("backbone", "precision", "low_memory")}
-    plain_config(replace(own, device="cpu", **names))
-
-
 def serve(settings: ClusterSettings, own: StudioSettings, ray: str) -> None:
-    """Start the replicas, and serve their front until the process is told to end."""
+    """Start the replicas, and serve their front until the process is asked to end."""
     secret = secrets.token_urlsafe(24)
     with bound_socket(own) as listening, Cluster(settings, secret, ray) as cluster:
-        name = f"[{own.host}]" if ":" in own.host else own.host
-        token = f"?token={own.token}" if own.token else ""
-        address = f"http://{name}:{listening.getsockname()[1]}/{token}"
+        address = page_address(own, listening)
         show_notice(f"serve: {address} ({settings.seats} seats; end it with Ctrl-C)")
-        listen(Front(settings, own, ServeSeating(cluster.handle), secret), listening)
-
-
-def listen(front: Front, listening: Any) -> None:
-    """Serve a front until the process is told to end."""
-    uvicorn = import_extra("uvicorn", "recap serve", "studio")
-    logging.getLogger("recap.studio").addHandler(logging.StreamHandler())
-    config = uvicorn.Config(
-        front.app,
-        log_level="warning",
-        ws_max_size=4 * front.own.limits.message_bytes,
-        ws_max_queue=32,
-        timeout_graceful_shutdown=3,
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+        front = Front(settings, own, ServeSeating(cluster.handle), secret)
+        serve_app(front.app, own, listening)

@@ -13,19 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from recap.backbones.wan.lora import read_choice, spell_choice
-from recap.cli.options import (
-    Backbone,
-    DecoderName,
-    Device,
-    Devices,
-    Dtype,
-    Eager,
-    Flow,
-    Loras,
-    LowMemory,
-    Precision,
-    TrustCode,
-)
+from recap.cli import options
 from recap.config import MOST_ROWS, RunConfig, choose, override, refuse_code, usual_admission
 from recap.errors import refuse
 from recap.io.files import read_json
@@ -54,8 +42,8 @@ class Generation:
             help='JSON list of shots: [{"prompt": ..., "seconds": ..., "cut": true}, ...]; or a schedule.'
         ),
     ] = None
-    backbone: Backbone = None
-    flow: Flow = None
+    backbone: options.Backbone = None
+    flow: options.Flow = None
     seed: Annotated[int | None, typer.Option(help="Seed of the first row [default: 0].")] = None
     rows: Annotated[
         int | None,
@@ -67,8 +55,8 @@ class Generation:
             "--as-released", help="Window and phases of the public code; and its memory, if none is named."
         ),
     ] = False
-    decoder: DecoderName = None
-    lora: Loras = None
+    decoder: options.DecoderName = None
+    lora: options.Loras = None
     prompt_embeds: Annotated[
         Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
     ] = None
@@ -78,17 +66,17 @@ class Generation:
         list[str] | None,
         typer.Option(help="A cast file, or NAME=PICTURE, whose subjects the video shows; may be repeated."),
     ] = None
-    device: Device = None
-    devices: Devices = None
-    dtype: Dtype = None
-    precision: Precision = None
-    eager: Eager = False
-    low_memory: LowMemory = None
+    device: options.Device = None
+    devices: options.Devices = None
+    dtype: options.Dtype = None
+    precision: options.Precision = None
+    eager: options.Eager = False
+    low_memory: options.LowMemory = None
     record: Annotated[
         Path | None, typer.Option("--from", help="Repeat the script and settings of this run.json.")
     ] = None
 
-    trust_code: TrustCode = False
+    trust_code: options.TrustCode = False
 
     def used(self) -> dict[str, Any]:
         """Return the values of the options that were used, by their names."""
@@ -118,7 +106,7 @@ class Generation:
         chosen = {
             "backbone": self._backbone(),
             "flow": self.flow,
-            **self._places(),
+            **self._devices(),
             "dtype": self.dtype,
             "precision": self.precision,
             "opening": None if opening is None else str(opening),
@@ -135,8 +123,8 @@ class Generation:
             del kept["admission"]
         return {**kept, **used}
 
-    def _places(self) -> dict[str, str | None]:
-        """Return where the run computes."""
+    def _devices(self) -> dict[str, str | None]:
+        """Return the devices of the run."""
         if self.devices is None:
             return {"device": self.device}
         if self.device is not None:
@@ -217,7 +205,7 @@ def refuse_with(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _goes_with(memory: Any, admission: Any) -> bool:
-    """Tell whether a recorded admission is the usual one of the recorded memory: nobody need have chosen it."""
+    """Tell whether a recorded admission is the usual one of the recorded memory, so that it may be a default."""
     name = memory.get("name") if isinstance(memory, Mapping) else memory
     # Code that the record names as its memory is not imported to find out.
     if admission is None or not isinstance(name, str) or name not in MEMORIES:
@@ -237,7 +225,6 @@ def _scheduled(values: Mapping[str, Any], source: Path) -> list[dict[str, Any]]:
     found = parse_schedules(values)
     if len(found) > 1:
         limit = f"it holds {len(found)} schedules"
-        raise refuse(
-            "--script", str(source), limit, "keep one, or use recap reproduce recurrence --schedules"
-        )
+        remedy = "keep one, or use recap reproduce recurrence --schedules"
+        raise refuse("--script", str(source), limit, remedy)
     return [asdict(shot) for shot in found[0].shots]

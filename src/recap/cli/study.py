@@ -11,12 +11,12 @@ import typer
 
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.examples import EXAMPLES
+from recap.cli.options import Host, OpenPage, Port, Token
 from recap.errors import refuse
 from recap.eval.study.box import BallotBox
 from recap.eval.study.findings import COUNTED
-from recap.io.extras import import_extra
 from recap.show.study_page import PAGE, PARTS
-from recap.studio.listening import bound_socket
+from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
 from recap.studio.settings import StudioSettings
 from recap.studio.voting import make_voting_app
 from recap.tables.study.folder import STUDY, VIDEOS, StudyAsk, make_study, read_questions, read_study
@@ -51,7 +51,8 @@ def make_command(
     seed: Annotated[int, typer.Option(help="Which pairs are chosen where there are more.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for raters, new or empty.")] = Path("study"),
     key: Annotated[
-        Path | None, typer.Option(help="File that says which video is whose [default: OUT.key.json].")
+        Path | None,
+        typer.Option(help="File that lists which memory made which video [default: OUT.key.json]."),
     ] = None,
 ) -> None:
     """Make a study: a folder of plain files for raters, and a key for you.
@@ -65,7 +66,7 @@ def make_command(
     show_notice(
         f"study {made.study.digest}: {made.study.trials} pairs a rater, {ours} against {', '.join(made.rivals)}"
     )
-    show_notice(f"key: {key} (keep it; whoever has it knows which video is whose)")
+    show_notice(f"key: {key} (keep it: it shows which memory made which video)")
     typer.echo(out / PAGE)
 
 
@@ -73,34 +74,26 @@ def make_command(
 def serve_command(
     folder: Annotated[Path, typer.Argument(help="Folder of a study.")],
     votes: Annotated[Path, typer.Option(help="File to which votes are added.")] = Path("votes.jsonl"),
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8766,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs --token.")
-    ] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Who does not know it is refused; 12 or more characters.")] = "",
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    port: Port = 8766,
+    host: Host = "127.0.0.1",
+    token: Token = "",
+    browser: OpenPage = True,
 ) -> None:
     """Show a study to raters and collect their votes in a file."""
-    uvicorn = import_extra("uvicorn", "recap study serve", "studio")
+    check_packages("recap study serve")
     if votes.resolve().is_relative_to(folder.resolve()):
-        raise refuse(
-            "--votes", str(votes), f"lies in {folder}, which raters see", "choose a place outside of it"
-        )
+        limit = f"lies in {folder}, which raters see"
+        raise refuse("--votes", str(votes), limit, "choose a file outside of it")
     study = read_study(folder)
     box = BallotBox(votes, study)
     files = [PAGE, *PARTS, STUDY, *(f"{VIDEOS}/{file}" for pair in study.pairs.values() for file in pair)]
     settings = StudioSettings(folder, host=host, port=port, token=token)
     with bound_socket(settings) as listening:
-        name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
-        # Whoever reads the address can connect; the server answers as soon as it has started.
-        listening.listen()
+        address = page_address(settings, listening)
         show_notice(f"study: {address} (end it with Ctrl-C), votes: {votes}")
         if browser:
             threading.Timer(1.0, webbrowser.open, (address,)).start()
-        made = make_voting_app(folder, files, box, settings)
-        config = uvicorn.Config(made, log_level="warning", timeout_graceful_shutdown=3)
-        uvicorn.Server(config).run(sockets=[listening])
+        serve_app(make_voting_app(folder, files, box, settings), settings, listening)
 
 
 @app.command("report", epilog=EXAMPLES["study report"])

@@ -1,4 +1,4 @@
-"""`recap verify` checks a model for whoever has its weights, and writes a page about it to publish."""
+"""`recap verify` checks a model whose weights are installed, and writes a page about it to publish."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from recap.cli import options
 from recap.cli.console import byte_bar, progress_bar
-from recap.cli.options import DecoderName, Device, Dtype, Eager, Flow, LowMemory, Precision, Setting
 from recap.config import override
 from recap.errors import refuse
 from recap.show.models import ModelChoice
@@ -19,7 +19,7 @@ USUAL = VerifySettings()
 
 
 def verify_command(
-    name: Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")] = "embedded",
+    name: options.ModelName = "embedded",
     out: Annotated[Path | None, typer.Option(help="Folder of the result [default: verify-NAME].")] = None,
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", help="A prompt; repeatable [default: three usual ones].")
@@ -29,17 +29,15 @@ def verify_command(
         USUAL.memories
     ),
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = USUAL.seed,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
-    ] = False,
-    decoder: DecoderName = None,
-    settings: Setting = None,
-    flow: Flow = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    precision: Precision = None,
-    eager: Eager = False,
-    low_memory: LowMemory = None,
+    random_weights: options.RandomWeights = False,
+    decoder: options.DecoderName = None,
+    settings: options.Setting = None,
+    flow: options.Flow = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    precision: options.Precision = None,
+    eager: options.Eager = False,
+    low_memory: options.LowMemory = None,
 ) -> None:
     """Verify a model: hashes, a first block, and videos with every memory.
 
@@ -53,9 +51,8 @@ def verify_command(
     )
     for text in settings or []:
         if not text.startswith("backbone."):
-            raise refuse(
-                "--set", text, "only the model has settings here", "for example backbone.checkpoint=FILE"
-            )
+            limit = "only the model has settings here"
+            raise refuse("--set", text, limit, "for example backbone.checkpoint=FILE")
     own = [*(settings or []), *([f"backbone.decoder={decoder}"] if decoder and not random_weights else [])]
     backbone = override({"backbone": {"name": name}}, own)["backbone"]
     choice = ModelChoice.of(

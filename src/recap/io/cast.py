@@ -1,7 +1,7 @@
-"""A cast file keeps subjects for other videos: `fox.cast`, a safetensors file whose header says in JSON who is in it.
+"""A cast file stores subjects for other videos: `fox.cast`, a safetensors file with a list of them in its header.
 
 A subject is the latents of the frames in which it was seen, and which of their tokens show it. Keys and values are
-not kept: any model with the same autoencoder makes them again by one clean pass. In a prompt `@fox` names a subject.
+not stored: any model with the same autoencoder computes them by one clean pass. In a prompt `@fox` names a subject.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from recap.errors import refuse
 from recap.io.files import write_whole
 from recap.io.opening import read_opening
 from recap.io.run_folder import digest_tensors
+from recap.io.trace import BlockTrace
+from recap.io.video import Picture
 from recap.types import BackboneSpec, Block
 
 SUFFIX = ".cast"
@@ -39,9 +42,16 @@ MOST_ABOUT = 32
 REMEDY = "make it again with recap cast save"
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no subject can have."""
+    if not NAME.fullmatch(name):
+        limit = "must begin with a letter and have at most 40 letters, digits, - and _"
+        raise refuse("name", name, limit, "for example fox")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """Holds one subject of a cast."""
+    """Is one subject of a cast."""
 
     name: str
     # What stands in a prompt in place of `@name`.
@@ -49,14 +59,12 @@ class Subject:
     latents: Tensor  # F C rows columns
     mask: Tensor  # F rows columns of the grid, bool: the tokens that show it
     scores: Tensor  # F rows columns, float32: how new each token was when it was seen
-    thumbnail: NDArray[np.uint8]  # Y X 3
+    thumbnail: Picture
     # Where it comes from: model, prompt, seed, second.
     about: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            limit = "must begin with a letter and have at most 40 letters, digits, - and _"
-            raise refuse("name", self.name, limit, "for example fox")
+        check_name(self.name)
         if not 0 < len(self.words.strip()) <= LONGEST_WORDS:
             limit = f"must be 1 to {LONGEST_WORDS} characters"
             raise refuse("words", self.words, limit, 'for example "a fox"')
@@ -107,7 +115,7 @@ def digest_of_cast(subjects: Sequence[Subject]) -> str:
 
 
 def check_names(subjects: Sequence[Subject]) -> None:
-    """Refuse a cast of nobody, of too many, or of two with one name."""
+    """Refuse an empty cast, one of too many subjects, or one with a name twice."""
     names = [subject.name for subject in subjects]
     if not 1 <= len(names) <= MOST_SUBJECTS:
         raise refuse("cast", len(names), f"must have 1 to {MOST_SUBJECTS} subjects", "split it")
@@ -147,6 +155,14 @@ def read_cast(path: Path) -> list[Subject]:
     return subjects
 
 
+def read_cast_bytes(data: bytes) -> list[Subject]:
+    """Read a cast file from its bytes."""
+    with tempfile.TemporaryDirectory(prefix="recap-cast-") as folder:
+        path = Path(folder) / f"upload{SUFFIX}"
+        path.write_bytes(data)
+        return read_cast(path)
+
+
 def _subject(
     path: Path, entry: Any, latents: Tensor, mask: Tensor, scores: Tensor, thumbnail: Tensor
 ) -> Subject:
@@ -159,8 +175,7 @@ def _subject(
     name, words, about = entry.get("name"), entry.get("words"), entry.get("about")
     if not isinstance(name, str) or not isinstance(words, str) or not isinstance(about, dict):
         raise bad("a subject in its header has no name, words or origin")
-    plain = all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in about.values())
-    if len(about) > MOST_ABOUT or not plain or not all(map(_is_finite, about.values())):
+    if len(about) > MOST_ABOUT or not all(map(_is_plain, about.values())):
         raise bad(f"the origin of {name!r} is not a few texts and numbers")
     if latents.ndim != 4 or not latents.is_floating_point() or not bool(torch.isfinite(latents).all()):
         raise bad(f"the latents of {name!r} are not finite numbers, frames by channels by rows by columns")
@@ -183,8 +198,10 @@ def _subject(
     return Subject(name, words, latents, mask.bool(), scores, thumbnail.numpy(), about)
 
 
-def _is_finite(value: str | int | float) -> bool:
-    return isinstance(value, str) or math.isfinite(value)
+def _is_plain(value: object) -> bool:
+    """Tell whether a value is a text or a finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return number or isinstance(value, str)
 
 
 def named_in(prompts: Iterable[str], known: Iterable[str]) -> tuple[str, ...] | None:
@@ -224,7 +241,7 @@ def split_name(member: str) -> tuple[str, Path]:
 
 
 def read_words(members: Sequence[str]) -> dict[str, str]:
-    """Return name -> words of all subjects of a cast, before any model is there; of a picture it is its name."""
+    """Return name -> words of all subjects of a cast, before a model is loaded; a picture has its name as words."""
     found: list[tuple[str, str]] = []
     for member in members:
         name, path = split_name(member)
@@ -236,9 +253,8 @@ def read_words(members: Sequence[str]) -> dict[str, str]:
     if len(words) < len(found):
         names = [name for name, _ in found]
         twice = next(name for name in names if names.count(name) > 1)
-        raise refuse(
-            "--cast", twice, "two subjects have that name", "give a picture another one: NAME=PICTURE"
-        )
+        remedy = "give a picture another one: NAME=PICTURE"
+        raise refuse("--cast", twice, "two subjects have that name", remedy)
     return words
 
 
@@ -298,7 +314,13 @@ def tokens_in_box(
     return np.asarray(inside)
 
 
-Picture = NDArray[np.uint8]
+def new_scores(line: BlockTrace, spec: BackboneSpec, row: int = 0) -> NDArray[np.float32]:
+    """Return the scores of a block's tokens that entered the bank with it, 0 elsewhere; F rows columns."""
+    scores = np.zeros((spec.frames_per_block, *spec.grid), dtype=np.float32)
+    for (frame, *token), score in (line.admitted[row] if line.admitted else {}).items():
+        if frame >= line.first_frame:
+            scores[(frame - line.first_frame, *token)] = score
+    return scores
 
 
 def cut_subject(picture: Picture, mask: NDArray[np.bool_]) -> Picture:

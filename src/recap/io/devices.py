@@ -1,4 +1,4 @@
-"""Tells how much room a device has, whether a text encoder fits there, and how torch reserves it."""
+"""This module measures the free memory of a device, places text encoders, and sets how torch reserves memory."""
 
 from __future__ import annotations
 

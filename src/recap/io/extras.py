@@ -1,4 +1,4 @@
-"""Packages that only some machines have."""
+"""This module imports packages that only some machines have."""
 
 from __future__ import annotations
 

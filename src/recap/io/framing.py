@@ -1,4 +1,4 @@
-"""Rescales and crops pictures of any size to pictures that tokens tile."""
+"""This module rescales and crops pictures of any size to pictures that tokens tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds an object by its name in a table, or by the module and name that a user wrote."""
+"""This module finds an object by its name in a table, or by the module and name that a user wrote."""
 
 from __future__ import annotations
 

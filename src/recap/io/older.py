@@ -1,4 +1,4 @@
-"""This is the one place that makes up for what Python 3.10 and torch 2.5, the oldest we run on, do not have.
+"""This module alone provides what Python 3.10 and torch 2.5, the oldest that we support, do not have.
 
 Others import these names from here; `make test-oldest` runs the tests of the core and of `attach` on both.
 """
@@ -20,7 +20,7 @@ else:
     from typing_extensions import Self
 
     class StrEnum(str, Enum):
-        """Is a text as well as a member, as in newer Pythons; `auto()` gives the name in small letters."""
+        """Makes members that are strings, as in newer Pythons; `auto()` is the name in lower case."""
 
         @staticmethod
         def _generate_next_value_(name: str, start: int, count: int, last_values: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Reads the pictures from which a video continues, from any clip or single picture, for a backbone's encoder."""
+"""This module reads the pictures from which a video continues, from any clip or single picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_opening(path: Path | str, spec: BackboneSpec, notice: Callable[[str], N
         # At another rate, the picture nearest to each moment is read: some twice, some never.
         while round(len(pictures) * rate) == index:
             pictures.append(lens(picture))
-            # Asked for each picture, as one of a file with a tiny rate would be repeated without end.
+            # Checked for each picture: one of a file with a tiny rate would be repeated without end.
             if len(pictures) > LONGEST_S * spec.pictures_per_second:
                 limit = f"longer than {LONGEST_S} s"
                 raise refuse("opening", str(path), limit, "cut out the part that matters")

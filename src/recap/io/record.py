@@ -1,4 +1,4 @@
-"""This module writes run.json, which tells what a run depends on, and compares it with what a resumed run has."""
+"""This module writes run.json, which lists what a run depends on, and compares it with what a resumed run has."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_record(about: Mapping[str, Any], spec: BackboneSpec, settings: object)
 
 
 def versions() -> dict[str, Any]:
-    """List what else than the config a run's bits depend on."""
+    """List what the bits of a run depend on besides its config."""
     packages = ("torch", "numpy", "safetensors", "av", "opencv-python-headless")
     installed = {d.name: d.version for d in metadata.distributions() if d.name in packages}
     return {

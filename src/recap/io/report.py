@@ -1,4 +1,4 @@
-"""This module defines where a piece of work reports to: notices in words, and how far it is."""
+"""This module defines how work is reported: by notices, and by progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def each_once(notice: Notice) -> Notice:
     """Make a notice that shows every line once: parts that are built several times repeat themselves."""
     shown: set[str] = set()
 
-    def give(line: str) -> None:
+    def show_once(line: str) -> None:
         if line not in shown:
             shown.add(line)
             notice(line)
 
-    return give
+    return show_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""This module keeps the files of a run and a list of all that it wrote: damage is found before it is built upon.
+"""This module manages the files of a run and lists all that it wrote: damage is found before a run continues.
 
 `manifest.jsonl` has a line about the run, then one per finished block: size, time and digest of the block's files,
 and digests of its lines in the run's other lists. It is only appended to. The state of a run, which is written
@@ -39,7 +39,7 @@ LISTS = ("trace.jsonl", "timing.jsonl")
 
 
 def new_folder(prompt: str, kind: str) -> Path:
-    """Name a folder of `runs` after the time, the first prompt, and the memory or what else the run is."""
+    """Name a folder of `runs` after the time, the first prompt, and the memory or another kind of run."""
     words = re.sub(r"\W+", "-", prompt.lower()).strip("-")
     if len(words) > LONGEST_NAME:
         words = words[:LONGEST_NAME].rpartition("-")[0] or words[:LONGEST_NAME]
@@ -69,6 +69,25 @@ def digest_tensors(tensors: State, also: str = "") -> str:
         digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
         digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def pack_state(policy: State, decoder: State) -> State:
+    """Return the states of a memory and of its decoder as one, on the CPU, ready to be written."""
+    parts = {"policy": policy, "decoder": decoder}
+    return {
+        f"{part}.{name}": value.cpu().contiguous()
+        for part, state in parts.items()
+        for name, value in state.items()
+    }
+
+
+def unpack_state(tensors: State) -> tuple[State, State]:
+    """Return the states of the memory and of the decoder that `pack_state` made one."""
+    policy, decoder = (
+        {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+        for part in ("policy.", "decoder.")
+    )
+    return policy, decoder
 
 
 def load_opening(folder: Path, rows: int, size: tuple[int, ...]) -> Tensor:
@@ -143,15 +162,19 @@ class RunFolder:
         append_line(self.path / MANIFEST, entry)
         self._digest.update(_result(entry))
 
-    def write_state(self, state: State) -> None:
-        """Write a state with its digest, and with that of the results up to the last block."""
+    def write_state(self, block: int, policy: State, decoder: State) -> None:
+        """Write the state before a block with its digest, and with that of the results up to then."""
+        state = {"next_block": torch.tensor(block), **pack_state(policy, decoder)}
         before = self._digest.hexdigest()
         # One entry: safetensors writes several in any order, and equal states should be equal bytes.
         about = {"digests": f"{before} {digest_tensors(state, before)}"}
         write_whole(self.path / STATE, save(state, metadata=about))
 
-    def read_state(self) -> tuple[int, State]:
-        """Read the state and the block it is for, and continue there; raises ValueError where it was changed."""
+    def read_state(self) -> tuple[int, State, State]:
+        """Read the block that a state is for, and the states of memory and decoder, and continue there.
+
+        It raises ValueError where the file was changed.
+        """
         with safe_open(self.path / STATE, "pt") as file:
             names, about = file.keys(), file.metadata() or {}
             state = {name: file.get_tensor(name) for name in names}
@@ -162,7 +185,7 @@ class RunFolder:
         self.begin(block)
         if before != self._digest.hexdigest():
             raise ValueError(f"{MANIFEST} is not the one that it was written after")
-        return block, state
+        return block, *unpack_state(state)
 
     def count_whole(self, blocks: int, hashed: Collection[int]) -> tuple[int, Path | None]:
         """Count the first blocks, up to `blocks`, that are as they were written; and name the first file that is not.

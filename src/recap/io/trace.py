@@ -1,6 +1,6 @@
-"""The trace of a run says what happened in each block. This file alone knows its JSON, and replays the bank from it.
+"""The trace of a run records what happened in each block. This file alone knows its JSON, and replays the bank.
 
-A trace holds no times: the same run gives the same bytes, resumed or not. Times go to a file of their own.
+A trace has no times: the same run has the same bytes, resumed or not. Times are written to a file of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shares = dict[Role, list[float] | None]
 
 
 class Offered(NamedTuple):
-    """Holds all that the bank could choose from: whole frames, row-major."""
+    """Lists all that the bank could choose from: whole frames, row-major."""
 
     frames: list[int]
     grid: tuple[int, int]
@@ -38,7 +38,7 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """Holds one block of a trace. Lists have an entry per row of the batch; None is what the memory does not have."""
+    """Records one block. Lists have an entry per row of the batch; None is what the memory does not have."""
 
     block: int
     first_frame: int
@@ -51,9 +51,8 @@ class BlockTrace:
     stage_shares: tuple[Shares, ...] = ()  # of a pyramid, the coarsest stage first
     notes: dict[str, bool | int | str] = field(default_factory=dict)
     fired: list[list[int]] | None = None  # tokens with a positive score, per frame
-    edge_share: list[float] | None = (
-        None  # of the bank's tokens that were new, those at the left or right border
-    )
+    # Of the bank's tokens that were new, those at the left or right border.
+    edge_share: list[float] | None = None
     admitted: list[Bank] | None = None
     evicted: list[Bank] | None = None
     offered: Offered | None = None  # only where the run was asked to write it down
@@ -191,14 +190,14 @@ def replay_bank(trace: Sequence[BlockTrace], row: int = 0) -> Iterator[Bank]:
         yield bank
 
 
-def bank_before(trace: Sequence[BlockTrace], block: int, row: int = 0) -> Bank:
-    """Return the contents of one row's bank when a block begins."""
+def bank_before(trace: Sequence[BlockTrace], block: int) -> Bank:
+    """Return the contents of the first row's bank when a block begins."""
     empty: Bank = {}
-    return [empty, *replay_bank(trace[:block], row)][-1]
+    return [empty, *replay_bank(trace[:block])][-1]
 
 
 def pictures_of_frames(trace: Sequence[BlockTrace]) -> dict[int, range]:
-    """Frame -> the indices of its pictures in the video; backbones differ in how many a frame has."""
+    """Map each frame to the indices of its pictures in the video; backbones differ in how many a frame has."""
     found: dict[int, range] = {}
     for line in trace:
         ends = (*line.first_pictures[1:], line.first_pictures[0] + line.num_pictures)
@@ -249,7 +248,7 @@ def read_seconds(path: Path) -> list[float]:
 
 
 def _older_count(starts: Sequence[int]) -> int:
-    """Pictures of a last block whose line does not count them: its last frame has as many as the one before."""
+    """Count the pictures of a last block whose line does not: its last frame has as many as the one before."""
     return starts[-1] - starts[0] + (starts[-1] - starts[-2] if len(starts) > 1 else 1)
 
 
@@ -276,7 +275,7 @@ def _banks(rows: Sequence[Sequence[Sequence[float]]] | None) -> list[Bank] | Non
 
 
 def _entries(rows: Sequence[Bank] | None) -> list[list[list[float]]] | None:
-    """Per row of the batch a list of [frame, row, column, score]."""
+    """Return per row of the batch a list of [frame, row, column, score]."""
     if rows is None:
         return None
     return [[[*position, score] for position, score in row.items()] for row in rows]

@@ -1,8 +1,8 @@
-"""Reads and writes clips.
+"""This module reads and writes clips.
 
 Clips are read one picture at a time, so their length does not matter. They are written as H.264 in MP4 without
 B-pictures and with closed groups of pictures, so that separately written parts can be joined by copying. Equal
-pictures give equal files, byte for byte.
+pictures make equal files, byte for byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPEATABLE = {
     "preset": "veryfast",
     "bf": "0",
     "flags": "+cgop",
-    # x264's AVX-512 version of the macroblock tree now and then gives another result for the same pictures
+    # x264's AVX-512 version of the macroblock tree sometimes computes another result for the same pictures
     # (benchmarks/encoder.py counts it); this option selects the portable version on every processor.
     "x264-params": "cpu-independent=1",
 }
@@ -272,9 +272,8 @@ def join_clips(parts: Sequence[Path | str], out: Path | str) -> int:
                     picture_time = 1 / (source.average_rate * source.time_base)
                 if source.codec_context.has_b_frames:
                     limit = "its pictures are stored out of their order (B-pictures)"
-                    raise refuse(
-                        "part", str(path), limit, "encode it without, as `ffmpeg -i IN -bf 0 OUT` does"
-                    )
+                    remedy = "encode it without, as `ffmpeg -i IN -bf 0 OUT` does"
+                    raise refuse("part", str(path), limit, remedy)
                 if _settings(source) != settings:
                     limit = f"its size, rate or encoder settings differ from {parts[0]}"
                     raise refuse("part", str(path), limit, "join only clips with the same writer settings")

@@ -45,7 +45,7 @@ Choose = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Stands for one tensor of a file, not read yet; `name` is its name there."""
+    """Describes one tensor of a file, not read yet; `name` is its name there."""
 
     name: str
     file: Path
@@ -118,15 +118,13 @@ def load_pickle(file: Path, field: str, remedy: str = REMEDY) -> Any:
 
 def _check_pickle_size(file: Path) -> None:
     """Refuse a list of tensors that would unpack to more than any model's: torch would unpack it whole."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
-    else:
-        size = 0
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl"))
     if size > LARGEST_PICKLE:
-        raise ValueError(
-            f"its list of tensors unpacks to {size:,} bytes; at most {LARGEST_PICKLE:,} are read"
-        )
+        limit = f"at most {LARGEST_PICKLE:,} are read"
+        raise ValueError(f"its list of tensors unpacks to {size:,} bytes; {limit}")
 
 
 def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, Stored]:
@@ -141,9 +139,9 @@ def as_stored(values: Mapping[str, Any], file: Path, field: str) -> dict[str, St
     }
 
 
-def read_metadata(file: Path, field: str, remedy: str = REMEDY) -> dict[str, str]:
+def read_metadata(file: Path, field: str) -> dict[str, str]:
     """Return the free texts of a safetensors file."""
-    return _open_handle(file, field, remedy).metadata() or {}
+    return _open_handle(file, field, REMEDY).metadata() or {}
 
 
 def read_json_object(file: Path, field: str, remedy: str = REMEDY) -> dict[str, Any]:
@@ -274,7 +272,7 @@ def _files_in_index(index: Path, field: str, remedy: str) -> list[Path]:
         raise refuse(field, str(index), "it has no weight_map from tensors to files", remedy)
     files = []
     for name in sorted(set(shards.values())):
-        # A shard lies next to its index; a path out of there would read what nobody named.
+        # A shard lies next to its index; any other path would read a file that the user did not name.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise refuse(field, str(index), f"it points at {name!r}", "shards are .safetensors next to it")
         if not (index.parent / name).is_file():

@@ -6,7 +6,7 @@
     session.rewind(3)
     other = session.fork(2)
 
-What decides the video is a timeline: from which block on which prompt and which reinforcement hold. It stays when
+A timeline decides the video: it lists from which block on which prompt and which reinforcement apply. It stays when
 the session goes back, so stepping forward again generates the same blocks, unless the timeline was changed. The
 memory of any earlier block is rebuilt from the nearest state that was kept: blocks in between are not generated again
 but read from their latents, which are always kept.
@@ -28,13 +28,12 @@ from recap.errors import refuse
 from recap.fast.accelerate import choose_aside
 from recap.fast.fitting import fit_card
 from recap.io.cast import Subject, check_names, read_members, read_words, spell_out, with_cast
-from recap.io.opening import read_opening
 from recap.io.report import Reporter
 from recap.memory.pinned import join_cast
 from recap.plan import make_plan
 from recap.rollout import Conductor, at_once, reach, read_alone
-from recap.run import build_backbone, build_memory, settle_flow
-from recap.session.company import ALONE, Company, Turn, note_rows, rows_at
+from recap.run import build_backbone, build_memory, encode_opening, settle_flow
+from recap.session.batcher import ALONE, Batcher, Turn, note_rows, rows_at
 from recap.session.values import (
     Cue,
     Edit,
@@ -44,6 +43,7 @@ from recap.session.values import (
     check_block,
     check_history,
     check_later,
+    cues_of,
     latest,
     resized,
     slots_of,
@@ -55,10 +55,10 @@ HISTORY_S = 600.0
 """How far back a session can go by default, in seconds of video."""
 
 STATES_BYTES = 512 * 2**20
-"""How much memory the kept states may take by default: of large states fewer are kept, and the way back is longer."""
+"""How much memory the kept states may take by default: of large ones fewer are kept, and going back takes longer."""
 
 LAST_STATES = 4
-"""How many blocks back the way is short: a director most often takes back the last few, and should not wait."""
+"""How many last blocks have a state each: a user most often goes back a few blocks, and should not wait."""
 
 
 class Session:
@@ -73,9 +73,9 @@ class Session:
         history_s: float = HISTORY_S,
         states_bytes: int = STATES_BYTES,
         kernels: ContextKernels = OWN_KERNELS,
-        company: Company = ALONE,
+        batcher: Batcher = ALONE,
     ) -> None:
-        """Load the model, or share one: sessions take turns, or are one batch of a `company`; `kernels` may watch."""
+        """Load the model, or share one, in turns or through a `batcher`; `kernels` may sample attention."""
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
@@ -86,21 +86,20 @@ class Session:
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter, self._kernels = reporter, kernels
-        self.company = company
+        self.batcher = batcher
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
         self._history = math.ceil(history_s / block_s)
         self._states_bytes = states_bytes
-        self._opening = self._read_opening()
+        self._opening = None
+        if config.opening:
+            self._opening = encode_opening(self.config, self.backbone, reporter.notice)
         self._cast = read_members(config.cast, self.backbone, self.config.device, reporter.notice)
         opening_frames = 0 if self._opening is None else self._opening.shape[1]
         # Blocks of the opening, whose sizes differ, and where the shots of the config begin.
         plan = make_plan([config.shots] * len(config.seeds), self.backbone.spec, opening_frames)
         self._opening_blocks = tuple(block for block in plan.blocks if block.end_frame <= opening_frames)
-        self._cues = {0: Cue(config.shots[0].prompt)}
-        for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
-            if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
-                self._cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
+        self._cues = cues_of(plan)
         for cue in self._cues.values():
             self._check_prompt(cue.prompt)
         self._reinforcements: dict[int, float | str] = {}
@@ -111,13 +110,6 @@ class Session:
         self._begin(MemoryState({}, {}), 0)
         self._rows = note_rows({}, 0, self.num_rows)
         self._states[0] = MemoryState.of(self._policy, self._decoder)
-
-    def _read_opening(self) -> Tensor | None:
-        if not self.config.opening:
-            return None
-        pixels = read_opening(self.config.opening, self.backbone.spec, self._reporter.notice)
-        latents = self.backbone.encode(pixels.to(self.config.device))
-        return latents.repeat(len(self.config.seeds), 1, 1, 1, 1)
 
     @property
     def oldest_block(self) -> int:
@@ -142,17 +134,17 @@ class Session:
     def step(self, latents: Tensor | None = None) -> GeneratedBlock:
         """Generate the next block; one that was generated before, by an equal session, is read from its latents."""
         # A block is read in as many rows as it was generated in.
-        width = self.company.width if latents is None else rows_at(self._rows, self.next_block)
-        (made,) = self.company.of_width(width).run([self.next_turn(latents)])
+        width = self.batcher.width if latents is None else rows_at(self._rows, self.next_block)
+        (made,) = self.batcher.of_width(width).run([self.next_turn(latents)])
         return self.take(made)
 
     @property
     def num_rows(self) -> int:
         """Return in how many rows the next block is generated; of a video that is never joined, in one."""
-        return self.company.width if self._conductor.is_joinable else 1
+        return self.batcher.width if self._conductor.is_joinable else 1
 
     def next_turn(self, latents: Tensor | None = None) -> Turn:
-        """Return what the company must run for the next block."""
+        """Return what the batcher must run for the next block."""
         if latents is None:
             self._rows = note_rows(self._rows, self.next_block, self.num_rows)
         factor = latest(self._reinforcements, self.next_block)
@@ -205,9 +197,9 @@ class Session:
             self._edit(edit)
 
     def resizing(self, capacity_frames: float) -> Edit:
-        """Return the edit that gives the bank another size."""
+        """Return the edit that changes the size of the bank."""
         config = resized(self.config, capacity_frames)
-        # Made once here, so that what cannot be is refused before anything changes.
+        # Built once here, so that a wrong size is refused before anything changes.
         self._new_memory(config)
         return Edit(lambda policy: policy.replace_bank(self._new_memory(config)), reshapes=True)
 
@@ -229,11 +221,11 @@ class Session:
         self._edit(Edit(lambda policy: policy.forget(slots)))
 
     def prompt_at(self, block: int) -> str:
-        """Return the prompt of a block as the model reads it; refuses one that names who is not there."""
+        """Return the prompt of a block as the model reads it; refuses one that names an absent subject."""
         return self._block(block).prompts[0]
 
     def cast(self, *members: str | Subject, prompt: str | None = None) -> None:
-        """Let subjects join the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
+        """Add subjects to the video from the next block on: cast files, pictures as NAME=PICTURE, or subjects.
 
         The model reads them under the prompt of that block; `prompt` names the one of an earlier time to repeat.
         """
@@ -249,7 +241,7 @@ class Session:
         self._edit(Edit(lambda policy: join_cast(policy, new, prompts, read), words))
 
     def drop_cast(self, name: str) -> None:
-        """Let a subject, or what was pinned under a name, leave the memory from the next block on."""
+        """Remove a subject, or what was pinned under a name, from the memory, from the next block on."""
         self._edit(Edit(lambda policy: policy.drop_cast(name), {name: None}))
 
     def _edit(self, edit: Edit) -> None:
@@ -260,7 +252,7 @@ class Session:
     def rewind(self, block: int) -> None:
         """Go back to where `block` was next; what was generated from there on is dropped, the timeline stays.
 
-        Pins, casts and what was forgotten since then are undone: they were about a memory that is gone.
+        Pins, casts and forgotten slots since then are undone: they changed a memory that is gone.
         """
         check_block(block, self.oldest_block, self.next_block)
         self._edits = {at: edits for at, edits in self._edits.items() if at < block}
@@ -345,7 +337,7 @@ class Session:
         )
 
     def take(self, made: GeneratedBlock) -> GeneratedBlock:
-        """Take the next block from the company, and keep what the way back needs."""
+        """Take the next block from the batcher, and keep what going back needs."""
         self._latents[self.next_block] = made.latents.detach().cpu()
         self._first = self._latents[0][:, :1] if self._first is None else self._first
         self.next_block += 1
@@ -368,7 +360,7 @@ class Session:
             del self._states[leaving]
 
     def _forget_oldest(self) -> None:
-        """Drop what only the way back beyond the history needs."""
+        """Drop states and latents that only blocks beyond the history need."""
         beyond = [at for at in self._states if at <= self.next_block - self._history]
         for at in sorted(beyond)[:-1]:
             del self._states[at]

@@ -1,7 +1,8 @@
-"""This module has the values of a session: prompts and edits of its timeline, states, and what a snapshot holds."""
+"""This module defines the values of a session: prompts and edits of its timeline, states, and snapshots."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,15 +14,16 @@ from recap.config import RunConfig
 from recap.contracts import Decoder, MemoryPolicy, State
 from recap.errors import refuse
 from recap.memory.bank import NoveltyBank
+from recap.plan import Plan
 
 
 class Edit(NamedTuple):
     """Changes what a memory keeps, between two blocks."""
 
     apply: Callable[[MemoryPolicy], None]
-    # By name, the words of subjects that join; None for one who leaves.
+    # By name, the words of subjects that join; None for one that leaves.
     words: Mapping[str, str | None] = MappingProxyType({})
-    # Whether a state of later blocks fits only a memory that was changed so.
+    # Whether states of later blocks fit only a memory with this edit.
     reshapes: bool = False
 
 
@@ -35,11 +37,20 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """Says under which prompt the blocks from some block on are generated, and what happens to the prior there."""
+    """Sets the prompt of the blocks from some block on, and what happens to the prior there."""
 
     prompt: str
     cut: bool = False
     reread: bool = False
+
+
+def cues_of(plan: Plan) -> dict[int, Cue]:
+    """Return the prompts of a plan, by the block where each begins."""
+    cues = {0: Cue(plan.blocks[0].prompts[0])}
+    for before, block in itertools.pairwise(plan.blocks):
+        if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
+            cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
+    return cues
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +93,13 @@ Value = TypeVar("Value")
 
 
 def latest(timeline: dict[int, Value], index: int) -> Value | None:
-    """Return what holds at a block: the entry that began last."""
+    """Return the entry that applies at a block: the one that began last."""
     begun = [block for block in timeline if block <= index]
     return timeline[max(begun)] if begun else None
 
 
 def words_at(first: Mapping[str, str], edits: dict[int, tuple[Edit, ...]], index: float) -> dict[str, str]:
-    """Return what stands for each subject in the prompt of a block, by name."""
+    """Return the words of each subject in the prompt of a block, by name."""
     words: dict[str, str | None] = dict(first)
     for at in sorted(edits):
         for edit in edits[at] if at <= index else ():

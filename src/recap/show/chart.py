@@ -21,7 +21,7 @@ _LABELS_A_LINE = 4
 
 
 class Bar(NamedTuple):
-    """Says where a value lies: its mean and interval, and the paper's number."""
+    """Is a value with its interval, and the paper's number."""
 
     label: str
     mean: float
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Says where something lies by two measures, each a mean, the low and the high end of its interval."""
+    """Is a point by two measures, each a mean, the low and the high end of its interval."""
 
     label: str
     x: tuple[float, float, float]
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 class BankHistory(NamedTuple):
-    """Says what was in a bank after every block. All is in seconds of the video."""
+    """Lists what was in a bank after every block, in seconds of the video."""
 
     # When the blocks end.
     ends: Sequence[float]

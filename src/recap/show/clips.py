@@ -31,6 +31,7 @@ _MOST_COLUMNS = 4
 # Clips narrower than this are shown at double size.
 _SMALL_PX = 480
 _BAR_PX, _GAP_PX = 32, 8
+GIF_PER_SECOND = 8
 
 
 def tint(pictures: Tensor, marked: Tensor) -> Tensor:
@@ -85,20 +86,19 @@ class Excerpt(NamedTuple):
     label: str
 
 
-def write_gif(out: Path, clips: Mapping[str, Path], excerpts: Sequence[Excerpt], per_second: int = 8) -> None:
+def write_gif(out: Path, clips: Mapping[str, Path], excerpts: Sequence[Excerpt]) -> None:
     """Join excerpts of clips of equal size and length into a GIF that repeats for ever."""
     opened = [open_clip(path) for path in clips.values()]
-    fps, every = opened[0].fps, round(opened[0].fps / per_second)
+    fps, every = opened[0].fps, round(opened[0].fps / GIF_PER_SECOND)
     shown: list[Picture] = []
     for index, joined in enumerate(_joined(list(clips), opened, 1)):
         labels = [part.label for part in excerpts if part.start_s <= index / fps < part.end_s]
         if labels and index % every == 0:
             shown.append(np.concatenate([joined, bar(labels[0], (_BAR_PX, joined.shape[1]))]))
     if not shown:
-        raise refuse(
-            "excerpts", list(excerpts), "show no picture of these clips", "choose seconds within them"
-        )
-    write_whole(out, gif_bytes(shown, per_second))
+        limit = "show no picture of these clips"
+        raise refuse("excerpts", list(excerpts), limit, "choose seconds within them")
+    write_whole(out, gif_bytes(shown, GIF_PER_SECOND))
 
 
 def gif_bytes(pictures: Sequence[Picture], per_second: int) -> bytes:

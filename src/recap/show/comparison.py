@@ -40,7 +40,7 @@ class ComparisonSummary:
 
     @property
     def page(self) -> Path:
-        """The page of the first row."""
+        """Return the page of the first row."""
         return self.out / PAGE
 
 
@@ -71,7 +71,7 @@ def compare(
     }
     rows, pictures = len(config.seeds), open_clip(next(iter(videos.values()))[0]).num_pictures or 0
     advance = Reporter(progress=showing).counter((1 + len(videos)) * rows * pictures)
-    # The first row last: its page says that all is there.
+    # The first row last: its page is the sign that all is complete.
     for row in reversed(range(rows)):
         joined, page = (f"side-by-side-{row}.mp4", f"row-{row}.html") if row else ("side-by-side.mp4", PAGE)
         write_side_by_side(out / joined, {name: clips[row] for name, clips in videos.items()}, advance)
@@ -102,7 +102,7 @@ def _named(config: RunConfig, memories: Sequence[str | Mapping[str, Any]]) -> di
 
 
 def _with_recorded_flow(config: RunConfig, out: Path) -> RunConfig:
-    """Take the flow of a comparison that was begun, where none is asked for: weights may have come since then."""
+    """Use the flow of a comparison that was begun, where none is chosen: weights may have been installed since."""
     if config.flow == "auto" and (out / RECORD).is_file():
         begun = read_json(out / RECORD)
         if isinstance(begun, dict) and begun.get("flow") in list(FLOWS):
@@ -111,7 +111,7 @@ def _with_recorded_flow(config: RunConfig, out: Path) -> RunConfig:
 
 
 def _checked(configs: Mapping[str, RunConfig], notice: Notice) -> dict[str, RunConfig]:
-    """Give all runs one path and one flow, and refuse what any of them would refuse, before the first begins."""
+    """Set one path and one flow for all runs, and refuse what any of them would refuse, before the first begins."""
     fitted = [fit_card(config, notice) for config in configs.values()]
     eager = any(config.eager for config in fitted)
     configs = {name: replace(config, eager=eager) for name, config in zip(configs, fitted, strict=True)}

@@ -1,8 +1,8 @@
 """This module shows what the bank would remember of any clip: generation's novelty and bank, run on a video file.
 
 Pictures are read, scored, marked and written block by block; only the scores of the tokens stay, so the
-length of a clip costs next to no memory. The bank is the very one of generation, with the pixels of a token
-in the place of its keys.
+length of a clip costs next to no memory. The bank is the same as in generation, with the pixels of a token
+instead of its keys.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _blocks(clip: Clip, lens: Lens) -> Iterator[Tensor]:
 
 @dataclass
 class _Scan:
-    """Keeps all that is known so far of a clip under way."""
+    """Collects the scores and the bank of a clip, block by block."""
 
     clip: Clip
     lens: Lens
@@ -220,8 +220,8 @@ class _Scan:
     def tokens(self) -> dict[str, NDArray[Any]]:
         """Return one entry per token of every frame, frame by frame and row-major, in arrays of equal length."""
         score, raw = self.frames(self.score), self.frames(self.raw)
-        places: NDArray[Any] = np.indices(score.shape, dtype=np.int32)
-        frame, row, column = places
+        positions: NDArray[Any] = np.indices(score.shape, dtype=np.int32)
+        frame, row, column = positions
         arrays: dict[str, NDArray[Any]] = {
             "score": score,
             "raw": raw,

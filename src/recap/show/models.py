@@ -8,7 +8,6 @@ from typing import Any
 
 from recap.backbones.wan.family import WanConfig
 from recap.config import Choice, RunConfig, notice_device
-from recap.contracts import BackboneConfig
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
 from recap.fast.backbone import FastWanBackbone
@@ -22,7 +21,7 @@ from recap.run import build_backbone
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Names a model, its place and how it is held there, by a config without prompts; and whose weights it has."""
+    """Names a model, its device and precision by a config without prompts, and whether its weights are random."""
 
     config: RunConfig
     random_weights: bool = False
@@ -53,14 +52,6 @@ class ModelChoice:
             raise refuse("--random-weights", chosen.name, limit, "leave it out")
         return cls(config, random_weights)
 
-    @property
-    def backbone(self) -> Choice[BackboneConfig]:
-        return self.config.backbone
-
-    @property
-    def device(self) -> str:
-        return self.config.device
-
     def fit(self, notice: Notice) -> ModelChoice:
         """Return the choice with what `--low-memory` means on its card, before anything is loaded."""
         config = fit_card(self.config, notice, random_weights=self.random_weights)
@@ -71,7 +62,7 @@ class ModelChoice:
 
     def speed(self, memory: str, blocks: int) -> SpeedSettings:
         """Return the settings with which a rollout of it is measured."""
-        config, settings = self.config, self.backbone.settings
+        config, settings = self.config, self.config.backbone.settings
         return SpeedSettings(
             config.backbone.name,
             memory,
@@ -84,7 +75,7 @@ class ModelChoice:
         )
 
     def load(self, prompts: Sequence[str], notice: Notice) -> Parts:
-        """Load the model and its flow; with random weights nothing is read, and flow knows nothing either."""
+        """Load the model and its flow; with random weights no file is read, except for a flow that was chosen."""
         config, about = self.config, {"precision": self.config.precision}
         backbone: Any
         if self.random_weights:
@@ -96,7 +87,7 @@ class ModelChoice:
         else:
             shots = tuple(Shot(prompt, 1.0) for prompt in prompts)
             backbone = build_backbone(replace(config, shots=shots), notice)
-            public = isinstance(self.backbone.settings, WanConfig)
+            public = isinstance(config.backbone.settings, WanConfig)
             about["weights"] = "published" if public else "the package's own"
         own = backbone.spec.name
         used = resolve_flow(config.flow, notice, backbone=own, device=config.device)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from recap.show.palette import colours_of
-from recap.show.sheet import Patches, lay_out, png_bytes
+from recap.show.sheet import Patches, lay_out, png_bytes, png_uri
 from recap.types import Role
 
 _SPRITE_COLUMNS = 32
@@ -108,7 +108,7 @@ def colour_variables(names: Sequence[str]) -> str:
 
 
 def describe_bank(bank: Patches, grid: tuple[int, int], subject_share: float | None = None) -> str:
-    """Say what a bank is made of: one of border columns was filled by a camera's sway, a good one shows subjects."""
+    """Describe the content of a bank: border columns come from a moving camera, and a good bank shows subjects."""
     if not len(bank):
         return "Nothing in it was new."
     edge, area = edge_share(bank, grid), 2 / grid[1]
@@ -156,7 +156,7 @@ def bank_data(bank: Patches) -> dict[str, object]:
     columns = bank.seconds, bank.frames, bank.rows, bank.columns, bank.scores
     return {
         "columns": _SPRITE_COLUMNS,
-        "sprite": f"data:image/png;base64,{base64.b64encode(sprite).decode()}",
+        "sprite": png_uri(sprite),
         "patches": list(zip(*(column.tolist() for column in columns), strict=True)),
     }
 
@@ -177,7 +177,7 @@ def _rounded(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Holds one measure's table; the row whose first cell is `ours` stands out."""
+    """Holds the table of one measure; the row whose first cell is `ours` is highlighted."""
 
     name: str
     judge: str
@@ -217,9 +217,8 @@ def _section(section: Section) -> str:
     parts += [f'<p class="quiet">{escape(text)}</p>' for text in section.remarks if text]
     parts.append(f'<div class="figures">{"".join(map(figure, section.figures))}</div>')
     if section.sheet:
-        picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="quiet">{escape(section.sheet_about)}</p>')
-        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
+        parts.append(f'<img class="sheet" alt="" src="{png_uri(section.sheet)}">')
     if section.video:
         player = f'<video src="{escape(section.video)}" controls autoplay muted loop playsinline></video>'
         parts.append(f'<p class="quiet">{escape(section.video_about)}</p><div class="screen">{player}</div>')
@@ -239,7 +238,7 @@ def measured_tables(table: Measured) -> str:
 
 
 def figure(svg: str) -> str:
-    """Show a drawing as a picture, in which no script runs: it may come from somebody else's table.json."""
+    """Show a drawing as a picture, in which no script runs: it may come from a table.json of unknown origin."""
     return f'<img alt="" src="data:image/svg+xml;charset=utf-8,{quote(svg, safe=" =:/,;.-()")}">'
 
 

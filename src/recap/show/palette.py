@@ -1,4 +1,4 @@
-"""This module gives each memory a colour, the same on every page, sheet and video."""
+"""This module defines a colour for each memory, the same on every page, sheet and video."""
 
 from __future__ import annotations
 

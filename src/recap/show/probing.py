@@ -1,4 +1,4 @@
-"""This module looks at the keys and the heads of a model, to say how the rule `keys` and a sink would work on it.
+"""This module measures the keys and the heads of a model, to predict how the rule `keys` and a sink work on it.
 
 A short video is generated with a plain sink: a scene without a subject, then the same with one. Before the change
 all that flow can trace is background; after it, what flow notices is new. For every layer: how near are both to the
@@ -31,11 +31,11 @@ from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.types import BackboneSpec, Block, MemoryTrace, Role, Tokens
 
+# Version of the layout of the result.
 VERSION = 1
-"""Of the layout of the result."""
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 KINDS = ("first block", "background", "traced later", "new")
-"""Of tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
+"""Tokens: later frames of the first block; before the change, traced; after it, traced; after it, noticed."""
 MOST_BLOCKS = 100
 QUERIES = 512
 """Queries of a block by which a head's shares are measured, spread evenly."""
@@ -229,8 +229,8 @@ def _percentiles(values: Tensor) -> dict[str, float | None]:
         return dict.fromkeys(map(str, PERCENTILES))
     # By sorting: torch's own quantile refuses more than 16 million values.
     ordered = values.double().sort().values
-    places = [round(share / 100 * (len(values) - 1)) for share in PERCENTILES]
-    return {str(share): _rounded(float(ordered[at])) for share, at in zip(PERCENTILES, places, strict=True)}
+    ranks = [round(share / 100 * (len(values) - 1)) for share in PERCENTILES]
+    return {str(share): _rounded(float(ordered[at])) for share, at in zip(PERCENTILES, ranks, strict=True)}
 
 
 def _rounded(value: float) -> float | None:

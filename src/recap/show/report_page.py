@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 from recap.show.page import Section, figure, measured_tables, skeleton, table_rows
+from recap.show.sheet import png_uri
 
 
 class FindingCard(NamedTuple):
@@ -65,9 +65,8 @@ def _videos(section: Section) -> str:
         )
         parts.append(f'<p class="of">{escape(section.video_about)}</p>' if section.video_about else "")
     if section.sheet:
-        picture = base64.b64encode(section.sheet).decode()
         parts.append(f'<p class="of">{escape(section.sheet_about)}</p>')
-        parts.append(f'<img class="sheet" alt="" src="data:image/png;base64,{picture}">')
+        parts.append(f'<img class="sheet" alt="" src="{png_uri(section.sheet)}">')
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""This module goes from a prompt to a finished run in one call, and makes the run an object."""
+"""This module generates a run by one call, and reads finished runs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def resume(
 
 
 def _finished(folder: Path, reporter: Reporter, trust_code: bool) -> Run:
-    """Write the page of a run that has just ended, and say where its length is not the one asked for."""
+    """Write the page of a run that has just ended, and show a notice where its length is not the requested one."""
     made = Run(folder, trust_code=trust_code)
     made.show(browser=False)
     asked = sum(shot.seconds for shot in made.config.shots)

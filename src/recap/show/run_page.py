@@ -25,7 +25,7 @@ from recap.io.trace import (
     bank_before,
     has_bank,
     pictures_of_frames,
-    read_lines,
+    read_seconds,
     read_trace,
 )
 from recap.io.video import Picture, open_clip
@@ -126,7 +126,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise refuse("run", str(folder), limit, "finish it with `recap generate --resume`")
     found = read_json(path)
     videos = found.get("videos") if isinstance(found, dict) else None
-    # Names as runs give them: a stranger's summary shows no file from elsewhere.
+    # Only names that runs use: a summary of unknown origin must not show other files.
     named = isinstance(videos, list) and videos and all(re.fullmatch(VIDEO, str(name)) for name in videos)
     if not named or not isinstance(found.get("blocks"), int):
         raise refuse("file", str(path), "names no videos or blocks", "put it back, or generate the run again")
@@ -164,7 +164,7 @@ def _read_blocks(run: Path, row: int) -> tuple[list[BlockTrace], list[float]]:
     """Read a row's trace and the seconds of every block; refuse files that were cut short since the run ended."""
     whole = read_summary(run)["blocks"]
     trace = [line.row(row) for line in read_trace(run / "trace.jsonl")]
-    seconds = [float(line["seconds"]) for line in read_lines(run / "timing.jsonl") if "seconds" in line]
+    seconds = read_seconds(run / "timing.jsonl")
     for name, found in (("trace.jsonl", len(trace)), ("timing.jsonl", len(seconds))):
         if found != whole:
             limit = f"it describes {found} of {whole} blocks"
@@ -219,7 +219,7 @@ def _look(
 
 
 def _setting(key: str, value: Any) -> str:
-    """Say a setting of a memory; a schedule of lambda also in words."""
+    """Return a setting of a memory as text; a schedule of lambda also in words."""
     if key == "reinforcement" and isinstance(value, str):
         return f"{key} {value} ({read_reinforcement(value).describe()})"
     return f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
@@ -262,4 +262,4 @@ class ColourJudge:
         return [Curve("the whole picture", values)]
 
     def subjects(self, picture: Tensor) -> None:
-        """Return nothing: colours do not tell what is a subject."""
+        """Return nothing: colours do not show what is a subject."""

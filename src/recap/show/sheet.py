@@ -5,6 +5,7 @@ OpenCV is imported by the functions that need it: the package is imported withou
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ def png_bytes(picture: Picture) -> bytes:
     import cv2
 
     return bytes(cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1])
+
+
+def png_uri(png: bytes) -> str:
+    """Return an encoded picture as an address that holds all of it."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def write_png(path: Path | str, picture: Picture) -> None:

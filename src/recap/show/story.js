@@ -2,7 +2,7 @@
 const STRAY_S = 0.08;
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-function tellStory(section, story) {
+function playStory(section, story) {
   const figures = [...section.querySelectorAll("figure")];
   const videos = figures.map((figure) => figure.querySelector("video")), lead = videos[0];
   const stop = section.querySelector(".stop"), track = section.querySelector(".strip div");
@@ -54,4 +54,4 @@ function tellStory(section, story) {
   follow();
 }
 
-document.querySelectorAll(".story").forEach((section, i) => tellStory(section, data[i]));
+document.querySelectorAll(".story").forEach((section, i) => playStory(section, data[i]));

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from recap.io.video import Picture
 from recap.show.page import bank_data, colour_variables, script_data, skeleton, table_rows
-from recap.show.sheet import Patches, png_bytes
+from recap.show.sheet import Patches, png_bytes, png_uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Screen:
     about: str
     # Pictures with what is written below them.
     stills: Sequence[tuple[Picture, str]] = ()
-    # What the bank held at the return, of memories that have one.
+    # The content of the bank at the return, of memories that have one.
     bank: Patches | None = None
     bank_about: str = ""
 
@@ -90,8 +89,7 @@ def _section(story: Story, memories: Sequence[str], page_title: str) -> str:
 
 def _figure(screen: Screen, colour: int) -> str:
     stills = "".join(
-        f'<span><img alt="" src="data:image/png;base64,{base64.b64encode(png_bytes(picture)).decode()}">'
-        f"{escape(label)}</span>"
+        f'<span><img alt="" src="{png_uri(png_bytes(picture))}">{escape(label)}</span>'
         for picture, label in screen.stills
     )
     return (

@@ -38,7 +38,7 @@ function sidesOf(place) {
 function ready(video, url) {
   return new Promise((done, fail) => {
     video.oncanplaythrough = () => done();
-    // Some telephones load no more than the beginning before somebody presses play.
+    // Some telephones load no more than the beginning before play is pressed.
     video.onloadedmetadata = () => setTimeout(done, 1500);
     video.onerror = () => fail(new Error(`a video cannot be played (${video.error?.message ?? "no reason given"})`));
     video.src = url;
@@ -108,7 +108,7 @@ async function show(place) {
     await Promise.all(videos.map((video, i) => ready(video, urls[i])));
   } catch (error) {
     blobs.clear();
-    tell(`This pair cannot be shown: ${error.message}. Reload the page; nothing is lost.`);
+    showNotice(`This pair cannot be shown: ${error.message}. Reload the page; nothing is lost.`);
     return;
   }
   if (shown?.place !== place) return;
@@ -181,7 +181,7 @@ function next() {
   const length = current().lines.length;
   load();
   if (!current() || current().lines.length !== length) {
-    tell("You went on in another window: this one follows it.");
+    showNotice("You continued in another window: this one follows it.");
     resume();
     return;
   }
@@ -191,7 +191,7 @@ function next() {
     const took = Math.min(1e6, Math.round((performance.now() - shown.since) / 100) / 10);
     append(kept.now, { trial: shown.place, answers, took_s: took });
   }
-  send().then((problem) => problem && tell(`${problem} Your votes are kept in this browser; save them at the end.`));
+  send().then((problem) => problem && showNotice(`${problem} Your votes are kept in this browser; save them at the end.`));
   show(shown.place + 1);
 }
 
@@ -217,8 +217,7 @@ function download() {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// The frame around it.
-function tell(text) {
+function showNotice(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
@@ -246,14 +245,14 @@ async function begin(event) {
   append(session, { rater, sheet, at: new Date().toISOString() });
   const problem = await send();
   if (problem && current().sent === 0 && server && !problem.startsWith("The server")) {
-    // Refused, most of all a name that somebody else has: nothing was answered under it yet.
+    // Refused, mostly because another rater has this name: nothing was answered under it yet.
     delete kept.sessions[session];
     kept.now = former;
     store();
-    tell(problem);
+    showNotice(problem);
     return;
   }
-  tell("");
+  showNotice("");
   show(0);
 }
 
@@ -277,7 +276,7 @@ function start() {
     button.type = "button";
     const done = Object.keys(answersOf(own)).length;
     button.textContent = `Continue as ${own.rater} (${done} of ${study.sheets[0].length})`;
-    button.onclick = () => { kept.now = session; store(); tell(""); resume(); };
+    button.onclick = () => { kept.now = session; store(); showNotice(""); resume(); };
     return button;
   }));
   reveal("start");

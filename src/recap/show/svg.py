@@ -41,7 +41,7 @@ def drawing(width: float, height: float, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, content: str, anchor: str = "start", **attributes: str | float) -> str:
-    """Return text at a place, escaped."""
+    """Return text at a point, escaped."""
     return element("text", html.escape(content), x=x, y=y, text_anchor=anchor, **attributes)
 
 
@@ -62,8 +62,8 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: str | float) 
 
 def polyline(points: Iterable[Point], tag: str = "polyline", **attributes: str | float) -> str:
     """Return a line through points, or with the tag polygon one that closes."""
-    places = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
-    return element(tag, points=places, **({"fill": "none"} | attributes))
+    pairs = " ".join(f"{_value(x)},{_value(y)}" for x, y in points)
+    return element(tag, points=pairs, **({"fill": "none"} | attributes))
 
 
 def dot(x: float, y: float, radius: float, colour: str) -> str:

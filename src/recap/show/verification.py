@@ -1,4 +1,4 @@
-"""This module verifies a model for whoever has its weights: files, loading, a first block, and minutes of video.
+"""This module verifies a model whose weights are installed: files, loading, a first block, and minutes of video.
 
 Files are hashed and compared with those that the tables of this package were written for. The first frames under a
 fixed seed are checked: finite, neither grey nor noise, and something moves. Then a few prompts are generated with
@@ -40,8 +40,8 @@ from recap.show.models import ModelChoice
 from recap.show.run_page import contrast, histogram_cosine
 from recap.types import BackboneSpec, GeneratedBlock, Role
 
+# Version of the layout of the result.
 VERSION = 1
-"""Of the layout of the result."""
 PROMPTS = ("a fox on a beach by day", "a bus in a city at night", "a boat on the sea at sunset")
 """Every model reads these; the embedded one knows no other kind of sentence."""
 MOST_PROMPTS = 20
@@ -81,7 +81,7 @@ class VerifySettings:
 
 
 def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, Any]]:
-    """Hash the files that a model is loaded from, and say which are known; a model without any has an empty list."""
+    """Hash the files that a model is loaded from, and compare the hashes with known ones; a model may have none."""
     if isinstance(config, WanConfig):
         files = config.all_files()
     elif isinstance(config, HeliosConfig):
@@ -90,7 +90,7 @@ def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, An
         names = ("dit", "autoencoder", "text") if isinstance(config, EmbeddedConfig) else ()
         files = [WEIGHTS / f"{name}.safetensors" for name in names]
     public = [file for each in SETS.values() for file in each.files if file.sha256]
-    by_hash, by_place = {file.sha256: file for file in public}, {file.path: file for file in public}
+    by_hash, by_path = {file.sha256: file for file in public}, {file.path: file for file in public}
     advance = reporter.counter(sum(file.stat().st_size for file in files))
     found = []
     for file in files:
@@ -99,8 +99,8 @@ def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, An
         if digest in by_hash:
             known = by_hash[digest]
             verdict = f"as published: {known.repository}/{known.name}"
-        elif file in by_place:
-            verdict = f"NOT the published file, whose hash is {by_place[file].sha256}"
+        elif file in by_path:
+            verdict = f"NOT the published file, whose hash is {by_path[file].sha256}"
         elif isinstance(config, EmbeddedConfig):
             verdict = "the package's own"
         found.append({"file": file.name, "bytes": file.stat().st_size, "sha256": digest, "verdict": verdict})
@@ -219,7 +219,7 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
             "sha256": hashlib.sha256(latents.contiguous().numpy().tobytes()).hexdigest(),
         },
         "checks": checks,
-        "shown": [shrunk(shown[place]) for place in spread(len(shown))],
+        "shown": [shrunk(shown[index]) for index in spread(len(shown))],
     }
 
 
@@ -237,7 +237,7 @@ def run_video(
     The video is written to `clip` if that is not None.
     """
     spec = parts.backbone.spec
-    blocks, cuda = settings.num_blocks(spec), choice.device.startswith("cuda")
+    blocks, cuda = settings.num_blocks(spec), choice.config.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
 
@@ -282,7 +282,7 @@ def verify(
     progress counts pictures, that of `hashing` bytes.
     """
     choice = choice.fit(reporter.notice)
-    files = [] if choice.random_weights else check_files(choice.backbone.settings, hashing)
+    files = [] if choice.random_weights else check_files(choice.config.backbone.settings, hashing)
     began = time.perf_counter()
     parts = choice.load(settings.prompts, reporter.notice)
     load_s = time.perf_counter() - began
@@ -304,14 +304,13 @@ def verify(
         **{f"first block: {name}": check["passed"] for name, check in opening["checks"].items()},
         "videos are finite": all(run["finite"] for run in runs),
     }
+    device = choice.config.device
     record = {
         "version": VERSION,
-        "backbone": choice.backbone.name,
+        "backbone": choice.config.backbone.name,
         **parts.about,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": torch.cuda.get_device_name(choice.device)
-        if choice.device.startswith("cuda")
-        else choice.device,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "dtype": choice.config.dtype,
         "versions": versions(),
         "asked": asdict(settings),

@@ -56,7 +56,7 @@ def write_verification(
 
 
 def _why_no_videos(choice: ModelChoice) -> str:
-    """Say why no videos are written; "" where they are."""
+    """Return why no videos are written; "" where they are."""
     if choice.random_weights:
         return "No videos are written, only stills: the weights are random, and noise makes large files."
     if find_spec("av") is None:
@@ -85,13 +85,13 @@ def _page(record: Mapping[str, Any], sections: Sequence[Section]) -> str:
 
 
 def numbers(record: Mapping[str, Any]) -> str:
-    """Name the numbers that the model computes with: its dtype, and how its weights are held if not in it."""
+    """Return the dtype that the model computes in, and the precision of its weights if that differs."""
     full = record["precision"] == "full"
     return str(record["dtype"]) if full else f"{record['dtype']}, {record['precision']} weights"
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """Say in a few words how it went."""
+    """Return the result in a few words."""
     judged = [passed for passed in record["checks"].values() if passed is not None]
     left = len(record["checks"]) - len(judged)
     count = f"{sum(judged)} of {len(judged)} checks passed" + (f", {left} not judged" if left else "")
@@ -129,7 +129,7 @@ def _first_section(record: Mapping[str, Any], shown: Sequence[Sequence[Picture]]
 def _prompt_section(
     record: Mapping[str, Any], prompt: str, shown: Sequence[Sequence[Picture]], video: Path | str
 ) -> Section:
-    """Make the section of a prompt; `video` is all memories next to each other, or says why there is none."""
+    """Make the section of a prompt; `video` shows all memories next to each other, or says why there is none."""
     runs = [run for run in record["runs"] if run["prompt"] == prompt]
     head = (
         "memory", "ms a block", "p90", "pictures/s", "peak GB", "to the first", "contrast, first and last",

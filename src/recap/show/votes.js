@@ -21,7 +21,7 @@ function store() {
   try {
     localStorage.setItem(PLACE, JSON.stringify(kept));
   } catch {
-    tell("This browser keeps nothing: do not close or reload this page before you have saved the votes.");
+    showNotice("This browser keeps nothing: do not close or reload this page before you have saved the votes.");
   }
 }
 

@@ -1,58 +1,58 @@
-"""This module carries out the commands of clients on a live session; on the model's thread."""
+"""This module executes the commands of clients on a live session, on the model's thread.
+
+A session can go back to any second and continue there in a branch; all branches stay on disk, one is generated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from recap.errors import RecapError, refuse, unknown_name
-from recap.io.cast import NAME
+from recap.io.cast import check_name
 from recap.registry import ADMISSIONS
 from recap.session import Session
-from recap.studio import messages as say
-from recap.studio.branching import make_branch, switch
+from recap.session.batcher import note_rows, rows_at
+from recap.studio import messages
+from recap.studio.engine import as_refusal
 from recap.studio.live import LiveSession
 from recap.studio.settings import Limits
+from recap.studio.store import BranchRecord
 from recap.studio.track import apply_change
+
+if TYPE_CHECKING:
+    from recap.studio.shelf import Shelf
 
 Change = dict[str, Any]
 
 
-class Subjects(Protocol):
-    """Has the subjects that may join."""
-
-    def copy(self, name: str, target: Path) -> dict[str, str]:
-        """Copy a subject's file; returns name -> words."""
-
-
-def carry_out(live: LiveSession, command: say.Command, limits: Limits, shelf: Subjects) -> dict[str, Any]:
-    """Do what a client asks, and return what happened; what cannot be done is refused and changes nothing."""
+def carry_out(live: LiveSession, command: messages.Command, limits: Limits, shelf: Shelf) -> dict[str, Any]:
+    """Execute a command, and return what happened; a refused command changes nothing."""
     playhead = getattr(command, "playhead_s", None)
     if playhead is not None:
         live.see(playhead)
     match command:
-        case say.PlayheadMessage():
+        case messages.PlayheadMessage():
             live.see(command.second)
-        case say.PlayMessage():
+        case messages.PlayMessage():
             live.play()
-        case say.PauseMessage():
+        case messages.PauseMessage():
             live.pause()
-        case say.PromptMessage():
+        case messages.PromptMessage():
             return _prompt(live, command, limits)
-        case say.DropCueMessage():
+        case messages.DropCueMessage():
             return _drop_cue(live, command.block)
-        case say.BranchMessage():
+        case messages.BranchMessage():
             return {"branch": make_branch(live, command.second)}
-        case say.SwitchMessage():
+        case messages.SwitchMessage():
             switch(live, command.branch)
-        case say.PinMessage() | say.ForgetMessage():
+        case messages.PinMessage() | messages.ForgetMessage():
             return _edit_bank(live, command)
-        case say.SetMessage():
+        case messages.SetMessage():
             return _set(live, command)
-        case say.CastMessage():
+        case messages.CastMessage():
             return _cast(live, command.name, shelf)
-        case say.DropCastMessage():
+        case messages.DropCastMessage():
             return _on_each(live, {"kind": "drop_cast", "name": command.name})
     return {}
 
@@ -68,7 +68,7 @@ def check_prompt(text: str, limits: Limits) -> None:
         raise refuse("prompt", f"{text[:40]}...", limit, "shorten it")
 
 
-def _prompt(live: LiveSession, command: say.PromptMessage, limits: Limits) -> Change:
+def _prompt(live: LiveSession, command: messages.PromptMessage, limits: Limits) -> Change:
     check_prompt(command.text, limits)
     at = 0
     if command.at_s is not None:
@@ -98,19 +98,18 @@ def _drop_cue(live: LiveSession, block: int) -> Change:
     return _at(live, live.direct(act, block))
 
 
-def _edit_bank(live: LiveSession, command: say.PinMessage | say.ForgetMessage) -> Change:
+def _edit_bank(live: LiveSession, command: messages.PinMessage | messages.ForgetMessage) -> Change:
     """Pin or forget slots of the main track's bank, as a block listed them."""
-    kind = "pin" if isinstance(command, say.PinMessage) else "forget"
-    if isinstance(command, say.PinMessage) and not NAME.fullmatch(command.name):
-        limit = "must begin with a letter and have at most 40 letters, digits, - and _"
-        raise refuse("name", command.name, limit, "for example fox")
-    wanted = None if command.block is None else find_listed(live, say.MAIN, command.block, command.slots)
+    kind = "pin" if isinstance(command, messages.PinMessage) else "forget"
+    if isinstance(command, messages.PinMessage):
+        check_name(command.name)
+    wanted = None if command.block is None else find_listed(live, messages.MAIN, command.block, command.slots)
 
     def act(block: int) -> list[Change]:
-        session = live.tracks[say.MAIN].session
+        session = live.tracks[messages.MAIN].session
         slots = command.slots if wanted is None else find_slots(session, wanted)
-        change: Change = {"at": block, "track": say.MAIN, "kind": kind, "slots": slots}
-        if isinstance(command, say.PinMessage):
+        change: Change = {"at": block, "track": messages.MAIN, "kind": kind, "slots": slots}
+        if isinstance(command, messages.PinMessage):
             change["name"] = command.name
         apply_change(session, live.store.folder, change)
         return [change]
@@ -132,30 +131,30 @@ def find_listed(
 
 def find_slots(session: Session, sources: Sequence[tuple[int, int, int]]) -> list[int]:
     """Return the slots in which these tokens are now."""
-    held = {tuple(slot.source): slot.number for slot in session.bank}
+    present = {tuple(slot.source): slot.number for slot in session.bank}
     for source in sources:
-        if source not in held:
+        if source not in present:
             limit = "it has left the bank since then"
             raise refuse("slots", list(source), limit, "choose one that the wall shows now")
-    return [held[source] for source in sources]
+    return [present[source] for source in sources]
 
 
-def _set(live: LiveSession, command: say.SetMessage) -> Change:
-    """Change settings of the memory; another rule fills the bank again, the rest holds from a block on."""
+def _set(live: LiveSession, command: messages.SetMessage) -> Change:
+    """Change settings of the memory; another rule fills the bank again, the rest changes from a block on."""
     values = {"reinforcement": command.reinforcement, "capacity_frames": command.capacity_frames}
-    given = [{"kind": "set", name: value} for name, value in values.items() if value is not None]
-    if not given and command.admission is None:
+    changes = [{"kind": "set", name: value} for name, value in values.items() if value is not None]
+    if not changes and command.admission is None:
         raise refuse("set", None, "names no setting", "give reinforcement, capacity_frames or admission")
     happened: Change = {}
     if command.admission is not None:
         if command.admission not in ADMISSIONS:
             raise unknown_name("admission", command.admission, ADMISSIONS)
         happened = _at(live, live.set_rule(command.admission))
-    return _on_each(live, *given) if given else happened
+    return _on_each(live, *changes) if changes else happened
 
 
-def _cast(live: LiveSession, name: str, shelf: Subjects) -> Change:
-    """Let a subject of the shelf join, from a copy of its own."""
+def _cast(live: LiveSession, name: str, shelf: Shelf) -> Change:
+    """Add a subject of the shelf to the session, which has its own copy of the file."""
     number = len(list((live.store.folder / "casts").glob("*.cast")))
     file = f"{number:04d}.cast"
     words = shelf.copy(name, live.store.folder / "casts" / file)
@@ -188,3 +187,71 @@ def _on_each(live: LiveSession, *changes: Change) -> Change:
         return made
 
     return _at(live, live.direct(act))
+
+
+def make_branch(live: LiveSession, second: float) -> int:
+    """Go back to a second and continue from there in a new branch; returns its number."""
+    live.check_sound()
+    most = live.settings.limits.branches
+    if len(live.record.branches) >= most:
+        raise refuse("branches", len(live.record.branches), f"at most {most} are kept", "begin a session")
+    live.settle()
+    here = live.record.current
+    block = min(live.clock.block_at(min(max(second, 0.0), 1e6)) + 1, live.next_block)
+    if not block:
+        raise refuse("second", second, "nothing is generated yet", "wait for the first block")
+    parent = live.branch
+    number = max(live.record.branches) + 1
+    cues = {at: cue for at, cue in parent.cues.items() if at < block}
+    changes = [change for change in parent.changes if change["at"] < block]
+    for track in live.tracks.values():
+        track.keep_state(here)
+    with live.lock:
+        rows = note_rows(parent.rows, block, rows_at(parent.rows, live.next_block))
+        live.record.branches[number] = BranchRecord(number, here, block, cues, changes, parent.rule, rows)
+        live.record.current = number
+        live.store.save_record()
+        live.progress.begin(number, block)
+        _see_all_before(live, number)
+
+    def branch_off() -> None:
+        for track in live.tracks.values():
+            track.branch_off(block, live.branch)
+
+    _move(live, branch_off)
+    return number
+
+
+def _see_all_before(live: LiveSession, branch: int) -> None:
+    """Mark what a branch inherits as seen in every branch that it comes from: it must not be dropped there."""
+    bound = live.record.branches[branch].fork_block
+    for at, first in live.record.lineage(branch):
+        live.progress.see(at, bound - 1)
+        bound = min(bound, first)
+
+
+def switch(live: LiveSession, branch: int) -> None:
+    """Make another branch the current one."""
+    if branch not in live.record.branches:
+        known = ", ".join(str(number) for number in live.record.branches)
+        raise refuse("branch", branch, f"there are the branches {known}", "name one of them")
+    if branch == live.record.current:
+        return
+    live.settle()
+    for track in live.tracks.values():
+        track.keep_state(live.record.current)
+    with live.lock:
+        live.record.current = branch
+        live.store.save_record()
+    _move(live, live.begin)
+
+
+def _move(live: LiveSession, act: Callable[[], None]) -> None:
+    """Bring the tracks to the current branch; a failure is reported, and `play` tries again."""
+    try:
+        act()
+    except Exception as error:
+        live.fail(as_refusal(error))
+    with live.lock:
+        live.hub.publish({"type": "branch", **live.branch_shown(live.branch), "current": live.record.current})
+    live.publish_timeline()

@@ -1,10 +1,10 @@
-"""The engine is the one thread on which the model works: for every session and video in turn, a block at a time.
+"""The engine is the one thread on which the model runs: for every session and video in turn, a block at a time.
 
 A model takes one call at a time, and a thread of its own for every session would only wait for it, and keep its own
 pool of the model's threads. Encoding and writing happen on a second thread, next to the model.
 
-With a company of several rows, as many take a turn at once, those who have waited longest first. So nobody waits
-longer than it takes to generate one block of everybody else, however many want one.
+With a batcher of several rows, as many performers take a turn at once, those that have waited longest first. So none
+waits longer than it takes to generate one block of every other one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Protocol, TypeVar
 
 from recap.errors import RecapError, refuse
 from recap.session import Session
-from recap.session.company import ALONE, Company, step_together
+from recap.session.batcher import ALONE, Batcher, step_together
 from recap.types import GeneratedBlock
 
 Result = TypeVar("Result")
 
-Asking = Generator[Session, GeneratedBlock, None]
-"""Asks for the next block of one session after another; each is sent back when it is there."""
+Requests = Generator[Session, GeneratedBlock, None]
+"""Yields sessions whose next block is needed; each block is sent back when it is generated."""
 
 log = logging.getLogger("recap.studio")
 
@@ -35,18 +35,18 @@ class Performer(Protocol):
     def wants_block(self) -> bool:
         """Tell whether there is a block to generate now."""
 
-    def make_block(self) -> Asking:
-        """Ask for what one block needs, and do all else that belongs to it."""
+    def make_block(self) -> Requests:
+        """Request the blocks of all its sessions, and do all else that belongs to them."""
 
     def fail(self, error: RecapError) -> None:
-        """Say in words that `make_block` failed; everything else continues."""
+        """Report that `make_block` failed; everything else continues."""
 
 
 class Engine:
     """Owns the model's thread and the encoder's."""
 
-    def __init__(self, company: Company = ALONE) -> None:
-        self._company = company
+    def __init__(self, batcher: Batcher = ALONE) -> None:
+        self._batcher = batcher
         self.encoder = ThreadPoolExecutor(1, thread_name_prefix="studio-encoder")
         self._performers: deque[Performer] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -66,7 +66,7 @@ class Engine:
         return future
 
     def add(self, performer: Performer) -> None:
-        """Let a session or a video take turns; called on the model's thread."""
+        """Add a session or a video; called on the model's thread."""
         self._performers.append(performer)
 
     def remove(self, performer: Performer) -> None:
@@ -94,7 +94,7 @@ class Engine:
                         future.cancel()
                     return
             while calls:
-                # Nothing of a call is held while the thread waits for the next one.
+                # Popped, so that no finished call stays referenced while the thread waits.
                 _run(*calls.pop(0))
             self._take_turn()
 
@@ -102,21 +102,23 @@ class Engine:
         return any(performer.wants_block() for performer in self._performers)
 
     def _take_turn(self) -> None:
-        """Let the next ones who want to generate a block each; the first of them has waited longest."""
-        turns: list[tuple[Performer, Asking]] = []
+        """Generate a block for each of the next performers that want one; the first has waited longest."""
+        turns: list[tuple[Performer, Requests]] = []
         for _ in range(len(self._performers)):
             performer = self._performers[0]
             self._performers.rotate(-1)
             if performer.wants_block():
                 turns.append((performer, performer.make_block()))
-            if len(turns) == self._company.width:
+            if len(turns) == self._batcher.width:
                 break
-        asked = [(*turn, session) for turn in turns if (session := _go_on(*turn)) is not None]
-        while asked:
-            made = _generate([session for *_, session in asked])
-            answered = zip(asked, made, strict=True)
-            again = [(who, asking, _go_on(who, asking, block)) for (who, asking, _), block in answered]
-            asked = [(who, asking, session) for who, asking, session in again if session is not None]
+        wanted = [(*turn, session) for turn in turns if (session := _advance(*turn)) is not None]
+        while wanted:
+            made = _generate([session for *_, session in wanted])
+            answered = zip(wanted, made, strict=True)
+            later = [
+                (each, requests, _advance(each, requests, block)) for (each, requests, _), block in answered
+            ]
+            wanted = [(each, requests, session) for each, requests, session in later if session is not None]
 
 
 def _generate(sessions: Sequence[Session]) -> Sequence[GeneratedBlock | Exception]:
@@ -127,18 +129,18 @@ def _generate(sessions: Sequence[Session]) -> Sequence[GeneratedBlock | Exceptio
         return [error] * len(sessions)
 
 
-def _go_on(
-    performer: Performer, asking: Asking, answer: GeneratedBlock | Exception | None = None
+def _advance(
+    performer: Performer, requests: Requests, answer: GeneratedBlock | Exception | None = None
 ) -> Session | None:
-    """Give a performer what it asked for; returns the session that it asks for next, None at the end."""
+    """Send a performer the block that it requested; returns the session that it requests next, None at the end."""
     try:
         if answer is None:
-            return next(asking)
-        return asking.throw(answer) if isinstance(answer, Exception) else asking.send(answer)
+            return next(requests)
+        return requests.throw(answer) if isinstance(answer, Exception) else requests.send(answer)
     except StopIteration:
         return None
     except Exception as error:
-        performer.fail(in_words(error))
+        performer.fail(as_refusal(error))
         return None
 
 
@@ -151,14 +153,13 @@ def _run(work: Callable[[], Any], future: Future[Any]) -> None:
         future.set_exception(error)
 
 
-def in_words(error: BaseException) -> RecapError:
-    """Return what can be shown of a failure: one sentence, without a path and without a traceback."""
+def as_refusal(error: BaseException) -> RecapError:
+    """Return a failure as clients may see it: one sentence, without a path and without a traceback."""
     if isinstance(error, RecapError):
         return error
     if isinstance(error, OSError):
-        return refuse(
-            "disk", error.strerror or "error", "a file could not be read or written", "make room, then play"
-        )
+        limit = "a file could not be read or written"
+        return refuse("disk", error.strerror or "error", limit, "make room, then play")
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
         return refuse("memory", "full", "the model did not fit", "close other sessions, then play")
     log.error("unexpected failure", exc_info=error)

@@ -1,4 +1,4 @@
-"""Run folders in and out of the studio, as zip files: what `recap generate` began continues here, and back."""
+"""This module reads and writes zipped run folders, so that runs move between `recap generate` and the studio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from recap.config import RunConfig, refuse_code
 from recap.errors import RecapError, refuse
-from recap.io.cast import Subject, digest_of_cast, read_cast, write_cast
+from recap.io.cast import Subject, digest_of_cast, read_cast, read_cast_bytes, write_cast
 from recap.io.files import append_line, write_whole
-from recap.io.record import versions
+from recap.io.record import versions, write_record
 from recap.io.run_folder import CAST, LATENTS, RunFolder
 from recap.io.trace import BlockTrace
 from recap.io.video import ClipWriter
 from recap.plan import Shot, make_plan
-from recap.session.values import Cue, MemoryState
+from recap.session.values import Cue, MemoryState, cues_of
 from recap.studio.engine import Engine
 from recap.studio.live import LiveSession
 from recap.types import BackboneSpec
@@ -38,14 +38,13 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
     spec, branch = live.clock.spec, live.record.current
     shots = shots_of(live.branch.cues, blocks, more_s, spec)
     config = replace(config, shots=shots, cast=tuple(f"{subject.name}.cast" for subject in subjects))
-    with tempfile.TemporaryDirectory(prefix="recap-studio-") as place:
-        folder = Path(place) / "run"
+    with tempfile.TemporaryDirectory(prefix="recap-studio-") as temporary:
+        folder = Path(temporary) / "run"
         (folder / "work").mkdir(parents=True)
         files = RunFolder(folder, config.to_dict(), None, digest_of_cast(subjects))
         if subjects:
             write_cast(folder / CAST, subjects)
-        about = {"config": config.to_dict(), "versions": versions(), "spec": asdict(spec)}
-        write_whole(folder / "run.json", json.dumps(about, indent=2).encode())
+        write_record(folder, config.to_dict(), versions(), spec, config.backbone.settings)
         files.cut(0)
         files.begin(0)
         decoder = engine.call(live.tracks[track].session.backbone.decoder).result()
@@ -63,15 +62,12 @@ def export_run(live: LiveSession, engine: Engine, track: str, more_s: float) -> 
                 folder / "timing.jsonl", {"block": block, "seconds": info["ms"]["generate"] / 1e3}
             )
             files.add(block, trace, timing)
-        state = {"next_block": torch.tensor(blocks)}
-        state |= {f"policy.{name}": value for name, value in memory.policy.items()}
-        state |= {f"decoder.{name}": value for name, value in memory.decoder.items()}
-        files.write_state({name: value.contiguous() for name, value in state.items()})
+        files.write_state(blocks, memory.policy, memory.decoder)
         return _zipped(folder)
 
 
 def _present(live: LiveSession, track: str) -> tuple[RunConfig, list[Subject], MemoryState, int]:
-    """Return what a run folder needs of a session besides its blocks; refuses what none can say."""
+    """Return what a run folder needs besides blocks; refuses changes of a session that it cannot record."""
     live.check_sound()
     live.check_video(track, live.record.current)
     if live.branch.changes or live.branch.rule:
@@ -90,7 +86,7 @@ def _present(live: LiveSession, track: str) -> tuple[RunConfig, list[Subject], M
 
 
 def shots_of(cues: dict[int, Cue], blocks: int, more_s: float, spec: BackboneSpec) -> tuple[Shot, ...]:
-    """Return the script that says the same as these prompts, and continues beyond the last block."""
+    """Return the script of these prompts, which continues beyond the last block."""
     pictures = spec.pictures_per_frame * spec.frames_per_block
     pictures = spec.num_pictures(spec.frames_per_block) if spec.decodes_alone else pictures
     block_s = pictures / spec.pictures_per_second
@@ -143,13 +139,9 @@ def read_run(data: bytes, most: int, backbone: str, spec: BackboneSpec) -> Uploa
     if bool(subjects) != bool(config.cast):
         raise refuse("upload", CAST, "is not the cast that run.json names", REMEDY)
     plan = make_plan([config.shots], spec)
-    cues = {0: Cue(config.shots[0].prompt)}
-    for before, block in zip(plan.blocks, plan.blocks[1:], strict=False):
-        if block.prompts != before.prompts or block.clears_prior or block.rereads_prior:
-            cues[block.index] = Cue(block.prompts[0], block.clears_prior, block.rereads_prior)
     return UploadedRun(
         replace(config, cast=()),
-        cues,
+        cues_of(plan),
         subjects,
         _latents(files, spec),
         _traces(files.get("trace.jsonl", b"")),
@@ -163,9 +155,8 @@ def _members(data: bytes, most: int) -> dict[str, bytes]:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             total = sum(entry.file_size for entry in entries)
             if len(entries) > MOST_ENTRIES or total > 4 * most:
-                raise refuse(
-                    "upload", f"{total} bytes", f"unpacked at most {4 * most} bytes are read", "send less"
-                )
+                limit = f"unpacked at most {4 * most} bytes are read"
+                raise refuse("upload", f"{total} bytes", limit, "send less")
             roots = [e.filename.removesuffix("run.json") for e in entries if e.filename.endswith("run.json")]
             if not roots:
                 raise refuse("upload", f"{len(entries)} files", "holds no run.json", REMEDY)
@@ -184,13 +175,10 @@ def _members(data: bytes, most: int) -> dict[str, bytes]:
 
 
 def _subjects(data: bytes) -> list[Subject]:
-    with tempfile.TemporaryDirectory(prefix="recap-studio-") as place:
-        path = Path(place) / "upload.cast"
-        path.write_bytes(data)
-        try:
-            return read_cast(path)
-        except RecapError as error:
-            raise refuse("upload", CAST, error.limit, REMEDY) from error
+    try:
+        return read_cast_bytes(data)
+    except RecapError as error:
+        raise refuse("upload", CAST, error.limit, REMEDY) from error
 
 
 def _latents(files: dict[str, bytes], spec: BackboneSpec) -> dict[int, Tensor]:

@@ -1,4 +1,4 @@
-"""The guard lets in only who may come: by the right host name, from no other site, with the token if there is one."""
+"""The guard refuses requests with a wrong host name, from another site, or without the token if there is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-# The page /docs brings a script of its own library from elsewhere; it is served without that, as plain JSON.
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -33,7 +32,7 @@ class Guard:
         self._app = app
         self._settings = settings
         names = {settings.host, *(("localhost", "127.0.0.1", "::1") if settings.is_local else ())}
-        # On all interfaces the name is the visitor's choice; the token decides, or nobody is kept out.
+        # On all interfaces the server has any name; then only the token, if there is one, keeps clients out.
         self._names = None if settings.host in ("0.0.0.0", "::") else names
         self._headers = {**HEADERS, "content-security-policy": POLICY + (settings.framed_by or "'none'")}
 
@@ -46,30 +45,31 @@ class Guard:
         }
         problem = self._problem(headers, scope)
         if problem is not None:
-            await _turn_away(scope, receive, send, *problem)
+            await _reject(scope, receive, send, *problem)
             return
         await self._app(scope, receive, _with_headers(send, self._headers, self._cookie(scope)))
 
     def _problem(self, headers: dict[str, str], scope: dict[str, Any]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if self._names is not None and _name_of(host) not in self._names:
-            # A page of another site that resolves to this machine comes with its own name.
+            # A page of another site whose name resolves to this machine sends its own name.
             return 403, f"host is {host!r}: this studio answers to {', '.join(sorted(self._names))}"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        # Not parsed as an address, which fails for some texts.
+        if origin is not None and origin.partition("://")[2] != host:
             return 403, f"origin is {origin!r}: only the studio's own page may ask"
         if self._settings.token and not self._knows_token(headers, scope):
             return 401, "token is missing or wrong: open the address with ?token=... that the server printed"
         return None
 
     def _knows_token(self, headers: dict[str, str], scope: dict[str, Any]) -> bool:
-        given = [headers.get("authorization", "").removeprefix("Bearer "), *_asked_token(scope)]
+        tokens = [headers.get("authorization", "").removeprefix("Bearer "), *_asked_token(scope)]
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-            given += [cookie.value] if cookie else []
+            tokens += [cookie.value] if cookie else []
         except CookieError:
             pass
-        return any(hmac.compare_digest(word.encode(), self._settings.token.encode()) for word in given)
+        return any(hmac.compare_digest(word.encode(), self._settings.token.encode()) for word in tokens)
 
     def _cookie(self, scope: dict[str, Any]) -> str | None:
         """Return the cookie for a page that was opened with the token: what it loads then needs none."""
@@ -94,15 +94,15 @@ def _with_headers(send: Send, headers: dict[str, str], cookie: str | None) -> Se
     if cookie is not None:
         extra.append((b"set-cookie", cookie.encode()))
 
-    async def give(message: dict[str, Any]) -> None:
+    async def send_with_headers(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
         await send(message)
 
-    return give
+    return send_with_headers
 
 
-async def _turn_away(scope: dict[str, Any], receive: Receive, send: Send, code: int, text: str) -> None:
+async def _reject(scope: dict[str, Any], receive: Receive, send: Send, code: int, text: str) -> None:
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": text[:100]})

@@ -1,4 +1,4 @@
-"""The hub hands what happens in a session to all who watch it; who is too slow is let go, and can come back."""
+"""The hub sends the events of a session to all subscribers; one that is too slow is dropped, and can reconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from recap.errors import RecapError, refuse
 
 WAITING_EVENTS = 512
-"""How many events may wait for a subscriber: at a few a second, minutes of not listening."""
+"""How many events may wait for a subscriber: at a few a second, minutes without reading."""
 
 Event = str | bytes
 
@@ -24,31 +24,30 @@ def binary_event(header: dict[str, Any], data: bytes) -> bytes:
 
 
 def error_event(error: RecapError, mark: str = "") -> dict[str, Any]:
-    """Return the event that spells out why something was refused."""
+    """Return the event about a refusal, with all parts of its message."""
     parts = {name: getattr(error, name) for name in ("field", "value", "limit", "remedy")}
     return {"v": 1, "type": "error", "id": mark, **parts, "text": str(error)}
 
 
 class Subscriber:
-    """Is one who watches: a bounded queue in the event loop of the server."""
+    """Queues the events for one viewer in the event loop of the server; the queue is bounded."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue(WAITING_EVENTS)
-        # The videos whose beginning it has.
+        # Track and branch of the videos whose beginning was sent.
         self.begun: set[tuple[str, int]] = set()
 
     def offer(self, event: Event | None) -> None:
-        """Hand over an event from any thread; None ends the stream."""
-        # A loop that is closed has nobody left who listens.
+        """Add an event, from any thread; None ends the stream."""
+        # A closed loop has no readers.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event | None) -> None:
-        if event is None or self._queue.full():
-            # What waits is of no use to one who is let go.
-            while not self._queue.empty() and self._queue.full():
-                self._queue.get_nowait()
+        if self._queue.full():
+            # The subscriber is too slow: one of its events makes room for the end of the stream.
+            self._queue.get_nowait()
             event = None
         self._queue.put_nowait(event)
 
@@ -58,7 +57,7 @@ class Subscriber:
 
 
 class Hub:
-    """Keeps the subscribers of one session. Who sends holds the session's lock, so that events stay in order."""
+    """Has the subscribers of one session; callers hold the session's lock, so that events stay in order."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -74,25 +73,25 @@ class Hub:
         self._subscribers.append(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
-        """Let somebody go, at any time: nothing waits for this."""
+        """Remove a subscriber, at any time: nothing waits for this."""
         with suppress(ValueError):
             self._subscribers.remove(subscriber)
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def publish(self, event: dict[str, Any]) -> None:
         """Send an event as JSON to all."""
         text = json.dumps({"v": 1, **event})
         for subscriber in tuple(self._subscribers):
             subscriber.offer(text)
 
     def send_media(self, header: dict[str, Any], media: bytes, init: Callable[[], bytes]) -> None:
-        """Send a piece of video to all; to those who have nothing of it yet, its beginning first."""
+        """Send a piece of video to all, and the beginning first where it was not sent yet."""
         piece = binary_event({**header, "kind": "media"}, media)
         for subscriber in tuple(self._subscribers):
             self.begin(subscriber, header, init)
             subscriber.offer(piece)
 
     def begin(self, subscriber: Subscriber, header: dict[str, Any], init: Callable[[], bytes]) -> None:
-        """Send the beginning of a video to one who has nothing of it yet."""
+        """Send the beginning of a video to a subscriber, unless it was sent before."""
         video = (header["track"], header["branch"])
         if video not in subscriber.begun:
             subscriber.begun.add(video)

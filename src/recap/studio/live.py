@@ -1,4 +1,4 @@
-"""A live session is directed while it is watched; everything here but `_finish` and `hello` is on the model's thread.
+"""A live session is directed while it is watched; all but `_finish` and `hello` runs on the model's thread.
 
 Commands take effect at the first block that has not been seen. What was generated after that is dropped, from the
 memory and from the disk, and generated again. A block is shown when it is on disk.
@@ -18,30 +18,23 @@ from torch import Tensor
 from recap.errors import RecapError, refuse
 from recap.io.trace import BlockTrace
 from recap.io.video import Picture
-from recap.studio.engine import Asking, Engine, in_words
+from recap.studio.engine import Engine, Requests, as_refusal
 from recap.studio.hub import Hub, Subscriber
 from recap.studio.messages import MAIN
 from recap.studio.progress import BranchProgress
 from recap.studio.segments import Pictures, decode_pictures, encode_block, picture_strip
 from recap.studio.settings import StudioSettings
 from recap.studio.store import LASTING_EVERY, MEDIA, BranchRecord, SessionStore
-from recap.studio.track import (
-    Track,
-    likeness,
-    movement,
-    names_of,
-    pictures_of,
-    settings_of,
-)
+from recap.studio.track import Track, likeness, movement, names_of, pictures_of, settings_of
 
 RATE_BLOCKS = 8
 """Over how many blocks the rate is measured."""
 
-TOLD_BLOCKS = 800
-"""Of how many blocks a newcomer is told at once: ten minutes; the others can be fetched."""
+HELLO_BLOCKS = 800
+"""How many blocks `hello` describes: ten minutes; the others can be fetched."""
 
 LIGHT = ("index", "start_s", "end_s", "prompt", "cut", "shares", "motion", "likeness")
-"""What a newcomer is told of every block; the rest is in the block's own JSON."""
+"""The fields of a block in `hello`; the rest is in the block's own JSON."""
 
 
 class LiveSession:
@@ -66,7 +59,7 @@ class LiveSession:
         self.clock = tracks[0].clock
         self._spec = self.clock.spec
         self.hub = Hub(settings.limits.subscribers)
-        # Held while files and events of blocks change, by both threads.
+        # Both threads acquire it while files and events of blocks change.
         self.lock = RLock()
         self.progress = BranchProgress(self.tracks)
         self._speed: deque[tuple[int, float]] = deque(maxlen=RATE_BLOCKS)
@@ -107,8 +100,8 @@ class LiveSession:
         waiting = self.next_block - self.first_unseen < self.settings.lead_blocks
         return self.playing and not self._broken and (waiting or bool(self.known))
 
-    def make_block(self) -> Asking:
-        """Ask for one block of every track, and hand it to the encoder."""
+    def make_block(self) -> Requests:
+        """Request one block of every track, and pass it to the encoder."""
         index, branch = self.next_block, self.record.current
         most = self.settings.limits.session_seconds
         if self.clock.start_s(index) >= most:
@@ -130,10 +123,10 @@ class LiveSession:
         if self.known.pop(index, None) is None:
             self._speed.append((int(pictures), seconds))
         elif not self.known:
-            # Whoever brought a run has seen it; prompts take effect after its end.
+            # Who uploads a run has seen it; prompts take effect after its end.
             self.settle()
             self.see(self.clock.start_s(index))
-        self.tell_status()
+        self.publish_status()
 
     def _finish(self, branch: int, info: dict[str, Any], latents: Tensor, pictures: Pictures) -> None:
         """Encode, write and show a block; on the encoder's thread."""
@@ -153,14 +146,14 @@ class LiveSession:
                     self.store.write_init(track, branch, coded.init)
                 self.store.write_block(track, branch, info, latents, coded.media, strip)
                 self.progress.arrive(branch, info)
-                self.hub.tell({name: value for name, value in info.items() if name != "trace"})
+                self.hub.publish({name: value for name, value in info.items() if name != "trace"})
                 header = self._header(track, branch, info)
                 self.hub.send_media(header, coded.media, lambda: coded.init)
         except Exception as error:
-            words = in_words(error)
+            refusal = as_refusal(error)
             with self.lock:
                 self.progress.drop(branch, index)
-            self._engine.call(lambda: self.fail(words))
+            self._engine.call(lambda: self.fail(refusal))
 
     def _first_picture(self, track: str, branch: int, index: int, pictures: Pictures) -> Picture:
         """Return the first picture of a track's video, which all branches share; on the encoder's thread."""
@@ -176,9 +169,9 @@ class LiveSession:
         return {"v": 1, "track": track, "branch": branch, **about}
 
     def fail(self, error: RecapError) -> None:
-        """Stop generating and say why; `play` continues from what is on disk."""
+        """Stop generating and report why; `play` continues from what is on disk."""
         self.playing, self._broken, self.message = False, True, str(error)
-        self.tell_status()
+        self.publish_status()
 
     @property
     def rate(self) -> float | None:
@@ -190,14 +183,14 @@ class LiveSession:
         state = "failed" if self._broken else "playing" if self.playing else "paused"
         return {"v": 1, "type": "status", "state": state, "rate": self.rate, "message": self.message}
 
-    def tell_status(self) -> None:
+    def publish_status(self) -> None:
         with self.lock:
-            self.hub.tell(self.status())
+            self.hub.publish(self.status())
 
     # Watching
 
     def join(self, subscriber: Subscriber) -> dict[str, Any]:
-        """Let somebody watch from here on; returns the whole state so far, and sends the videos' beginnings."""
+        """Add a subscriber; returns the whole state so far, and sends the beginnings of the videos."""
         with self.lock:
             self.hub.join(subscriber)
             hello = self.hello()
@@ -216,7 +209,7 @@ class LiveSession:
             blocks = {}
             for track in self.tracks:
                 count = self.store.count(track, current)
-                last = range(max(0, count - TOLD_BLOCKS), count)
+                last = range(max(0, count - HELLO_BLOCKS), count)
                 infos = (self.store.read_info(track, current, index) for index in last)
                 blocks[track] = [{name: info.get(name) for name in LIGHT} for info in infos]
             return {"v": 1, "type": "hello", **self.summary(), "blocks": blocks, "status": self.status()}
@@ -233,13 +226,9 @@ class LiveSession:
                     for name, track in self.tracks.items()
                 },
                 "branches": [self.branch_shown(branch) for branch in self.record.branches.values()],
-                "branch": self.record.current,
-                "cues": self._cues(),
-                "changes": self.branch.changes,
+                **self._timeline(),
                 "seconds": self.clock.start_s(self.store.count(MAIN, self.record.current)),
                 "seen_s": self.clock.start_s(max(0, self.first_unseen - 1)),
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
-                "cast": names_of(self.record.cast, self.branch.changes),
                 "playing": self.playing,
             }
 
@@ -247,11 +236,19 @@ class LiveSession:
         plain, blocks = branch.to_json(), self.store.count(MAIN, branch.id)
         return {"blocks": blocks, **{name: plain[name] for name in ("id", "parent", "fork_block", "batch")}}
 
-    def _cues(self) -> list[dict[str, Any]]:
-        return [
+    def _timeline(self) -> dict[str, Any]:
+        """Return the prompts and changes of the current branch, and the settings and subjects that follow."""
+        cues = [
             {"block": block, "start_s": self.clock.start_s(block), **asdict(cue)}
             for block, cue in sorted(self.branch.cues.items())
         ]
+        return {
+            "branch": self.record.current,
+            "cues": cues,
+            "changes": self.branch.changes,
+            "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
+            "cast": names_of(self.record.cast, self.branch.changes),
+        }
 
     # Directing
 
@@ -267,8 +264,8 @@ class LiveSession:
     def direct(self, act: Callable[[int], list[dict[str, Any]]], at_block: int = 0) -> int:
         """Change the session at the first block that has not been seen, or at a later one; returns the block.
 
-        `act` is called with that block when all sessions are there, and returns the changes of memory that it made.
-        If it refuses, everything is as it was.
+        `act` is called with that block when all sessions are at it, and returns the changes of memory that it made.
+        If it refuses, nothing changes.
         """
         self.check_sound()
         target = max(self.first_unseen, at_block)
@@ -284,7 +281,7 @@ class LiveSession:
             changes = act(target)
             for track in self.tracks.values():
                 for at in {target, *track.session.cues}:
-                    # A prompt may name somebody whom only this change makes unknown.
+                    # A later prompt may name a subject that this change removes.
                     track.session.prompt_at(max(at, target))
         except BaseException:
             for name, track in self.tracks.items():
@@ -334,41 +331,34 @@ class LiveSession:
             raise refuse("session", "being read", limit, "wait a moment")
 
     def _drop(self, first: int) -> None:
-        """Delete the current branch's blocks from `first` on, on disk and for all who watch."""
+        """Delete the current branch's blocks from `first` on, on disk and at all subscribers."""
         with self.lock:
             branch = self.record.current
             self.progress.drop(branch, first)
             for track in self.tracks:
                 self.store.drop_blocks(track, branch, first)
-                self.hub.tell({"type": "dropped", "track": track, "branch": branch, "from_block": first})
+                self.hub.publish({"type": "dropped", "track": track, "branch": branch, "from_block": first})
 
     def publish_timeline(self) -> None:
-        """Write the record, and tell all who watch what is on the timeline."""
+        """Write the record, and send the timeline to all subscribers."""
         with self.lock:
             self.store.save_record()
-            about = {
-                "branch": self.record.current,
-                "cues": self._cues(),
-                "changes": self.branch.changes,
-                "settings": settings_of(self.tracks[MAIN].config, self.branch.changes, self.branch.rule),
-                "cast": names_of(self.record.cast, self.branch.changes),
-            }
-            self.hub.tell({"type": "cue", **about})
+            self.hub.publish({"type": "cue", **self._timeline()})
 
     def play(self) -> None:
-        """Generate again; after a failure from what is on disk."""
+        """Continue to generate; after a failure from what is on disk."""
         if self._broken:
             self.settle()
             self.begin()
         self.playing, self.message = True, ""
-        self.tell_status()
+        self.publish_status()
 
     def pause(self) -> None:
         self.playing = False
-        self.tell_status()
+        self.publish_status()
 
     def settle(self) -> None:
-        """Wait until all blocks that were handed to the encoder are on disk."""
+        """Wait until all blocks that the encoder has are on disk."""
         self._engine.encoder.submit(lambda: None).result()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""This module defines what clients may say to the studio, version 1; docs/studio-api.md lists it for readers.
+"""This module defines the messages of clients to the studio, version 1; docs/studio-api.md lists them for readers.
 
 The messages are plain dataclasses, which pydantic checks: a field too many, of another type, not finite or of another
-version is refused in words.
+version is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Is what every message has: the version, and the sender's own mark, which the answer repeats."""
+    """Has the fields of every message: the version, and the sender's own mark, which the answer repeats."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {
         "extra": "forbid",
@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayheadMessage(Message):
-    """Says which second is on the screen: it drives the lead, and says what was seen."""
+    """Reports which second is on the screen: blocks up to there were seen, and some more are generated ahead."""
 
     type: Literal["playhead"] = "playhead"
     second: float
@@ -158,8 +158,8 @@ Command = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession(Message):
-    """Asks for a session; `beside` names a second memory that generates the same next to the first."""
+class NewWork(Message):
+    """Has the fields that a new session and a new video share."""
 
     prompt: str
     seed: int = 0
@@ -169,22 +169,20 @@ class NewSession(Message):
     reinforcement: float | str | None = None
     capacity_frames: float | None = None
     cast: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession(NewWork):
+    """Asks for a session; `beside` names a second memory that generates the same next to the first."""
+
     beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewVideo(Message):
+class NewVideo(NewWork):
     """Asks for a video of some seconds, to be polled and downloaded."""
 
-    prompt: str
     seconds: float = 5.0
-    seed: int = 0
-    memory: str = "recap"
-    # "auto" is the usual one of the memory.
-    admission: str = "auto"
-    reinforcement: float | str | None = None
-    capacity_frames: float | None = None
-    cast: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +205,12 @@ def read_command(data: str | bytes) -> Command:
 
 
 def read_message(data: str | bytes, kind: Any) -> Any:
-    """Read a message of some kind from JSON; whatever else it is, is refused in words."""
+    """Read a message of some kind from JSON; anything else is refused."""
     pydantic = import_extra("pydantic", "recap studio", "studio")
     try:
         return checker(kind).validate_json(data)
     except pydantic.ValidationError as error:
-        raise _in_words(error.errors(include_url=False)[0]) from None
+        raise _as_refusal(error.errors(include_url=False)[0]) from None
 
 
 @cache
@@ -224,11 +222,11 @@ def checker(kind: Any) -> Any:
     return pydantic.TypeAdapter(kind)
 
 
-def _in_words(problem: dict[str, Any]) -> RecapError:
-    """Say what is wrong with a message; of a long value the beginning is shown."""
-    # The first part of a command's place is its type, which the client knows.
-    place = ".".join(str(part) for part in problem["loc"] if part not in ("", None)) or "message"
+def _as_refusal(problem: dict[str, Any]) -> RecapError:
+    """Make the error about a wrong message; of a long value the beginning is shown."""
+    # Where in the message it is; the first part of a command's path is its type.
+    field = ".".join(str(part) for part in problem["loc"] if part not in ("", None)) or "message"
     value = problem.get("input")
     shown = value if isinstance(value, int | float | bool) else str(value)[:SHOWN_CHARACTERS]
     limit = str(problem["msg"])[0].lower() + str(problem["msg"])[1:]
-    return refuse(place, shown, limit, "see the page /docs of this server")
+    return refuse(field, shown, limit, "see the page /docs of this server")

@@ -1,8 +1,8 @@
-"""How far each branch of a session is: which blocks are on their way to disk, how many are there, and what was seen.
+"""This module tracks each branch of a session: blocks on their way to disk, blocks there, and blocks that were seen.
 
-Three rules keep a record true, whatever is commanded while blocks are still being encoded:
+Three rules keep a record true, whatever commands arrive while blocks are still being encoded:
 
-- What is not on disk has not been seen. A change is made at the first block that nobody saw, so all that comes before
+- What is not on disk has not been seen. A change is made at the first unseen block, so all that comes before
   it can be built again after a kill, a switch of branches or a restart.
 - Dropping a block drops what is on its way of that block and of later ones, and nothing earlier: a gap would end the
   branch there, and the changes that were recorded behind it would be made at other blocks.
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class BranchProgress:
-    """Counts the blocks of every branch; whoever asks holds the session's lock."""
+    """Counts the blocks of every branch; callers hold the session's lock."""
 
     def __init__(self, tracks: Collection[str]) -> None:
         self._tracks = tracks
@@ -24,7 +24,7 @@ class BranchProgress:
         self._on_way: dict[tuple[int, int, str], dict[str, Any]] = {}
         # How many blocks are on disk, by branch and track.
         self._written: dict[tuple[int, str], int] = {}
-        # By branch, the last block that somebody saw.
+        # By branch, the last block that was on a screen.
         self._seen: dict[int, int] = {}
 
     def begin(self, branch: int, blocks: int) -> None:

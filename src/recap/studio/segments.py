@@ -1,4 +1,4 @@
-"""The pictures of one block become a piece of fragmented MP4 that a browser can append, and a strip of JPEG.
+"""This module encodes a block as a piece of fragmented MP4 that a browser can append, and as a strip of JPEG.
 
 Every block is encoded in a container of its own, so nothing waits for the next block. Such a container begins at time
 zero; the start (`tfdt`) and the number (`mfhd`) in its bytes are rewritten, so that pieces follow each other.
@@ -24,7 +24,7 @@ from recap.io.video import REPEATABLE, new_container
 try:
     import av
 except ImportError:
-    # Sessions are also timed on machines that have no PyAV, where nobody watches.
+    # Sessions are also timed on machines without PyAV.
     av = None  # type: ignore[assignment]
 
 QUALITY = "20"
@@ -48,14 +48,14 @@ def encode_block(pictures: Pictures, fps: int, first_picture: int, number: int) 
     data = _encode(pictures, fps)
     scale = struct.unpack_from(">I", data, _find(data, b"mdhd") + 16)[0]
     start = first_picture * scale // fps
-    for piece, (place, size) in enumerate([box[1:] for box in _boxes(data) if box[0] == b"moof"]):
-        # The encoder may begin a second piece, whose time then goes on from the first one's.
-        time = _find(data, b"tfdt", place, size)
+    for piece, (offset, size) in enumerate([box[1:] for box in _boxes(data) if box[0] == b"moof"]):
+        # The encoder may begin a second piece, whose time then continues that of the first.
+        time = _find(data, b"tfdt", offset, size)
         form = ">Q" if data[time + 4] == 1 else ">I"
         struct.pack_into(form, data, time + 8, start + struct.unpack_from(form, data, time + 8)[0])
-        struct.pack_into(">I", data, _find(data, b"mfhd", place, size) + 8, (number << 8) + piece + 1)
-    place = _find(data, b"avcC")
-    codec = "avc1." + data[place + 5 : place + 8].hex().upper()
+        struct.pack_into(">I", data, _find(data, b"mfhd", offset, size) + 8, (number << 8) + piece + 1)
+    offset = _find(data, b"avcC")
+    codec = "avc1." + data[offset + 5 : offset + 8].hex().upper()
     parts: dict[bool, bytearray] = {True: bytearray(), False: bytearray()}
     for kind, begin, size in _boxes(data):
         if kind != b"mfra":
@@ -82,19 +82,19 @@ def _encode(pictures: Pictures, fps: int) -> bytearray:
 
 def _find(data: bytearray, kind: bytes, start: int = 0, size: int | None = None) -> int:
     """Return where the name of a box stands; by default in the header, which comes first."""
-    place = data.find(kind, start, None if size is None else start + size)
-    assert place >= 0, f"the encoder wrote no {kind.decode()}"
-    return place
+    offset = data.find(kind, start, None if size is None else start + size)
+    assert offset >= 0, f"the encoder wrote no {kind.decode()}"
+    return offset
 
 
 def _boxes(data: bytearray) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the kind, the place and the size of the outermost boxes."""
-    place = 0
-    while place + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, place)
+    """Yield the kind, the offset and the size of the outermost boxes."""
+    offset = 0
+    while offset + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, offset)
         assert size >= 8, "a box of the encoder has no size"
-        yield kind, place, size
-        place += size
+        yield kind, offset, size
+        offset += size
 
 
 def join_segments(init: bytes, media: Sequence[bytes], out: Path) -> None:

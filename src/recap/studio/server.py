@@ -1,4 +1,4 @@
-"""The server is the way into a studio: JSON over HTTP for sessions and files, a WebSocket for the stream.
+"""The server is the interface of a studio: JSON over HTTP for sessions and files, a WebSocket for the stream.
 
 Annotations here are evaluated when a studio is opened, so that the package can be imported without FastAPI.
 """
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from recap.errors import RecapError, refuse
 from recap.io.extras import import_extra
-from recap.studio import messages as say
-from recap.studio.engine import in_words
+from recap.studio import messages
+from recap.studio.engine import as_refusal
 from recap.studio.exchange import export_run
 from recap.studio.guard import add_guard
 from recap.studio.hub import Subscriber, error_event
 from recap.studio.live import LiveSession
-from recap.studio.pages import add_page
-from recap.studio.reference import reference_page
+from recap.studio.pages import add_page, reference_page
 from recap.studio.segments import join_segments
 from recap.studio.store import INFO, MEDIA, STRIP
 from recap.studio.studio import Studio
@@ -46,7 +45,7 @@ def make_app(studio: Studio) -> Any:
     add_guard(app, studio.settings)
     add_errors(app)
     router = fastapi.APIRouter(prefix="/v1")
-    # First, since its routes have names where others take any.
+    # First: otherwise its fixed paths would match the parameters of other routes.
     add_exchange(router, studio)
     add_videos(router, studio)
     add_sessions(router, studio)
@@ -64,15 +63,15 @@ def make_app(studio: Studio) -> Any:
 
 
 def add_errors(app: Any) -> None:
-    """Answer every refusal in words, and nothing else."""
+    """Answer every failure with its message, as JSON."""
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
-        words = in_words(error)
-        missing = "there is no such" in words.limit
+        refusal = as_refusal(error)
+        missing = "there is no such" in refusal.limit
         code = 404 if missing else 400 if isinstance(error, RecapError) else 500
-        return JSONResponse(error_event(words), status_code=code)
+        return JSONResponse(error_event(refusal), status_code=code)
 
     app.add_exception_handler(RecapError, refused)
     app.add_exception_handler(Exception, refused)
@@ -89,9 +88,9 @@ async def read_body(request: Any, most: int) -> bytes:
 
 
 def taking(kind: Any) -> dict[str, Any]:
-    """Return what the page /docs says about a body that is checked by hand, with errors in words."""
+    """Return what the page /docs says about a body that is checked by hand, with our own messages."""
     kinds = get_args(kind)
-    schemas = [say.checker(each).json_schema() for each in kinds or (kind,)]
+    schemas = [messages.checker(each).json_schema() for each in kinds or (kind,)]
     schema = {"oneOf": schemas} if kinds else schemas[0]
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
@@ -104,7 +103,7 @@ def add_sessions(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/about")
     async def about() -> dict[str, Any]:
-        """Say what this studio is: its model, memories, rules, sizes and limits; waits for the model."""
+        """Describe this studio: its model, memories, rules, sizes and limits; waits for the model."""
         return await asyncio.to_thread(studio.about)
 
     @router.get("/sessions")
@@ -112,10 +111,10 @@ def add_sessions(router: "APIRouter", studio: Studio) -> None:
         """List all sessions, open ones and those on disk."""
         return await asyncio.to_thread(studio.list)
 
-    @router.post("/sessions", status_code=201, openapi_extra=taking(say.NewSession))
+    @router.post("/sessions", status_code=201, openapi_extra=taking(messages.NewSession))
     async def create(request: Request) -> dict[str, Any]:
         """Begin a session."""
-        new = say.read_message(await read_body(request, limits.message_bytes), say.NewSession)
+        new = messages.read_message(await read_body(request, limits.message_bytes), messages.NewSession)
         live = await asyncio.to_thread(studio.create, new)
         return await asyncio.to_thread(live.hello)
 
@@ -143,11 +142,11 @@ def add_sessions(router: "APIRouter", studio: Studio) -> None:
         await asyncio.to_thread(studio.delete, name)
         return {"v": 1, "session": name, "deleted": True}
 
-    @router.post("/sessions/{name}/commands", openapi_extra=taking(say.Command))
+    @router.post("/sessions/{name}/commands", openapi_extra=taking(messages.Command))
     async def command(name: str, request: Request) -> dict[str, Any]:
-        """Carry out one command, as on the stream; answers when it is done."""
+        """Execute one command, as on the stream; answers when it is done."""
         live = studio.find(name)
-        asked = say.read_command(await read_body(request, limits.message_bytes))
+        asked = messages.read_command(await read_body(request, limits.message_bytes))
         happened = await asyncio.wrap_future(studio.command(live, asked))
         return {"v": 1, "type": "done", "id": asked.id, **happened}
 
@@ -173,9 +172,8 @@ def add_files(router: "APIRouter", studio: Studio) -> None:
         """Return a file of a block: its video, all that is known of it, or its pictures."""
         live = find(name, track, branch)
         if kind not in KINDS or block < 0:
-            raise refuse(
-                "kind", kind, f"there is no such file; kinds: {', '.join(KINDS)}", "name one of them"
-            )
+            limit = f"there is no such file; kinds: {', '.join(KINDS)}"
+            raise refuse("kind", kind, limit, "name one of them")
         suffix, media = KINDS[kind]
         if suffix == INFO:
             info = await asyncio.to_thread(live.store.read_info, track, branch, block)
@@ -214,11 +212,11 @@ def add_casts(router: "APIRouter", studio: Studio) -> None:
         await asyncio.to_thread(studio.shelf.delete, name)
         return {"v": 1, "name": name, "deleted": True}
 
-    @router.post("/sessions/{name}/casts", status_code=201, openapi_extra=taking(say.NewSubject))
+    @router.post("/sessions/{name}/casts", status_code=201, openapi_extra=taking(messages.NewSubject))
     async def save(name: str, request: Request) -> dict[str, Any]:
         """Keep a subject of a session on the shelf."""
         live = studio.find(name)
-        asked = say.read_message(await read_body(request, limits.message_bytes), say.NewSubject)
+        asked = messages.read_message(await read_body(request, limits.message_bytes), messages.NewSubject)
         return {"v": 1, **await asyncio.to_thread(studio.save_subject, live, asked)}
 
 
@@ -227,7 +225,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
     from fastapi import Request, Response
 
     @router.get("/sessions/{name}/video.mp4")
-    async def video(name: str, track: str = say.MAIN, branch: int | None = None) -> Response:
+    async def video(name: str, track: str = messages.MAIN, branch: int | None = None) -> Response:
         """Return a branch as one video file."""
         live = studio.find(name)
         number = live.record.current if branch is None else branch
@@ -235,7 +233,7 @@ def add_exchange(router: "APIRouter", studio: Studio) -> None:
         return Response(data, media_type="video/mp4", headers=saved_as(f"{name}.mp4"))
 
     @router.get("/sessions/{name}/run.zip")
-    async def run(name: str, track: str = say.MAIN, more_s: float = 10.0) -> Response:
+    async def run(name: str, track: str = messages.MAIN, more_s: float = 10.0) -> Response:
         """Return the current branch as a zipped run folder."""
         live = studio.find(name)
         most = studio.settings.limits.session_seconds
@@ -265,11 +263,11 @@ def add_videos(router: "APIRouter", studio: Studio) -> None:
     """Add the routes of videos for programs: create, poll, download."""
     from fastapi import Request, Response
 
-    @router.post("/videos", status_code=202, openapi_extra=taking(say.NewVideo))
+    @router.post("/videos", status_code=202, openapi_extra=taking(messages.NewVideo))
     async def create(request: Request) -> dict[str, Any]:
         """Queue a video."""
         body = await read_body(request, studio.settings.limits.message_bytes)
-        return await asyncio.to_thread(studio.create_video, say.read_message(body, say.NewVideo))
+        return await asyncio.to_thread(studio.create_video, messages.read_message(body, messages.NewVideo))
 
     @router.get("/videos")
     async def videos() -> dict[str, Any]:
@@ -278,7 +276,7 @@ def add_videos(router: "APIRouter", studio: Studio) -> None:
 
     @router.get("/videos/{name}")
     async def show(name: str) -> dict[str, Any]:
-        """Say how far a video is."""
+        """Describe a video and its progress."""
         return studio.videos.find(name).shown()
 
     @router.get("/videos/{name}/content")
@@ -332,8 +330,8 @@ def add_stream(router: "APIRouter", studio: Studio) -> None:
 
 
 async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> None:
-    """Send everything to one who watches, in order."""
-    # Whoever closes the tab meanwhile is gone, which is no failure; the reader of the socket ends it.
+    """Send all events to one viewer, in order."""
+    # A viewer who closes the tab meanwhile is no failure; the reader of the socket ends it.
     with suppress(Exception):
         await socket.send_text(json.dumps(hello))
         while (event := await subscriber.next()) is not None:
@@ -342,25 +340,25 @@ async def _send(socket: Any, subscriber: Subscriber, hello: dict[str, Any]) -> N
 
 
 async def _answer(studio: Studio, live: LiveSession, subscriber: Subscriber, data: str | bytes) -> None:
-    """Carry out one message; the answer goes to its sender alone."""
+    """Execute one message; only its sender gets the answer."""
     mark = ""
     try:
         if len(data) > studio.settings.limits.message_bytes:
             most = studio.settings.limits.message_bytes
             raise refuse("message", f"{len(data)} bytes", f"at most {most} bytes are read", "send less")
-        command = say.read_command(data)
+        command = messages.read_command(data)
         mark = command.id[:200]
         done = studio.command(live, command)
     except RecapError as error:
         subscriber.offer(json.dumps(error_event(error, mark)))
         return
-    quiet = isinstance(command, say.PlayheadMessage)
+    quiet = isinstance(command, messages.PlayheadMessage)
 
-    def tell(future: Any) -> None:
+    def send_answer(future: Any) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            subscriber.offer(json.dumps(error_event(in_words(error), mark)))
+            subscriber.offer(json.dumps(error_event(as_refusal(error), mark)))
         elif not quiet:
             subscriber.offer(json.dumps({"v": 1, "type": "done", "id": mark, **future.result()}))
 
-    done.add_done_callback(tell)
+    done.add_done_callback(send_answer)

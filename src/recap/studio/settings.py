@@ -6,7 +6,6 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recap.errors import refuse
 
@@ -37,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StudioSettings:
-    """Says what a studio is."""
+    """Sets up a studio."""
 
     folder: Path
     backbone: str = "embedded"
@@ -48,13 +47,13 @@ class StudioSettings:
     low_memory: str = "auto"
     # Blocks that are generated ahead of what was seen.
     lead_blocks: int = 2
-    # Rows of the one forward in which sessions that stand alike are generated; 1 generates them one by one.
+    # Sessions that are generated in one forward where their memories have equal shapes; 1 generates them one by one.
     batch: int = 1
     host: str = "127.0.0.1"
     port: int = 8765
-    # Who does not know it is refused; "" asks nobody.
+    # Requests without it are refused; "" refuses none.
     token: str = ""
-    # Lets anybody in without a token; for a demonstration on a machine that holds nothing else.
+    # Allows any client without a token; for a demonstration on a machine that has nothing else on it.
     public: bool = False
     # The site that may show the page in a frame of its own, as https://NAME; "" is none.
     framed_by: str = ""
@@ -74,7 +73,3 @@ class StudioSettings:
     @property
     def is_local(self) -> bool:
         return self.host in ("127.0.0.1", "localhost", "::1")
-
-    def shown(self) -> dict[str, Any]:
-        """Return the limits for clients."""
-        return dataclasses.asdict(self.limits)

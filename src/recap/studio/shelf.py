@@ -1,9 +1,8 @@
-"""The shelf keeps the subjects that clients saved or uploaded, one cast file each, under the subject's name."""
+"""The shelf stores the subjects that clients saved or uploaded, one cast file each, under the subject's name."""
 
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recap.errors import refuse
-from recap.io.cast import NAME, SUFFIX, Subject, cut_subject, read_cast, tokens_in_box, write_cast
+from recap.errors import RecapError, refuse
+from recap.io.cast import (
+    NAME,
+    SUFFIX,
+    Subject,
+    cut_subject,
+    new_scores,
+    read_cast,
+    read_cast_bytes,
+    tokens_in_box,
+    write_cast,
+)
 from recap.io.files import write_whole
+from recap.io.trace import BlockTrace
 from recap.studio.directing import find_listed
 from recap.studio.live import LiveSession
 from recap.studio.messages import NewSubject
@@ -36,7 +46,7 @@ class Shelf:
     def path(self, name: str) -> Path:
         """Return the file of a subject that is on the shelf."""
         if name not in self.names():
-            known = ", ".join(self.names()) or "nobody"
+            known = ", ".join(self.names()) or "none"
             raise refuse("cast", name, f"there is no such subject; there is {known}", "name one of these")
         return self._folder / f"{name}{SUFFIX}"
 
@@ -50,7 +60,7 @@ class Shelf:
         except ValueError as error:
             if name not in self.names():
                 raise
-            # The words of the refusal name the file's place, which is nobody's business.
+            # The message of the refusal has the path of the file, which clients must not see.
             raise refuse("cast", name, "its file is damaged", "delete it") from error
         even = subject.thumbnail[: subject.thumbnail.shape[0] // 2 * 2, : subject.thumbnail.shape[1] // 2 * 2]
         picture = base64.b64encode(jpeg_of(even)).decode() if even.size else ""
@@ -76,15 +86,12 @@ class Shelf:
         write_cast(self._folder / f"{subject.name}{SUFFIX}", [subject])
 
     def upload(self, data: bytes) -> list[dict[str, Any]]:
-        """Put all subjects of an uploaded cast file on the shelf; what kind of file it is, its bytes say."""
-        with tempfile.TemporaryDirectory(prefix="recap-studio-") as folder:
-            path = Path(folder) / f"upload{SUFFIX}"
-            path.write_bytes(data)
-            try:
-                subjects = read_cast(path)
-            except ValueError as error:
-                why = getattr(error, "limit", "") or "is not a cast file"
-                raise refuse("upload", f"{len(data)} bytes", why, "send a file of recap cast save") from error
+        """Put all subjects of an uploaded cast file on the shelf; its bytes decide whether it is one."""
+        try:
+            subjects = read_cast_bytes(data)
+        except RecapError as error:
+            remedy = "send a file of recap cast save"
+            raise refuse("upload", f"{len(data)} bytes", error.limit, remedy) from error
         for subject in subjects:
             if subject.name in self.names():
                 raise refuse("name", subject.name, "that name is in use", "delete the old one first")
@@ -129,9 +136,8 @@ def _of_slots(live: LiveSession, asked: NewSubject, slots: Sequence[int], branch
 
 def _of_box(live: LiveSession, asked: NewSubject, box: Sequence[float], branch: int) -> Subject:
     if len(box) != 4:
-        raise refuse(
-            "box", list(box), "must be x, y, width, height in pixels", "for example [40, 30, 64, 64]"
-        )
+        limit = "must be x, y, width, height in pixels"
+        raise refuse("box", list(box), limit, "for example [40, 30, 64, 64]")
     spec, second = live.clock.spec, asked.second
     end = live.clock.start_s(live.store.count(asked.track, branch))
     if second is None or not 0 <= second < end:
@@ -153,11 +159,7 @@ def _subject(
 ) -> Subject:
     store, spec, track = live.store, live.clock.spec, asked.track
     info = store.read_info(track, branch, block)
-    scores = np.zeros(mask.shape, dtype=np.float32)
-    first = block * spec.frames_per_block
-    for frame, row, column, score in (info["trace"].get("admitted") or [[]])[0]:
-        if frame >= first:
-            scores[int(frame) - first, int(row), int(column)] = score
+    trace, first = BlockTrace.from_json(info["trace"]), block * spec.frames_per_block
     pictures = decode_pictures(store.read_init(track, branch), store.read(track, branch, block, MEDIA))
     # The picture of the frame that shows most of it.
     best = int(mask.sum(axis=(1, 2)).argmax())
@@ -174,7 +176,7 @@ def _subject(
         asked.words or f"a {asked.name}",
         store.read_latents(track, branch, [block])[block][0],
         torch.from_numpy(mask),
-        torch.from_numpy(scores),
+        torch.from_numpy(new_scores(trace, spec)),
         cut_subject(pictures[index], flat),
         about,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -25,8 +25,9 @@ from recap.config import refuse_code
 from recap.errors import RecapError, refuse
 from recap.io.cast import NAME
 from recap.io.files import check_plain, remove_strays, write_whole
+from recap.io.run_folder import pack_state, unpack_state
 from recap.registry import ADMISSIONS
-from recap.session.company import MOST_ROWS, note_rows, rows_at
+from recap.session.batcher import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
 from recap.studio.messages import BESIDE, MAIN
 
@@ -45,7 +46,7 @@ OTHER_ROWS = (
 
 @dataclass(slots=True)
 class BranchRecord:
-    """Says what decides one branch: where it left its parent, its prompts, and the changes of its memory."""
+    """Records what decides one branch: where it left its parent, its prompts, and the changes of its memory."""
 
     id: int
     parent: int | None = None
@@ -66,7 +67,7 @@ class BranchRecord:
         return {**tree, "cues": cues, "changes": self.changes, "rule": self.rule, "batch": rows}
 
     def note_rows(self, block: int, number: int) -> str:
-        """Note that blocks from `block` on are generated in so many rows; returns what to say where that is new."""
+        """Note that blocks from `block` on are generated in so many rows; returns a notice where that is new."""
         before = rows_at(self.rows, block - 1)
         self.rows = note_rows(self.rows, block, number)
         return OTHER_ROWS.format(before=before, block=block, now=number) if block and before != number else ""
@@ -81,7 +82,7 @@ class BranchRecord:
 
 @dataclass(slots=True)
 class SessionRecord:
-    """Says what decides a session. `tracks` has a config for each track, without the paths of its cast."""
+    """Records what decides a session. `tracks` has a config for each track, without the paths of its cast."""
 
     id: str
     created: float
@@ -103,6 +104,12 @@ class SessionRecord:
     def owner(self, branch: int, block: int) -> int:
         """Return the branch that generated this block of a branch."""
         return next(at for at, first in self.lineage(branch) if block >= first or first == 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list of sessions says about this one while it is not open."""
+        prompts = [cue.prompt for cue in self.branches[self.current].cues.values()]
+        about = {"session": self.id, "created": self.created, "open": False, "branches": len(self.branches)}
+        return {**about, "prompt": prompts[0] if prompts else ""}
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("id", "created", "tracks", "cast", "current")}
@@ -128,24 +135,23 @@ class SessionStore:
         try:
             check_plain(self.folder, "session")
         except RecapError as error:
-            # The words name the place on this machine, which is nobody's business.
-            raise refuse(
-                "session", self.record.id, "has a link or a device in its folder", DAMAGED
-            ) from error
-        for place in [self.folder, *self.folder.rglob("*")]:
-            if place.is_dir():
-                remove_strays(place)
+            # The message has a path of this machine, which clients must not see.
+            limit = "has a link or a device in its folder"
+            raise refuse("session", self.record.id, limit, DAMAGED) from error
+        for path in [self.folder, *self.folder.rglob("*")]:
+            if path.is_dir():
+                remove_strays(path)
 
     def save_record(self) -> None:
-        """Write the session's record; what it says holds from here on, also after a kill."""
+        """Write the session's record; it is valid from here on, also after a kill."""
         write_whole(self.folder / RECORD, json.dumps(self.record.to_json()).encode())
 
-    def _place(self, track: str, branch: int) -> Path:
+    def _branch_folder(self, track: str, branch: int) -> Path:
         return self.folder / "tracks" / track / str(branch)
 
     def path(self, track: str, branch: int, block: int, kind: str) -> Path:
         """Name a file of a block, in the branch that generated it."""
-        return self._place(track, self.record.owner(branch, block)) / f"{block:06d}{kind}"
+        return self._branch_folder(track, self.record.owner(branch, block)) / f"{block:06d}{kind}"
 
     def count(self, track: str, branch: int) -> int:
         """Return how many blocks a branch has on disk, those of its parents included."""
@@ -166,22 +172,22 @@ class SessionStore:
 
     def drop_blocks(self, track: str, branch: int, first: int) -> None:
         """Delete a branch's own blocks from `first` on, the last one first, and states that have seen them."""
-        place = self._place(track, branch)
-        own = sorted(place.glob(f"*{INFO}"), reverse=True)
+        folder = self._branch_folder(track, branch)
+        own = sorted(folder.glob(f"*{INFO}"), reverse=True)
         for info in own:
             if int(info.stem) >= first:
                 for kind in (INFO, LATENTS, MEDIA, STRIP):
                     info.with_suffix(kind).unlink(missing_ok=True)
-        for state in place.glob("state-*.safetensors"):
+        for state in folder.glob("state-*.safetensors"):
             if int(state.stem.split("-")[1]) > first:
                 state.unlink(missing_ok=True)
 
     def write_init(self, track: str, branch: int, init: bytes) -> None:
-        write_whole(self._place(track, branch) / "init.mp4", init)
+        write_whole(self._branch_folder(track, branch) / "init.mp4", init)
 
     def read_init(self, track: str, branch: int) -> bytes:
         for at, _ in self.record.lineage(branch):
-            path = self._place(track, at) / "init.mp4"
+            path = self._branch_folder(track, at) / "init.mp4"
             if path.is_file():
                 return path.read_bytes()
         raise refuse("block", 0, "nothing of this branch is generated yet", "wait for the first block")
@@ -213,10 +219,8 @@ class SessionStore:
 
     def write_state(self, track: str, branch: int, block: int, rule: str, state: MemoryState) -> None:
         """Keep the memory as it was when `block` came next, before any change there, with a bank by this rule."""
-        tensors = {f"policy.{name}": value.contiguous() for name, value in state.policy.items()}
-        tensors |= {f"decoder.{name}": value.contiguous() for name, value in state.decoder.items()}
-        path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
-        write_whole(path, save(tensors))
+        path = self._branch_folder(track, branch) / f"state-{block:06d}-{rule}.safetensors"
+        write_whole(path, save(pack_state(state.policy, state.decoder)))
         for number, earlier in self._own_states(track, branch, rule):
             # The one before stays, since the last blocks may not be on disk yet.
             if number % LASTING_EVERY and number < block - STATE_EVERY:
@@ -224,7 +228,7 @@ class SessionStore:
 
     def _own_states(self, track: str, branch: int, rule: str) -> list[tuple[int, Path]]:
         """Return the states of a branch by a rule, the last one first."""
-        paths = sorted(self._place(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
+        paths = sorted(self._branch_folder(track, branch).glob(f"state-*-{rule}.safetensors"), reverse=True)
         found = [(int(path.stem.split("-")[1]), path) for path in paths]
         # Rules have names like flow and flow-texture.
         return [(number, path) for number, path in found if path.stem == f"state-{number:06d}-{rule}"]
@@ -239,19 +243,16 @@ class SessionStore:
             end = min(end, first)
 
 
-def _check_rows(record: SessionRecord) -> None:
-    """Refuse a record that says of a block that it was generated in an impossible number of rows."""
+def _check_record(record: SessionRecord, name: str) -> None:
+    """Refuse a record whose names would be code or paths, or with an impossible number of rows."""
     for branch in record.branches.values():
         for block, number in branch.rows.items():
             if type(block) is not int or block < 0:
                 raise KeyError(block)
             if type(number) is not int or not 1 <= number <= MOST_ROWS:
                 limit = f"its record is damaged: a batch has 1 to {MOST_ROWS} rows, that of block {block} not"
-                raise refuse("session", record.id, limit, DAMAGED)
-
-
-def _check_names(record: SessionRecord, name: str) -> None:
-    """Refuse a record whose names would be code or paths: files are data, whoever wrote them."""
+                raise refuse("session", name, limit, DAMAGED)
+    # Files are data, and anybody may have written them.
     for track, config in record.tracks.items():
         refuse_code(config, RECORD)
         if track not in (MAIN, BESIDE):
@@ -273,19 +274,14 @@ def _check_names(record: SessionRecord, name: str) -> None:
 def read_state(path: Path) -> MemoryState | None:
     """Read a kept state; None where it is damaged, since it can be made again."""
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path)
     except (OSError, SafetensorError):
         return None
-    parts = ("policy.", "decoder.")
-    policy, decoder = (
-        {n.removeprefix(part): v for n, v in tensors.items() if n.startswith(part)} for part in parts
-    )
-    return MemoryState(policy, decoder)
+    return MemoryState(*unpack_state(tensors))
 
 
 class StudioFolder:
-    """Is the folder of a studio: its sessions, casts and videos."""
+    """Manages the folder of a studio: its sessions, casts and videos."""
 
     def __init__(self, root: Path, disk_bytes: int) -> None:
         self.root = root.expanduser().resolve()
@@ -307,12 +303,11 @@ class StudioFolder:
     def load(self, name: str) -> SessionStore:
         """Read the record of a session that is on disk."""
         if not ID.fullmatch(name) or name not in self.ids():
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         folder = self.root / "sessions" / name
         try:
             record = SessionRecord.from_json(json.loads((folder / RECORD).read_bytes()))
-            _check_names(record, name)
-            _check_rows(record)
+            _check_record(record, name)
         except RecapError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -336,6 +331,11 @@ class StudioFolder:
             raise refuse("disk", f"{free / 1e6:.0f} MB free", "64 MB must stay free", "make room there")
 
 
+def no_session(name: str) -> RecapError:
+    """Make the error about a session that is nowhere."""
+    return refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
+
+
 def new_id() -> str:
-    """Return a name that no one guesses and no client chooses."""
+    """Return a random name, which clients can neither guess nor choose."""
     return secrets.token_hex(8)

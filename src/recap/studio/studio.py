@@ -1,4 +1,4 @@
-"""The studio holds one model, the sessions that are open on it, and the folder with all that is kept."""
+"""The studio has one model, the sessions that are open on it, and the folder in which everything is stored."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from recap.io.report import SILENT, Notice
 from recap.registry import ADMISSIONS, BACKBONES, MEMORIES
 from recap.run import build_backbone
 from recap.session import Session
-from recap.session.company import Company
+from recap.session.batcher import Batcher
 from recap.session.values import Cue
-from recap.studio import messages as say
+from recap.studio import messages
 from recap.studio.directing import carry_out, check_prompt
 from recap.studio.engine import Engine, log
 from recap.studio.exchange import UploadedRun, read_run
 from recap.studio.live import LiveSession
 from recap.studio.settings import StudioSettings
 from recap.studio.shelf import Shelf, subject_of
-from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id
+from recap.studio.store import BranchRecord, SessionRecord, SessionStore, StudioFolder, new_id, no_session
 from recap.studio.track import Clock, Track
 from recap.studio.videos import VideoQueue
 
@@ -52,7 +52,7 @@ class Studio:
         shelf: Shelf | None = None,
         notice: Notice = SILENT.notice,
     ) -> None:
-        """Open a studio; `folder` and `shelf` say where else than in its own folder things are kept."""
+        """Open a studio; `folder` and `shelf` replace those in the folder of the settings."""
         # What can be refused before the model is loaded is refused here.
         plain_config(settings)
         self.settings = settings
@@ -64,8 +64,8 @@ class Studio:
         self._alone = ExitStack()
         self._alone.enter_context(alone_in(self.folder.root, *BUSY))
         self.shelf = shelf or Shelf(self.folder.root / "casts", settings.limits.casts)
-        self._company = Company(settings.batch)
-        self.engine = Engine(self._company)
+        self._batcher = Batcher(settings.batch)
+        self.engine = Engine(self._batcher)
         self.sessions: dict[str, LiveSession] = {}
         # Sessions that are being built.
         self._opening: set[str] = set()
@@ -75,11 +75,11 @@ class Studio:
             self.folder.root / "videos", self.engine, settings.limits, self._video_session
         )
         self.engine.call(lambda: self.engine.add(self.videos))
-        # The model loads while the page does.
+        # The model loads while the browser loads the page.
         self.engine.call(self._load)
 
     def _load(self) -> Backbone:
-        """Return the model; what made it fail may have been mended since, so every call tries."""
+        """Return the model; the cause of a failure may be gone since, so every call tries again."""
         if self._backbone is None:
             config = plain_config(self.settings)
             # Sessions of a batch share a forward; what further ones keep on the card is not planned.
@@ -88,17 +88,13 @@ class Studio:
             found = build_backbone(config, self._notice)
             self._eager = config.eager
             if self.settings.batch > 1:
-                tried = self.config_of(say.NewSession(prompt=TRIED_PROMPT))
+                tried = make_config(self.settings, messages.NewSession(prompt=TRIED_PROMPT))
                 tried = dataclasses.replace(tried, eager=self._eager)
-                self._company.check(Session(tried, backbone=found, reporter=SILENT, company=self._company))
+                self._batcher.check(Session(tried, backbone=found, reporter=SILENT, batcher=self._batcher))
             self._backbone = found
         return self._backbone
 
-    def config_of(self, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
-        """Make the config of a session or a video."""
-        return make_config(self.settings, new, memory)
-
-    def save_subject(self, live: LiveSession, asked: say.NewSubject) -> dict[str, Any]:
+    def save_subject(self, live: LiveSession, asked: messages.NewSubject) -> dict[str, Any]:
         """Keep a subject of a session on the shelf."""
         with live.lock:
             subject = subject_of(live, asked)
@@ -106,7 +102,7 @@ class Studio:
         return self.shelf.save(subject)
 
     def about(self) -> dict[str, Any]:
-        """Return what a client must know first; waits for the model."""
+        """Return what a client needs first; waits for the model."""
         spec = self.engine.call(self._load).result().spec
         clock, size = Clock(spec), spec.picture_size
         rate = spec.pictures_per_second
@@ -121,17 +117,17 @@ class Studio:
             "grid": {"rows": spec.grid[0], "columns": spec.grid[1], "token_pixels": spec.token_pixels},
             "block_s": clock.start_s(2) - clock.start_s(1),
             "lead_blocks": self.settings.lead_blocks,
-            "limits": self.settings.shown(),
+            "limits": dataclasses.asdict(self.settings.limits),
         }
 
     # Sessions
 
-    def create(self, new: say.NewSession) -> LiveSession:
+    def create(self, new: messages.NewSession) -> LiveSession:
         """Begin a session."""
         check_words(new.prompt)
-        tracks = {say.MAIN: self.config_of(new)}
+        tracks = {messages.MAIN: make_config(self.settings, new)}
         if new.beside:
-            tracks[say.BESIDE] = self.config_of(new, new.beside)
+            tracks[messages.BESIDE] = make_config(self.settings, new, new.beside)
         self.folder.check_room()
         self.check_number()
         plain = {name: config.to_dict() for name, config in tracks.items()}
@@ -140,41 +136,41 @@ class Studio:
         return self._start(record, None)
 
     def upload(self, data: bytes) -> LiveSession:
-        """Open a zipped run folder as a session; its blocks are read, and generating goes on after them."""
+        """Open a zipped run folder as a session; its blocks are read, and generation continues after them."""
         self.folder.check_room()
         spec = self.engine.call(self._load).result().spec
         run = read_run(data, self.settings.limits.upload_bytes, self.settings.backbone, spec)
         check_model(run.config, self.settings)
         self.check_number()
-        plain = {say.MAIN: run.config.to_dict()}
+        plain = {messages.MAIN: run.config.to_dict()}
         record = SessionRecord(new_id(), time.time(), plain, [subject.name for subject in run.subjects])
         record.branches[0] = BranchRecord(0, cues=run.cues)
         return self._start(record, None, run)
 
-    def create_video(self, asked: say.NewVideo) -> dict[str, Any]:
+    def create_video(self, asked: messages.NewVideo) -> dict[str, Any]:
         """Queue a video for a program."""
         check_video(self.settings, self.shelf, asked)
         self.folder.check_room()
         return self.videos.create(asked)
 
-    def _video_session(self, asked: say.NewVideo, folder: Path) -> Session:
+    def _video_session(self, asked: messages.NewVideo, folder: Path) -> Session:
         """Make the session that generates a video; on the model's thread."""
         for name in asked.cast or ():
             self.shelf.copy(name, folder / f"{name}.cast")
         cast = tuple(str(folder / f"{name}.cast") for name in asked.cast or ())
         backbone = self._load()
-        config = dataclasses.replace(self.config_of(asked), cast=cast, eager=self._eager)
+        config = dataclasses.replace(make_config(self.settings, asked), cast=cast, eager=self._eager)
         return Session(
             config,
             backbone=backbone,
             reporter=SILENT,
             history_s=0.0,
             states_bytes=0,
-            company=self._company,
+            batcher=self._batcher,
         )
 
     def check_number(self) -> None:
-        """Refuse more sessions than are kept."""
+        """Refuse another session where the limit of stored ones is reached."""
         most = self.settings.limits.kept_sessions
         if (kept := len(self.folder.ids())) >= most:
             raise refuse("sessions", kept, f"at most {most} are kept", "delete one of them")
@@ -232,10 +228,10 @@ class Studio:
             check_model(config, self.settings)
             if config.memory.settings.keeps_bank:
                 config = dataclasses.replace(config, cast=cast)
-            elif cast and name == say.MAIN:
+            elif cast and name == messages.MAIN:
                 limit = f"the memory {config.memory.name} has no bank next to which a cast could be pinned"
                 raise refuse("cast", store.record.cast, limit, "choose recap")
-            tracks.append(Track(name, config, backbone, store, SILENT, self._company))
+            tracks.append(Track(name, config, backbone, store, SILENT, self._batcher))
         live = LiveSession(store, tracks, self.engine, self.settings, self.folder.check_room)
         if run is not None:
             live.known, live.traces = dict(run.latents), run.traces
@@ -253,7 +249,7 @@ class Studio:
                 return self.sessions[name]
         if name in self.folder.ids():
             raise refuse("session", name, "is not open", f"POST /v1/sessions/{name}/open first")
-        raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        raise no_session(name)
 
     def list(self) -> list[dict[str, Any]]:
         """Return all sessions, open ones and those that can be opened."""
@@ -265,17 +261,13 @@ class Studio:
                 found.append(live.summary())
                 continue
             try:
-                record = self.folder.load(name).record
+                found.append(self.folder.load(name).record.summary())
             except RecapError as error:
                 found.append({"session": name, "open": False, "message": str(error)})
-                continue
-            prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
-            about = {"created": record.created, "open": False, "branches": len(record.branches)}
-            found.append({"session": name, **about, "prompt": prompts[0] if prompts else ""})
         return found
 
-    def command(self, live: LiveSession, command: say.Command) -> Future[dict[str, Any]]:
-        """Carry out a client's command between two blocks."""
+    def command(self, live: LiveSession, command: messages.Command) -> Future[dict[str, Any]]:
+        """Execute a client's command between two blocks."""
         return self.engine.call(lambda: carry_out(live, command, self.settings.limits, self.shelf))
 
     def close_session(self, name: str) -> None:
@@ -292,7 +284,7 @@ class Studio:
     def delete(self, name: str) -> None:
         """Close a session and delete its files."""
         if name not in self.folder.ids():
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         self.close_session(name)
         self.folder.delete(name)
 
@@ -304,7 +296,7 @@ class Studio:
         self._alone.close()
 
 
-def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, memory: str = "") -> RunConfig:
+def make_config(settings: StudioSettings, new: messages.NewWork, memory: str = "") -> RunConfig:
     """Make the config of a session or a video; names are those of the tables, never code."""
     memory = memory or new.memory
     for field, name, table in (
@@ -317,8 +309,8 @@ def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, me
     if not 0 <= new.seed < 2**63:
         raise refuse("seed", new.seed, "must be 0 to 2^63 - 1", "0 is as good as any")
     fields = {field.name for field in dataclasses.fields(MEMORIES[memory])}
-    given = {"reinforcement": new.reinforcement, "capacity_frames": new.capacity_frames}
-    own = {name: value for name, value in given.items() if value is not None and name in fields}
+    wanted = {"reinforcement": new.reinforcement, "capacity_frames": new.capacity_frames}
+    own = {name: value for name, value in wanted.items() if value is not None and name in fields}
     return RunConfig.from_dict(
         {
             "shots": [{"prompt": new.prompt, "seconds": getattr(new, "seconds", FIRST_SHOT_S)}],
@@ -335,14 +327,14 @@ def make_config(settings: StudioSettings, new: say.NewSession | say.NewVideo, me
 
 
 def plain_config(settings: StudioSettings) -> RunConfig:
-    """Make a config of a studio's model; refuses what no session of it could be."""
+    """Make a config of a studio's model; refuses settings that no session could have."""
     if settings.backbone not in BACKBONES:
         raise unknown_name("backbone", settings.backbone, BACKBONES)
-    return make_config(settings, say.NewSession(prompt=""))
+    return make_config(settings, messages.NewSession(prompt=""))
 
 
 def check_model(config: RunConfig, settings: StudioSettings) -> None:
-    """Refuse a session that was begun with another model, or in another precision: it would go on as another one."""
+    """Refuse a session that was begun with another model or precision: it would continue as another video."""
     for field in ("backbone", "precision"):
         found = getattr(config, field)
         began = found if isinstance(found, str) else found.name
@@ -367,8 +359,8 @@ def check_cast(shelf: Shelf, names: Sequence[str] | None) -> list[str]:
     return found
 
 
-def check_video(settings: StudioSettings, shelf: Shelf, asked: say.NewVideo) -> None:
-    """Refuse a video that could not be made."""
+def check_video(settings: StudioSettings, shelf: Shelf, asked: messages.NewVideo) -> None:
+    """Refuse a video that could not be generated."""
     check_words(asked.prompt)
     make_config(settings, asked)
     check_cast(shelf, asked.cast)

@@ -20,7 +20,7 @@ from recap.io.report import Reporter
 from recap.io.trace import BlockTrace
 from recap.rollout import reach
 from recap.session import Session
-from recap.session.company import ALONE, Company
+from recap.session.batcher import ALONE, Batcher
 from recap.session.values import Edit, Slot, Snapshot
 from recap.studio.messages import MAIN
 from recap.studio.segments import Pictures
@@ -37,7 +37,7 @@ SMALL_STATE = 64 * 2**20
 
 
 class Clock:
-    """Knows which block is on the screen at which second."""
+    """Converts between seconds and blocks."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         self.spec = spec
@@ -74,17 +74,17 @@ class Track:
         backbone: Backbone,
         store: SessionStore,
         reporter: Reporter,
-        company: Company = ALONE,
+        batcher: Batcher = ALONE,
     ) -> None:
         self.name = name
         self.config = config
         self._backbone = backbone
         self._store = store
         self._reporter = reporter
-        self._company = company
+        self._batcher = batcher
         self.clock = Clock(backbone.spec)
         self._watching = WatchingKernels()
-        # It is there from the first `build` on.
+        # Set by the first `build`.
         self.session: Session
 
     def _rule(self, branch: int) -> str:
@@ -101,13 +101,13 @@ class Track:
             history_s=HISTORY_S,
             states_bytes=STATES_BYTES,
             kernels=self._watching,
-            company=self._company,
+            batcher=self._batcher,
         )
 
     def step(
         self, branch: int, latents: Tensor | None = None, earlier: BlockTrace | None = None
     ) -> Generator[Session, GeneratedBlock, tuple[GeneratedBlock, dict[str, Any]]]:
-        """Ask for the next block, or read it from known latents; returns it with what a page shows of it."""
+        """Request the next block, or read it from known latents; returns it with what a page shows of it."""
         before = self.session.bank
         self._watching.begin()
         made = (yield self.session) if latents is None else self.session.step(latents)
@@ -117,7 +117,7 @@ class Track:
         return made, self._describe(made, branch, by_token, earlier)
 
     def build(self, branch: int, blocks: int) -> None:
-        """Make the session again as it was with so many blocks of a branch, from the nearest state on disk."""
+        """Rebuild the session as it was after so many blocks of a branch, from the nearest state on disk."""
         record = self._store.record.branches[branch]
         changes = self._changes(record)
         session, start = self._restored(record, branch, blocks, changes)
@@ -171,7 +171,7 @@ class Track:
         return session, 0
 
     def go_back(self, block: int, record: BranchRecord) -> None:
-        """Do what `build` does, in memory where the way is short."""
+        """Do what `build` does, without reading files where the session still has the state."""
         if block < self.session.oldest_block:
             self.build(record.id, block)
             return
@@ -188,13 +188,13 @@ class Track:
         self.session.restore(replace(now, cues=dict(record.cues), reinforcements=earlier))
 
     def keep_state(self, branch: int) -> None:
-        """Write the present state to disk, if it is at hand."""
+        """Write the present state to disk, if the session still has it."""
         block, state = self.session.next_block, self.session.kept_state
         if block and state is not None:
             self._store.write_state(self.name, branch, block, self._rule(branch), state)
 
     def keep_state_if_due(self, branch: int) -> None:
-        """Do so every few blocks."""
+        """Call `keep_state` every few blocks."""
         state = self.session.kept_state
         often = state is not None and state.num_bytes <= SMALL_STATE
         if self.session.next_block % (STATE_EVERY if often else LASTING_EVERY) == 0:
@@ -216,7 +216,7 @@ class Track:
         )
         shares = {str(role): None if share is None else share[0] for role, share in trace.shares.items()}
         if None in shares.values() and earlier is None and self._watching.clean_only:
-            # Fast kernels tell roles with a bias alone; two ways of measuring in one bar would not add up.
+            # Fast kernels measure only roles with a bias; two ways of measuring in one bar would not add up.
             shares = {**dict.fromkeys(shares), **self._watching.shares()}
         return {
             "v": 1,
@@ -290,13 +290,13 @@ def edits_of(
 ) -> dict[int, tuple[Edit, ...]]:
     """Return edits for changes that a state contains: what prompts say for each name, and the size of the bank.
 
-    `cast` names who was there from the first block on.
+    `cast` names the subjects that were there from the first block on.
     """
     found: dict[int, tuple[Edit, ...]] = {}
     names = set(cast)
     for change in changes:
         words: dict[str, str | None] = dict(change.get("words", {}))
-        # What is pinned under the name of somebody who is there joins them, and their words stay.
+        # Tokens that are pinned under the name of a present subject join it, and its words stay.
         if change["kind"] == "pin" and change["name"] not in names:
             words = {change["name"]: f"a {change['name']}"}
         if change["kind"] == "drop_cast":
@@ -316,7 +316,7 @@ def pictures_of(made: GeneratedBlock) -> Pictures:
 
 
 def likeness(picture: NDArray[np.uint8], first: NDArray[np.uint8]) -> float:
-    """Return how alike the colours of two pictures are, 0..1; to the video's first one this falls with drift."""
+    """Return how similar the colours of two pictures are, 0..1; with a video's first picture it falls with drift."""
     vectors = HsvEmbedder().embed([picture, first])
     return round(float(vectors[0] @ vectors[1]), 4)
 
@@ -340,7 +340,7 @@ def settings_of(config: RunConfig, changes: Sequence[Mapping[str, Any]], rule: s
 
 
 def names_of(first: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return who is pinned in the memory of the main track after these changes, by name."""
+    """Return the names of the subjects in the memory of the main track after these changes."""
     names = dict.fromkeys(first)
     for change in changes:
         if change["track"] == MAIN and change["kind"] == "pin":

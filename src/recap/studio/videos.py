@@ -1,4 +1,4 @@
-"""Videos for programs: ask for one, poll it, download it. They are generated in turn, next to sessions."""
+"""This module makes videos for programs, which request, poll and download them; they take turns with sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recap.errors import RecapError, refuse
 from recap.io.files import write_whole
 from recap.plan import make_plan
 from recap.session import Session
-from recap.studio.engine import Asking, Engine, in_words
+from recap.studio.engine import Engine, Requests, as_refusal
 from recap.studio.messages import NewVideo
 from recap.studio.segments import Pictures, encode_block, join_segments
 from recap.studio.settings import Limits
@@ -30,7 +30,7 @@ MakeSession = Callable[[NewVideo, Path], Session]
 
 @dataclass(slots=True)
 class Video:
-    """Is a video that was asked for."""
+    """Describes a requested video."""
 
     id: str
     created: float
@@ -45,7 +45,7 @@ class Video:
         return self.status in ("queued", "in_progress")
 
     def shown(self) -> dict[str, Any]:
-        """Return what a client is told."""
+        """Return what clients see of it."""
         progress = 100 if self.status == "completed" else round(100 * self.done / max(1, self.blocks + 1))
         asked = {
             name: value for name, value in dataclasses.asdict(self.asked).items() if name not in ("v", "id")
@@ -54,13 +54,13 @@ class Video:
         return {"v": 1, **about, "progress": progress, "error": self.error or None, **asked}
 
     def to_json(self) -> bytes:
-        """Return what is kept of it besides its file."""
+        """Return what is stored of it besides its file."""
         plain = {"created": self.created, "asked": dataclasses.asdict(self.asked)}
         return json.dumps({**plain, "status": self.status, "error": self.error}).encode()
 
     @classmethod
     def from_json(cls, name: str, data: bytes) -> Video | None:
-        """Return a video that was kept; one that was not finished is queued again, None is a damaged one."""
+        """Return a video that was kept; an unfinished one is queued again, and None means damaged."""
         try:
             plain = json.loads(data)
             asked, status = NewVideo(**plain["asked"]), str(plain["status"])
@@ -72,7 +72,7 @@ class Video:
 
 
 def check_room(asked: NewVideo, videos: Iterable[Video], limits: Limits) -> None:
-    """Refuse a video that is too long, or more than may wait or be kept; says how many do."""
+    """Refuse a video that is too long, or more videos than may wait or be kept."""
     if not 0 < asked.seconds <= limits.video_seconds:
         limit = f"must be above 0 and at most {limits.video_seconds:g}"
         raise refuse("seconds", asked.seconds, limit, "ask for less, or begin a session")
@@ -86,7 +86,7 @@ def check_room(asked: NewVideo, videos: Iterable[Video], limits: Limits) -> None
 
 
 def find_video(videos: Mapping[str, Video], name: str, *, done: bool = False) -> Video:
-    """Return a video of this name, with `done` only a finished one; refuses in words."""
+    """Return a video of this name, with `done` only a finished one; refuses any other."""
     if name not in videos:
         raise refuse("video", name[:60], "there is no such video", "GET /v1/videos lists them")
     video = videos[name]
@@ -120,7 +120,7 @@ class VideoQueue:
                 self._videos[video.id] = video
 
     def create(self, asked: NewVideo) -> dict[str, Any]:
-        """Queue a video; refuses more than may wait, and says how many do."""
+        """Queue a video; refuses more than may wait."""
         with self._lock:
             check_room(asked, self._videos.values(), self._limits)
             video = Video(new_id(), time.time(), asked)
@@ -167,7 +167,7 @@ class VideoQueue:
         # The last block is with the encoder, which ends the video.
         return self._present is None or self._present[0] is not video or video.done < video.blocks
 
-    def make_block(self) -> Asking:
+    def make_block(self) -> Requests:
         video = self._next()
         if video is None:
             return
@@ -198,7 +198,7 @@ class VideoQueue:
             if not video.is_open:
                 self._wake()
         except Exception as error:
-            self._end(video, in_words(error))
+            self._end(video, as_refusal(error))
 
     def fail(self, error: RecapError) -> None:
         video = self._next()
@@ -209,12 +209,12 @@ class VideoQueue:
         with self._lock:
             video.status, video.error = "failed", str(error)
             if video.id in self._videos:
-                # Where the disk is full, what failed is known as long as this server is there.
+                # Where the disk is full, the failure is known only until this server ends.
                 with suppress(OSError):
                     self._write(video)
         self._wake()
 
     def _wake(self) -> None:
-        """Let the model's thread look whether another video waits; not where the studio is closing."""
+        """Wake the model's thread, in case another video waits, unless the studio is closing."""
         with suppress(RecapError):
             self._engine.call(lambda: None)

@@ -1,4 +1,4 @@
-"""This server shows a study and takes its votes, behind the same guard as the studio.
+"""This module serves a study and collects its votes, behind the same guard as the studio.
 
 Annotations here are evaluated when a study is served, so that the package can be imported without FastAPI.
 """
@@ -32,7 +32,7 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
     one_at_a_time = asyncio.Lock()
 
     async def study() -> dict[str, Any]:
-        """Say which study this is, and which sheet a new rater should take."""
+        """Return which study this is, and which sheet a new rater should take."""
         return {"v": 1, "study": box.study.digest, "sheet": box.least_used_sheet()}
 
     async def votes(request: Request) -> dict[str, Any]:
@@ -43,9 +43,8 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
                 return {"v": 1, "kept": await asyncio.to_thread(box.add, body)}
             except OSError as error:
                 limit = "the votes could not be written"
-                raise refuse(
-                    "disk", error.strerror or "error", limit, "make room there, then send them again"
-                ) from error
+                remedy = "make room there, then send them again"
+                raise refuse("disk", error.strerror or "error", limit, remedy) from error
 
     async def file(name: str) -> Response:
         path = files.get(name or "index.html")
@@ -54,7 +53,7 @@ def make_voting_app(folder: Path, names: Collection[str], box: BallotBox, settin
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         return FileResponse(path, media_type=kind)
 
-    # The rest of all paths comes last.
+    # Last, since it matches every path.
     app.add_api_route("/v1/study", study)
     app.add_api_route("/v1/votes", votes, methods=["POST"])
     app.add_api_route("/{name:path}", file, response_model=None)

@@ -1,4 +1,4 @@
-"""This module watches attention: where in the picture each role is read, and how much each slot of the bank."""
+"""This module samples attention: where in the picture each role is read, and how much each slot of the bank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from recap.attention.context import ContextKernels
 from recap.types import Role
 
 EVERY = 7
-"""Of how many reads one is watched: a sample over layers and steps that costs a few milliseconds a block."""
+"""One of so many reads is sampled, over layers and steps; it costs a few milliseconds a block."""
 
 QUERIES = 1024
 """How many queries are looked at together: all of a large model's would take gigabytes."""
 
 
 class WatchingKernels(ContextKernels):
-    """Computes attention as ever, and keeps a sample of the weights of the batch's first row.
+    """Computes attention unchanged, and keeps a sample of the weights of the batch's first row.
 
-    Of a model that reads the memory by kernels of its own, as the fast ones do, the clean pass is watched, if the
-    model shows it: its tokens are there to be read again, which those of the steps are not.
+    A model with kernels of its own, as the fast ones have, is sampled in the clean pass, if the model shows it: the
+    tokens of that pass are kept, those of the steps are not.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class WatchingKernels(ContextKernels):
         segments = [segment for segment in segments if segment.keys.shape[1]]
         sizes = [segment.keys.shape[1] for segment in segments]
         # Several segments may have one role: every subject of a cast is one.
-        places: dict[Role, list[Tensor]] = {}
+        read_by: dict[Role, list[Tensor]] = {}
         slots = []
         for queries in query[0].split(QUERIES):
             here: dict[Role, Tensor] = {}
@@ -61,8 +61,8 @@ class WatchingKernels(ContextKernels):
                 if segment.role is Role.BANK:
                     slots.append(weights.sum(dim=0))
             for role, part in here.items():
-                places.setdefault(role, []).append(part)
-        for role, parts in places.items():
+                read_by.setdefault(role, []).append(part)
+        for role, parts in read_by.items():
             self._maps.setdefault(role, _Mean()).add(torch.cat(parts))
         if slots:
             self._slots.add(torch.stack(slots).sum(dim=0) / query.shape[1])
@@ -72,7 +72,7 @@ class WatchingKernels(ContextKernels):
         return {str(role): round(float(kept.value().mean()), 6) for role, kept in self._maps.items()}
 
     def maps(self, grid: tuple[int, int]) -> dict[str, list[float]]:
-        """Return by role how much each place of the picture reads it, 0..1, row-major; mean over frames."""
+        """Return by role how much each token of the picture reads it, 0..1, row-major; mean over frames."""
         found = {}
         for role, kept in self._maps.items():
             mean = kept.value().unflatten(0, (-1, *grid)).mean(dim=0)

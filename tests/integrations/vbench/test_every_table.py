@@ -123,18 +123,18 @@ def test_every_command_plans_the_right_runs(name, asked):
     given, hours = asked(name), float(LIST[name][2])
     per_second, speed = HELIOS if backbone.startswith("helios") else WAN
     if name in WITH_SUITE:
-        wish, suite = given[0], SUITES["vbench128"]
-        assert (wish.suite, list(wish.tables), wish.backbone) == ("vbench128", tables, backbone)
-        assert (wish.flow, wish.device, wish.dtype) == ("raft-small", "cuda", "auto")
+        asked, suite = given[0], SUITES["vbench128"]
+        assert (asked.suite, list(asked.tables), asked.backbone) == ("vbench128", tables, backbone)
+        assert (asked.flow, asked.device, asked.dtype) == ("raft-small", "cuda", "auto")
         # A config of a GPU can be made only where there is one.
-        wish = replace(wish, device="cpu")
-        assert (wish.num or suite.num_entries, wish.seeds or suite.seeds) == (prompts, seeds)
-        assert {wish.seconds} == lengths
-        assert [row.name for recipe in wish.recipes() for row in recipe.rows] == rows
-        folders = {wish.folder(row, Path()) for recipe in wish.recipes() for row in recipe.rows}
+        asked = replace(asked, device="cpu")
+        assert (asked.num or suite.num_entries, asked.seeds or suite.seeds) == (prompts, seeds)
+        assert {asked.seconds} == lengths
+        assert [row.name for recipe in asked.recipes() for row in recipe.rows] == rows
+        folders = {asked.folder(row, Path()) for recipe in asked.recipes() for row in recipe.rows}
         videos = prompts * seeds * len(folders)
-        assert all(wish.template(row).backbone.name == backbone for r in wish.recipes() for row in r.rows)
-        seconds = wish.seconds * videos
+        assert all(asked.template(row).backbone.name == backbone for r in asked.recipes() for row in r.rows)
+        seconds = asked.seconds * videos
     else:
         names, ask = given[0], given[1]
         assert (names, ask.backbone, ask.prompts) == (tables, backbone, prompts)

@@ -18,7 +18,7 @@ from recap_vbench.records import write_record, write_scores
 from recap_vbench.scores import DIMENSIONS, QUALITY, dimension_score
 from recap_vbench.suites import find_suite
 from recap_vbench.table import read_scored, shares
-from recap_vbench.whole import Wish, make_tables
+from recap_vbench.whole import SuiteTables, make_tables
 
 DIGEST = "d" * 64
 PROMPTS, SEEDS = 12, 2
@@ -176,9 +176,9 @@ def test_a_table_of_the_paper_in_one_go(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("STANDIN_CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("STANDIN_DETECTRON", "1")
     monkeypatch.delenv("VBENCH_CACHE_DIR", raising=False)
-    wish = Wish(("main",), "vbench128", "untrained", flow="classical", device="cpu", seconds=2.0)
+    asked = SuiteTables(("main",), "vbench128", "untrained", flow="classical", device="cpu", seconds=2.0)
     notes: list[str] = []
-    (page,) = make_tables(wish, environment, tmp_path / "out", notes.append)
+    (page,) = make_tables(asked, environment, tmp_path / "out", notes.append)
     assert page == tmp_path / "out" / "main-vbench128-untrained" / "index.html" and page.is_file()
     cells = table(page.parent)
     assert {row for row, _ in cells} == {"none", "sink", "recap"}
@@ -191,18 +191,18 @@ def test_a_table_of_the_paper_in_one_go(environment, tmp_path, monkeypatch):
     judged = (tmp_path / "calls").read_text()
     made = sorted(path.name for path in (tmp_path / "out" / "vbench128").iterdir())
     assert [name.partition("-")[0] for name in made] == ["none"] * 3 + ["recap"] * 3 + ["sink"] * 3
-    make_tables(wish, environment, tmp_path / "out", notes.append)
+    make_tables(asked, environment, tmp_path / "out", notes.append)
     assert (tmp_path / "calls").read_text() == judged
     with pytest.raises(ValueError, match="it was begun with length '2 s', not '3 s'"):
-        make_tables(replace(wish, seconds=3.0), environment, tmp_path / "out", notes.append)
+        make_tables(replace(asked, seconds=3.0), environment, tmp_path / "out", notes.append)
     # Its rows `none` and `recap` are `sink` and `recap` of the first.
-    two = replace(wish, tables=("components",))
+    two = replace(asked, tables=("components",))
     kept = [two.folder(row, tmp_path / "out").is_dir() for row in two.recipes()[0].rows]
     assert kept == [True, False, False, True]
 
 
 def test_sweeps_have_the_papers_sums():
-    capacity, lambdas = Wish(("capacity", "lambda"), "vbench128", "infinite-forcing").recipes()
+    capacity, lambdas = SuiteTables(("capacity", "lambda"), "vbench128", "infinite-forcing").recipes()
     totals = [row.printed["total"] for row in capacity.rows]
     assert totals == pytest.approx([0.796, 0.797, 0.797, 0.798, 0.798, 0.793])
     assert [row.printed["quality"] for row in lambdas.rows][:2] == pytest.approx([0.828, 0.83])

@@ -19,7 +19,7 @@ from recap_vbench.judge import Question, judge
 from recap_vbench.suites import SUITES, find_suite, load_entries
 from recap_vbench.table import table_of_folders, write_vbench_table
 from recap_vbench.videos import Order, generate_suite
-from recap_vbench.whole import SCORED, Wish, make_tables
+from recap_vbench.whole import SCORED, SuiteTables, make_tables
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Score videos with VBench-Long."
@@ -179,8 +179,8 @@ def table_command(
     """Put scored folders side by side, paired by prompt and seed."""
     named: dict[str, Path] = {}
     for text in folders:
-        name, given, path = text.partition("=")
-        name, path = (name, path) if given else (Path(text).name.removesuffix("-vbench"), text)
+        name, equals, path = text.partition("=")
+        name, path = (name, path) if equals else (Path(text).name.removesuffix("-vbench"), text)
         if name in named:
             raise refuse("folder", text, f"there is a row {name!r} already", "name it: NAME=FOLDER")
         named[name] = Path(path)
@@ -206,11 +206,11 @@ def reproduce_command(
 ) -> None:
     """Generate, judge and table in one go, as `recap reproduce TABLE --suite SUITE`; the same command resumes."""
     place = {"flow": flow or "auto", "device": device or "auto", "dtype": dtype or "auto"}
-    wish = Wish(
+    asked = SuiteTables(
         tuple(tables), suite, backbone or "embedded", **place, seconds=seconds, prompts=prompts, num=num, seeds=seeds,
         workers=workers,
     )  # fmt: skip
-    for page in make_tables(wish, vbench_folder(folder), out, show_notice):
+    for page in make_tables(asked, vbench_folder(folder), out, show_notice):
         typer.echo(page)
 
 

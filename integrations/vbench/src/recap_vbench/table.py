@@ -74,8 +74,8 @@ class ScoredFolder:
 def scores_folder(path: Path) -> Path:
     """Return the folder of scores that a user means: itself, or the one next to its videos."""
     path = path.expanduser().resolve()
-    beside = path.with_name(f"{path.name}-vbench")
-    return beside if not (path / "scores.json").is_file() and (beside / "scores.json").is_file() else path
+    sibling = path.with_name(f"{path.name}-vbench")
+    return sibling if not (path / "scores.json").is_file() and (sibling / "scores.json").is_file() else path
 
 
 def read_scored(path: Path) -> ScoredFolder:
@@ -232,9 +232,9 @@ def table_of_folders(
         raise refuse("--ours", ours, "is none of the rows", f"these are {', '.join(named)}")
     folders = {name: read_scored(path) for name, path in named.items()}
     check_alike(folders)
-    given = papers or [""] * len(named)
+    columns = papers or [""] * len(named)
     # Folders say nothing of memories; a row needs the name of one and is never generated.
-    rows = tuple(Row(name, {"name": "none"}, paper=paper) for name, paper in zip(named, given, strict=True))
+    rows = tuple(Row(name, {"name": "none"}, paper=paper) for name, paper in zip(named, columns, strict=True))
     return Recipe(
         "vbench", "VBench-Long, folders side by side", rows, (), ours=ours, paper_table="main"
     ), folders

@@ -35,7 +35,7 @@ NUM_VALUES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SuiteTables:
     """Says which tables are wanted, of which suite, on what; None takes the suite's own."""
 
     tables: tuple[str, ...]
@@ -107,14 +107,14 @@ def _with_sums(recipe: Recipe, row: Row) -> Row:
     return replace(row, printed={name: None if v is None else v / 100 for name, v in values.items()})
 
 
-def make_tables(wish: Wish, environment: Path, out: Path, notice: Notice = print) -> list[Path]:
+def make_tables(asked: SuiteTables, environment: Path, out: Path, notice: Notice = print) -> list[Path]:
     """Generate, judge and table what was asked for; return the pages."""
-    recipes, suite = wish.recipes(), find_suite(wish.suite)
+    recipes, suite = asked.recipes(), find_suite(asked.suite)
     # Before hours of generating: without VBench nothing of it could be judged.
     installed(environment)
     for recipe in recipes:
-        _check_begun(out / wish.table_name(recipe), wish)
-    left_out = {recipe.name: _left_out(wish, recipe, notice) for recipe in recipes}
+        _check_begun(out / asked.table_name(recipe), asked)
+    left_out = {recipe.name: _left_out(asked, recipe, notice) for recipe in recipes}
     for recipe in recipes:
         for name, why in left_out[recipe.name].items():
             notice(f"{recipe.name}: the row {name!r} is left out: {why}")
@@ -122,47 +122,47 @@ def make_tables(wish: Wish, environment: Path, out: Path, notice: Notice = print
             why = next(iter(left_out[recipe.name].values()))
             raise refuse("table", recipe.name, "none of its rows can be generated here", why)
     wanted = {
-        wish.folder(row, out): row for r in recipes for row in r.rows if row.name not in left_out[r.name]
+        asked.folder(row, out): row for r in recipes for row in r.rows if row.name not in left_out[r.name]
     }
     for number, (folder, row) in enumerate(wanted.items(), start=1):
         notice(f"{number} of {len(wanted)} memories: {row.name}, videos in {folder}")
-        order = Order(suite.name, wish.template(row), wish.prompts, wish.num, wish.seeds)
+        order = Order(suite.name, asked.template(row), asked.prompts, asked.num, asked.seeds)
         _, complete = generate_suite(
-            order, environment, folder, workers=wish.workers, report=notice, notice=notice
+            order, environment, folder, workers=asked.workers, report=notice, notice=notice
         )
-        question = Question(folder, suite.name, prompts=wish.prompts, partial=not complete)
+        question = Question(folder, suite.name, prompts=asked.prompts, partial=not complete)
         judge(question, environment, folder.with_name(f"{folder.name}-vbench"), notice)
-    return [_write(wish, recipe, list(left_out[recipe.name]), out) for recipe in recipes]
+    return [_write(asked, recipe, list(left_out[recipe.name]), out) for recipe in recipes]
 
 
-def _check_begun(folder: Path, wish: Wish) -> None:
+def _check_begun(folder: Path, asked: SuiteTables) -> None:
     """Refuse the folder of a table that was made with other settings, before anything is generated."""
     found = begun_with(folder)
-    for name, value in wish.about.items():
+    for name, value in asked.about.items():
         if found and found.get(name) != value:
             limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"
             raise refuse("--out", str(folder), limit, "choose another --out, or ask as it was begun")
 
 
-def _left_out(wish: Wish, recipe: Recipe, notice: Notice) -> dict[str, str]:
+def _left_out(asked: SuiteTables, recipe: Recipe, notice: Notice) -> dict[str, str]:
     """Return the rows that cannot be generated here, and why."""
     unknown = "this version has no such memory or admission rule"
-    configs: Mapping[str, RunConfig] = {row.name: wish.template(row) for row in recipe.rows if row.available}
+    configs: Mapping[str, RunConfig] = {row.name: asked.template(row) for row in recipe.rows if row.available}
     missing = {row.name: unknown for row in recipe.rows if not row.available}
     return {**missing, **(find_missing_weights(configs, notice) if configs else {})}
 
 
-def _write(wish: Wish, recipe: Recipe, left_out: list[str], out: Path) -> Path:
+def _write(asked: SuiteTables, recipe: Recipe, left_out: list[str], out: Path) -> Path:
     folders = {
-        row.name: read_scored(wish.folder(row, out)) for row in recipe.rows if row.name not in left_out
+        row.name: read_scored(asked.folder(row, out)) for row in recipe.rows if row.name not in left_out
     }
-    name = wish.table_name(recipe)
+    name = asked.table_name(recipe)
     return write_vbench_table(
         out / name,
-        replace(recipe, name=name, title=f"{recipe.title} ({wish.suite}, {wish.backbone})"),
+        replace(recipe, name=name, title=f"{recipe.title} ({asked.suite}, {asked.backbone})"),
         folders,
-        command=f"recap reproduce {recipe.name} --suite {wish.suite} --backbone {wish.backbone}",
-        backbone=wish.backbone,
-        about=wish.about,
+        command=f"recap reproduce {recipe.name} --suite {asked.suite} --backbone {asked.backbone}",
+        backbone=asked.backbone,
+        about=asked.about,
         left_out=left_out,
     )

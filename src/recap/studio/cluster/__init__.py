@@ -1,1 +1,1 @@
-"""The studio on many machines: `recap serve` lets replicas on Ray Serve hold its sessions, behind one front."""
+"""This package runs the studio on many machines: sessions on replicas of Ray Serve, behind one front."""

@@ -1,4 +1,4 @@
-"""Puts the replicas of a cluster on Ray Serve."""
+"""This module runs the replicas of a cluster on Ray Serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAIN_S = 2.0
 
 
 def deployment_options(settings: ClusterSettings) -> dict[str, Any]:
-    """Return how Ray Serve shall run the replicas: how many, with how many seats, and when it adds or ends some."""
+    """Return how Ray Serve runs the replicas: how many, with how many seats, and when it adds or ends some."""
     options: dict[str, Any] = {
         "name": "replica",
         "max_ongoing_requests": settings.sessions,
@@ -71,9 +71,8 @@ class Cluster:
         except RuntimeError as error:
             self.__exit__(None, None, None)
             limit = f"they did not start ({error})"
-            raise refuse(
-                "replicas", self._settings.replicas, limit, "see Ray's logs; are there enough cores?"
-            ) from error
+            remedy = "see Ray's logs; are there enough cores?"
+            raise refuse("replicas", self._settings.replicas, limit, remedy) from error
         return self
 
     def _connect(self) -> None:

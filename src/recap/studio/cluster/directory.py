@@ -1,11 +1,12 @@
-"""The directory knows on which seat each session is; it wakes sessions that are asked for, and parks idle ones."""
+"""The directory maps sessions to seats; it opens parked sessions on request, and parks idle ones."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from recap.errors import RecapError, refuse
@@ -13,10 +14,10 @@ from recap.studio.cluster.seats import Seat, Seats, busy
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SESSIONS, delete_session
 from recap.studio.cluster.snapshots import SnapshotStore
-from recap.studio.store import ID, RECORD, SessionRecord
+from recap.studio.store import ID, RECORD, SessionRecord, no_session
 
 SPARED_S = 5.0
-"""A session that was used so recently is not parked for somebody else."""
+"""A session that was used so recently is not parked to make room for another."""
 
 MOVING_S = 600.0
 """How long a session that lost its replica may wait for another one."""
@@ -26,7 +27,7 @@ Answer = tuple[int, bytes, str, dict[str, str]]
 
 
 class Lost(Exception):
-    """Says that a replica was gone before it answered."""
+    """Means that a replica was lost before it answered."""
 
 
 class Directory:
@@ -39,9 +40,9 @@ class Directory:
         self.seats = seats
         self.store = store
         self.sessions: dict[str, Seat] = {}
-        # Sessions that somebody closed: only /open opens them again.
+        # Sessions that a client closed: only /open opens them again.
         self.closed: set[str] = set()
-        # Sessions that somebody paused, which a replica that takes over must know.
+        # Sessions that a client paused; another replica that takes one over pauses it too.
         self.paused: set[str] = set()
         self.moves = 0
         self.parked = 0
@@ -65,7 +66,7 @@ class Directory:
                 raise Lost(seat.address)
             return sent.result()
         except (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError) as error:
-            # Nobody listens there any more; Ray may need some time to notice that a machine is gone.
+            # The replica does not answer; Ray may need some time to notice that a machine is gone.
             seat.leave()
             raise Lost(seat.address) from error
         except aiohttp.ClientPayloadError as error:
@@ -94,8 +95,8 @@ class Directory:
 
     # Placing sessions
 
-    async def find(self, name: str, *, patience_s: float | None = None, reopen: bool = False) -> Seat:
-        """Return the seat of a session, on a replica that has it open; wakes one that is parked or was lost."""
+    async def find(self, name: str, *, reopen: bool = False) -> Seat:
+        """Return the seat of an open session; one that is parked or was lost is opened again."""
         if reopen:
             self.closed.discard(name)
         async with self._locks.setdefault(name[:16], asyncio.Lock()):
@@ -105,35 +106,26 @@ class Directory:
                 return seat
             if not ID.fullmatch(name) or await asyncio.to_thread(self._record, name) is None:
                 self._locks.pop(name[:16], None)
-                raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
+                raise no_session(name)
             if name in self.closed:
                 raise refuse("session", name, "is not open", f"POST /v1/sessions/{name}/open first")
             lost = self.sessions.pop(name, None) is not None
-            return await self._open(
-                name, MOVING_S if lost and patience_s is None else patience_s, insist=lost
-            )
+            return await self._open(name, lost)
 
-    async def _open(self, name: str, patience_s: float | None, *, insist: bool) -> Seat:
+    async def _open(self, name: str, lost: bool) -> Seat:
         """Open a session on a seat, or on another one if that replica dies meanwhile."""
-        end = time.monotonic() + (self.settings.patience_s if patience_s is None else patience_s)
+        end = time.monotonic() + (MOVING_S if lost else self.settings.patience_s)
         while True:
-            seat = await self.take(max(0.0, end - time.monotonic()), insist=insist)
-            try:
+            seat = await self.take(max(0.0, end - time.monotonic()), insist=lost)
+            with suppress(Lost), _left_on_error(seat):
                 status, body, _, _ = await self.send(seat, "POST", f"/v1/sessions/{name}/open")
                 if name in self.paused:
                     await self.send(seat, "POST", f"/v1/sessions/{name}/commands", b'{"type": "pause"}')
-            except Lost:
-                seat.leave()
-                continue
-            except BaseException:
-                seat.leave()
-                raise
-            if status >= 400:
-                seat.leave()
-                raise error_of(body)
-            self.moves += insist
-            self.sessions[name] = seat
-            return seat
+                if status >= 400:
+                    raise error_of(body)
+                self.moves += lost
+                self.sessions[name] = seat
+                return seat
 
     async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
         """Take a seat; where all are taken, the session that was idle longest makes room."""
@@ -144,28 +136,21 @@ class Directory:
     async def begin(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         """Begin a session on a seat: by a description, or by an uploaded run."""
         if (kept := len(await asyncio.to_thread(self.names))) >= self.settings.kept_sessions:
-            raise refuse(
-                "sessions", kept, f"at most {self.settings.kept_sessions} are kept", "delete one of them"
-            )
+            limit = f"at most {self.settings.kept_sessions} are kept"
+            raise refuse("sessions", kept, limit, "delete one of them")
         while True:
             seat = await self.take(self.settings.patience_s)
-            try:
+            # A session that a lost replica may have begun is unknown to the client: another one is begun.
+            with suppress(Lost), _left_on_error(seat):
                 answer = await self.send(seat, "POST", path, body, headers)
-            except Lost:
-                # Nobody was told the name of what it may have begun, so it is begun again.
-                seat.leave()
-                continue
-            except BaseException:
-                seat.leave()
-                raise
-            if answer[0] >= 400:
-                seat.leave()
-            else:
-                self.sessions[json.loads(answer[1])["session"]] = seat
-            return answer
+                if answer[0] >= 400:
+                    seat.leave()
+                else:
+                    self.sessions[json.loads(answer[1])["session"]] = seat
+                return answer
 
-    async def anybody(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Any:
-        """Ask any replica: what all of them would answer alike."""
+    async def ask_any(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Any:
+        """Ask any replica, where all would give the same answer."""
         for seat in [seat for seat in self.sessions.values() if not seat.gone.is_set()][:3]:
             with suppress(Lost):
                 return await self.send(seat, method, path, body, headers)
@@ -178,7 +163,7 @@ class Directory:
             seat.leave()
 
     async def park_idle(self, idle_s: float, most: int = 1000) -> None:
-        """Close sessions that nobody has watched or asked for; the next who asks wakes them."""
+        """Close sessions without viewers and requests; the next request opens them again."""
         idle = sorted(
             ((seat.idle_s, name) for name, seat in self.sessions.items() if seat.idle_s > idle_s),
             reverse=True,
@@ -191,14 +176,14 @@ class Directory:
                     self.parked += 1
 
     async def _close(self, name: str, seat: Seat) -> None:
-        """Let a replica close a session, and give the seat back; what it shows is in the store whatever happens."""
+        """Close a session on its replica, and release the seat; all that was shown is in the store."""
         with suppress(Lost):
             await self.send(seat, "POST", f"/v1/sessions/{name}/close")
         seat.leave()
         self.sessions.pop(name, None)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """Close a session at somebody's wish."""
+        """Close a session, as a client asked."""
         await self.find(name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             self.closed.add(name)
@@ -209,7 +194,7 @@ class Directory:
     async def delete(self, name: str) -> dict[str, Any]:
         """Close a session and delete it from the store."""
         if not ID.fullmatch(name) or await asyncio.to_thread(self._record, name) is None:
-            raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
+            raise no_session(name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             if (seat := self.sessions.get(name)) is not None:
                 await self._close(name, seat)
@@ -219,7 +204,7 @@ class Directory:
         self._locks.pop(name, None)
         return {"v": 1, "session": name, "deleted": True}
 
-    # What is there
+    # Listing sessions
 
     def names(self) -> list[str]:
         """Return all sessions that are in the store."""
@@ -243,18 +228,25 @@ class Directory:
     def _asleep(self, name: str) -> dict[str, Any]:
         """Describe a session that is not open, as the studio does."""
         try:
-            record = SessionRecord.from_json(json.loads(self._record(name) or b"{}"))
-            prompts = [cue.prompt for cue in record.branches[record.current].cues.values()]
+            return SessionRecord.from_json(json.loads(self._record(name) or b"{}")).summary()
         except RecapError as error:
             return {"session": name, "open": False, "message": str(error)}
         except (ValueError, KeyError, TypeError):
             return {"session": name, "open": False, "message": "it is being begun, or its record is damaged"}
-        about = {"created": record.created, "open": False, "branches": len(record.branches)}
-        return {"session": name, **about, "prompt": prompts[0] if prompts else ""}
+
+
+@contextmanager
+def _left_on_error(seat: Seat) -> Iterator[None]:
+    """Release a seat if what it was taken for fails."""
+    try:
+        yield
+    except BaseException:
+        seat.leave()
+        raise
 
 
 def error_of(body: bytes) -> RecapError:
-    """Return the refusal that a replica spelled out."""
+    """Return the refusal that a replica answered with."""
     try:
         plain = json.loads(body)
         error = RecapError(str(plain["text"]))
@@ -263,4 +255,4 @@ def error_of(body: bytes) -> RecapError:
         )
         return error
     except (ValueError, KeyError, TypeError):
-        return refuse("replica", body[:60], "did not answer in words", "try again")
+        return refuse("replica", body[:60], "did not answer as expected", "try again")

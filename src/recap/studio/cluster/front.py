@@ -1,4 +1,4 @@
-"""The front of a cluster: the studio's page and interface, each request sent on to the replica that has the session.
+"""The front of a cluster has the studio's page and interface, and forwards requests to the replica with the session.
 
 Annotations here are evaluated when a cluster is served, so that the package can be imported without FastAPI.
 """
@@ -8,15 +8,14 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recap.io.extras import import_extra
-from recap.studio import messages as say
+from recap.studio import messages
 from recap.studio.cluster.directory import Answer, Directory, Lost
 from recap.studio.cluster.metrics import Metric, as_text
-from recap.studio.cluster.seats import Busy, Seating, Seats, busy
+from recap.studio.cluster.seats import Busy, Seats, ServeSeating, busy
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedShelf
 from recap.studio.cluster.snapshots import open_store
@@ -37,16 +36,18 @@ RETRY_S = "15"
 KEPT_PAUSES = 1000
 MOST_LOSSES = 20
 PASSED_HEADERS = ("content-type",)
-"""What of a client's request a replica needs to know."""
+"""The headers of a client's request that a replica needs."""
 
 
 class Front:
-    """Is the application of a cluster; `directory` and `desk` are there while it runs."""
+    """Is the application of a cluster; `directory` and `desk` are set while it runs."""
 
     directory: Directory
     desk: VideoDesk
 
-    def __init__(self, settings: ClusterSettings, own: StudioSettings, seating: Seating, token: str) -> None:
+    def __init__(
+        self, settings: ClusterSettings, own: StudioSettings, seating: ServeSeating, token: str
+    ) -> None:
         self.settings = settings
         self.own = own
         self.pauses: list[float] = []
@@ -93,11 +94,11 @@ class Front:
             del self.pauses[:-KEPT_PAUSES]
 
     async def about(self) -> Any:
-        """Say what this cluster is; waits for the first replica."""
+        """Describe this cluster; waits for the first replica."""
         from fastapi import Response
 
         if not self._about:
-            status, body, _, _ = await self.directory.anybody("GET", "/v1/about", b"", {})
+            status, body, _, _ = await self.directory.ask_any("GET", "/v1/about", b"", {})
             if status >= 400:
                 return Response(body, status, media_type="application/json")
             plain = json.loads(body)
@@ -118,7 +119,7 @@ class Front:
             "front_seats": ("gauge", "Seats that there can be.", self.settings.seats),
             "front_waiting": ("gauge", "Requests that wait for a seat.", directory.seats.waiting),
             "front_refused_total": ("counter", "Requests that got no seat.", directory.seats.refused),
-            "front_moves_total": ("counter", "Sessions that went on elsewhere.", directory.moves),
+            "front_moves_total": ("counter", "Sessions that moved to another replica.", directory.moves),
             "front_parked_total": ("counter", "Sessions that were parked.", directory.parked),
             "front_videos": ("gauge", "Videos that are not finished.", self.desk.waiting),
             "front_pause_seconds_last": ("gauge", "The last viewer's pause.", (self.pauses or [0.0])[-1]),
@@ -143,8 +144,8 @@ def joined(texts: list[tuple[str, str]]) -> str:
                 head = heads.setdefault(line.split()[2], [])
                 head += [line] if line not in head else []
                 continue
-            place, _, value = line.rpartition(" ")
-            name, _, labels = place.partition("{")
+            metric, _, value = line.rpartition(" ")
+            name, _, labels = metric.partition("{")
             label = f'replica="{replica}"' + (f",{labels}" if labels else "}")
             by_name.setdefault(name, []).append(f"{name}{{{label} {value}")
     return "".join("\n".join([*heads.get(name, []), *lines]) + "\n" for name, lines in by_name.items())
@@ -171,7 +172,7 @@ def add_own(front: Front) -> None:
         return await front.directory.delete(name)
 
     async def health() -> dict[str, Any]:
-        """Say that the front lives, and how many sessions have a seat."""
+        """Return how many sessions have a seat, as a sign of life."""
         return {"v": 1, "sessions": len(front.directory.sessions), "seats": front.settings.seats}
 
     app.add_api_route("/healthz", health)
@@ -188,17 +189,16 @@ def add_videos(front: Front) -> None:
 
     own, settings = front.own, front.settings
     # As its replicas are set up, so that what they would refuse is refused at once.
-    names = ("backbone", "flow", "device", "precision", "low_memory")
-    studio = replace(own, **{name: getattr(settings, name) for name in names})
+    studio = settings.as_studio(own)
 
     async def create(request: Request) -> dict[str, Any]:
-        asked = say.read_message(await read_body(request, own.limits.message_bytes), say.NewVideo)
+        asked = messages.read_message(await read_body(request, own.limits.message_bytes), messages.NewVideo)
         await asyncio.to_thread(check, asked)
         return await front.desk.create(asked)
 
-    def check(asked: say.NewVideo) -> None:
-        with tempfile.TemporaryDirectory(prefix="recap-front-") as place:
-            shelf = SharedShelf(Path(place), own.limits.casts, front.directory.store)
+    def check(asked: messages.NewVideo) -> None:
+        with tempfile.TemporaryDirectory(prefix="recap-front-") as temporary:
+            shelf = SharedShelf(Path(temporary), own.limits.casts, front.directory.store)
             check_video(studio, shelf, asked)
 
     async def videos() -> dict[str, Any]:
@@ -224,7 +224,7 @@ def add_videos(front: Front) -> None:
 
 
 def add_forwarding(front: Front) -> None:
-    """Add the routes whose requests go on to a replica."""
+    """Add the routes whose requests are forwarded to a replica."""
     from fastapi import Request, WebSocket
 
     app, limits = front.app, front.own.limits
@@ -233,18 +233,18 @@ def add_forwarding(front: Front) -> None:
         """Begin a session on some replica."""
         upload = request.url.path.endswith("upload-run")
         body = await read_body(request, limits.upload_bytes if upload else limits.message_bytes)
-        return give(await front.directory.begin(path_of(request), body, headers_of(request)))
+        return as_response(await front.directory.begin(path_of(request), body, headers_of(request)))
 
-    async def anybody(request: Request) -> Any:
+    async def ask_any(request: Request) -> Any:
         """Ask any replica."""
         body = await read_body(request, limits.upload_bytes)
         path, headers = path_of(request), headers_of(request)
-        return give(await front.directory.anybody(request.method, path, body, headers))
+        return as_response(await front.directory.ask_any(request.method, path, body, headers))
 
     async def session(request: Request, name: str, rest: str = "") -> Any:
-        """Send a request on to the replica that has the session."""
+        """Forward a request to the replica that has the session."""
         body = await read_body(request, limits.message_bytes)
-        return give(await forward(front.directory, request, name, rest, body))
+        return as_response(await forward(front.directory, request, name, rest, body))
 
     async def stream(socket: WebSocket, name: str) -> None:
         await socket.accept()
@@ -255,17 +255,17 @@ def add_forwarding(front: Front) -> None:
 
     add("/v1/sessions", begin, "POST")
     add("/v1/sessions/upload-run", begin, "POST")
-    add("/v1/casts", anybody, "GET", "POST")
-    add("/v1/casts/{name}", anybody, "GET", "DELETE")
-    add("/docs", anybody, "GET")
-    add("/openapi.json", anybody, "GET")
+    add("/v1/casts", ask_any, "GET", "POST")
+    add("/v1/casts/{name}", ask_any, "GET", "DELETE")
+    add("/docs", ask_any, "GET")
+    add("/openapi.json", ask_any, "GET")
     app.add_api_websocket_route("/v1/sessions/{name}/stream", stream)
     add("/v1/sessions/{name}", session, "GET")
     add("/v1/sessions/{name}/{rest:path}", session, "GET", "POST")
 
 
 async def forward(directory: Directory, request: "Request", name: str, rest: str, body: bytes) -> Answer:
-    """Ask the replica that has a session; what only reads is asked again after a loss."""
+    """Ask the replica that has a session; requests that only read are repeated after a loss."""
     if rest == "commands":
         with suppress(ValueError, AttributeError):
             note_pause(directory, name, json.loads(body).get("type"))
@@ -275,14 +275,13 @@ async def forward(directory: Directory, request: "Request", name: str, rest: str
             return await directory.send(seat, request.method, path_of(request), body, headers_of(request))
         except Lost:
             if request.method == "POST" and rest != "open":
-                raise busy(
-                    "its machine was lost before it answered, so it may have happened or not"
-                ) from None
+                limit = "its machine was lost before it answered, so it may have happened or not"
+                raise busy(limit) from None
     raise busy("its replicas were lost one after another")
 
 
-def give(answer: Answer) -> Any:
-    """Answer as a replica did."""
+def as_response(answer: Answer) -> Any:
+    """Return the answer of a replica as that of the front."""
     from fastapi import Response
 
     status, body, kind, headers = answer
@@ -290,7 +289,7 @@ def give(answer: Answer) -> Any:
 
 
 def path_of(request: "Request") -> str:
-    """Return path and query as they came; the guard has taken what it needs."""
+    """Return path and query of a request, unchanged."""
     query = request.scope.get("query_string", b"").decode("latin-1")
     raw = request.scope.get("raw_path") or request.url.path.encode()
     return str(raw.decode("latin-1").split("?")[0]) + (f"?{query}" if query else "")

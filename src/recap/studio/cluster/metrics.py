@@ -1,4 +1,4 @@
-"""Metrics in the text form that Prometheus reads."""
+"""This module writes metrics in the text form that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Lock
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Is one number with a name, what it means, its kind (counter or gauge) and labels."""
+    """Describes one number: its name, its meaning, its kind (counter or gauge) and labels."""
 
     name: str
     about: str
@@ -20,7 +20,7 @@ class Metric:
 
 
 def as_text(metrics: Iterable[Metric]) -> str:
-    """Spell metrics out; those of one name must follow each other."""
+    """Return metrics as text; those of one name must follow each other."""
     lines: list[str] = []
     last = ""
     for metric in metrics:

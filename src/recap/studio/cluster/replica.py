@@ -1,8 +1,8 @@
-"""A replica holds the model once and the sessions that are seated on it; Ray Serve starts, checks and ends it.
+"""A replica has one model and the sessions that are open on it; Ray Serve starts, checks and ends it.
 
-Whoever wants a session on it takes a seat: a request to Ray Serve that lasts as long as the session is open here. So
-Ray Serve itself counts what a replica holds, lets others wait, refuses when too many wait, adds replicas, and says at
-once when one died. What is said about the session goes to the replica's own server, whose address the seat names.
+A session on it takes a seat: a request to Ray Serve that lasts as long as the session is open here. So Ray Serve
+itself counts the sessions of a replica, lets others wait, refuses when too many wait, adds replicas, and reports at
+once when one died. Requests about the session go to the replica's own server, whose address is part of the seat.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from recap.studio.cluster.metrics import Metric, Stages, as_text
 from recap.studio.cluster.settings import ClusterSettings
 from recap.studio.cluster.shared import SharedFolder, SharedSession, SharedShelf
 from recap.studio.cluster.snapshots import open_store
-from recap.studio.listening import bound_socket
+from recap.studio.listening import address_of, bound_socket, make_server
 from recap.studio.live import LiveSession
 from recap.studio.server import make_app
 from recap.studio.settings import Limits, StudioSettings
@@ -39,11 +38,11 @@ PREFIX = "recap-replica-"
 # Its second number counts the pages of this process; other systems than Linux have no such file.
 OWN_PAGES = Path("/proc/self/statm")
 STUCK_S = 300.0
-"""A model that has not come to its next block for so long will not come to it."""
+"""A model that has not finished a block for so long is taken for stuck."""
 
 
 class ReplicaStudio(Studio):
-    """Is a studio that forgets the files of closed sessions, since they are in the store."""
+    """Is a studio that deletes its own files of closed sessions, which are in the store."""
 
     folder: SharedFolder
 
@@ -51,7 +50,7 @@ class ReplicaStudio(Studio):
         with self._lock:
             live = self.sessions.get(name)
         if live is not None and not self._is_ours(live):
-            # It was given up by mistake and went on elsewhere; what is here is old.
+            # It was taken for dead and continued on another replica; the files here are old.
             self.close_session(name)
         return super().open(name)
 
@@ -82,54 +81,36 @@ class Replica:
         if not settings.gpus:
             torch.set_num_threads(max(1, int(settings.cpus)))
         clear_abandoned(Path(tempfile.gettempdir()))
-        self._place = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # The front counts sessions; what is left here is one being opened while another one closes.
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # The front counts sessions; more are open here only while one opens and another closes.
         limits = Limits(open_sessions=2 * settings.sessions + 2, kept_sessions=settings.kept_sessions)
-        own = StudioSettings(
-            self._place,
-            settings.backbone,
-            settings.flow,
-            settings.device,
-            settings.precision,
-            settings.low_memory,
-            batch=settings.batch,
-            host=host,
-            port=0,
-            token=token,
-            limits=limits,
-        )
+        own = settings.as_studio(StudioSettings(self._folder, host=host, port=0, token=token, limits=limits))
         self._stages = Stages()
         store = open_store(settings.store)
-        folder = SharedFolder(self._place, limits.disk_bytes, store, settings.state_mb * 2**20)
+        folder = SharedFolder(self._folder, limits.disk_bytes, store, settings.state_mb * 2**20)
         folder.observe = self._stages.add
-        shelf = SharedShelf(self._place / "casts", limits.casts, store)
+        shelf = SharedShelf(self._folder / "casts", limits.casts, store)
         self.studio = ReplicaStudio(own, folder, shelf)
         self._ping: tuple[float, Future[None]] | None = None
         self._seated = 0
-        # The model is there before the first seat is given.
+        # The model is loaded before the first seat is taken.
         self.studio.about()
         self._listen(own)
 
     def _listen(self, own: StudioSettings) -> None:
-        """Start the replica's own server, which answers to those who know the token."""
-        uvicorn = import_extra("uvicorn", "recap serve", "studio")
+        """Start the replica's own server, which needs the token."""
         app = make_app(self.studio)
         app.add_api_route("/metrics", self._metrics, include_in_schema=False, response_model=None)
-        listening = bound_socket(replace(own, port=0))
-        host = f"[{own.host}]" if ":" in own.host else own.host
-        self.address = f"http://{host}:{listening.getsockname()[1]}"
-        most = own.limits.message_bytes
-        config = uvicorn.Config(
-            app, log_level="warning", ws_max_size=4 * most, ws_max_queue=32, timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
+        listening = bound_socket(own)
+        self.address = address_of(own, listening)
+        server = make_server(app, own, shutdown_s=1)
         self._server = threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="replica-server", daemon=True
         )
         self._server.start()
 
     async def seat(self) -> AsyncIterator[dict[str, Any]]:
-        """Hold a seat until the caller leaves; says the address first, or why there is no room."""
+        """Reserve a seat until the caller leaves; yields the address first, or why there is no room."""
         room = self._settings.memory_gb * 2**30 - memory_bytes()
         if room < 0:
             used = memory_bytes() / 2**30
@@ -143,7 +124,7 @@ class Replica:
             self._seated -= 1
 
     async def check_health(self) -> None:
-        """Tell Ray Serve whether this replica works: its model takes turns, its server lives."""
+        """Check for Ray Serve that this replica works: its model generates, its server is alive."""
         if not self._server.is_alive():
             raise RuntimeError("the replica's server ended")
         if self._ping is None or self._ping[1].done():
@@ -158,7 +139,7 @@ class Replica:
         return Response(as_text(self.metrics()), media_type="text/plain; version=0.0.4")
 
     def metrics(self) -> list[Metric]:
-        """Return what this replica does."""
+        """Return the metrics of this replica."""
         lives = list(self.studio.sessions.values())
         leads = [live.next_block - live.first_unseen for live in lives if live.playing]
         block_s = lives[0].clock.start_s(2) - lives[0].clock.start_s(1) if lives else 0.0
@@ -183,14 +164,14 @@ class Replica:
 
     def __del__(self) -> None:
         # Ray Serve calls this when it ends a replica; all that was shown is in the store already.
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def clear_abandoned(place: Path) -> None:
-    """Delete the folders of replicas that were killed: a replica that lives holds the lock of its folder."""
+def clear_abandoned(temporary: Path) -> None:
+    """Delete the folders of replicas that were killed: a live replica has the lock of its folder."""
     if os.name != "posix":
         return
-    for folder in place.glob(f"{PREFIX}*"):
+    for folder in temporary.glob(f"{PREFIX}*"):
         # Only our own: others may put anything into a folder for temporary files.
         with suppress(OSError, RecapError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and (folder / LOCK).is_file():

@@ -1,46 +1,23 @@
-"""Seats: who wants a session on a replica holds a request to Ray Serve for as long as the session is open there."""
+"""A seat is a request to Ray Serve that lasts as long as a session is open on a replica."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from recap.errors import RecapError, refuse
 
 AGAIN_S = 0.25
-"""How long somebody who was turned away waits before the next try."""
-
+"""How long a request that was turned away waits before the next try."""
 
 MUTE_S = 5.0
-"""How long a session that moves waits for an answer: it may have been asked of a machine that is gone, too."""
+"""How long a session that moves waits for an answer: the asked machine may be gone as well."""
 
 
 class Busy(RecapError):
-    """Says that there is no seat now; later there may be one."""
-
-
-class Seating(Protocol):
-    """Gives seats; the handle of Ray Serve's deployment, or a stand-in of a simulation."""
-
-    def ask(self) -> SeatRequest:
-        """Ask for a seat."""
-
-    def is_refusal(self, error: BaseException) -> bool:
-        """Tell whether too many wait already."""
-
-
-class SeatRequest(Protocol):
-    """Is a request that lasts: its first answer names the replica, and its end says that the replica is gone."""
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]: ...
-
-    async def __anext__(self) -> dict[str, Any]: ...
-
-    def cancel(self) -> None:
-        """Give the seat back."""
+    """Means that there is no seat now; later there may be one."""
 
 
 class ServeSeating:
@@ -53,16 +30,21 @@ class ServeSeating:
         self._refusal = BackPressureError
 
     def ask(self) -> Any:
+        """Ask for a seat by a request that lasts: its first answer names the replica, its end means that it is gone.
+
+        Cancelling the request releases the seat.
+        """
         return self._handle.options(stream=True).seat.remote()
 
     def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether an error means that too many wait already."""
         return isinstance(error, self._refusal)
 
 
 class Seat:
-    """Is a place for one session on a replica; `gone` is set when the replica is, or when the seat was given back."""
+    """Reserves room for one session on a replica; `gone` is set when the replica is lost or the seat is released."""
 
-    def __init__(self, request: SeatRequest, address: str) -> None:
+    def __init__(self, request: Any, address: str) -> None:
         self.address = address
         self.gone = asyncio.Event()
         self.watchers = 0
@@ -71,26 +53,26 @@ class Seat:
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        # Whatever ended the request ended the seat.
+        # The seat ends with the request, however that ended.
         with suppress(Exception, asyncio.CancelledError):
             await anext(self._request)
         self.gone.set()
 
     @property
     def idle_s(self) -> float:
-        """Return how long nobody has watched the session or asked for it."""
+        """Return how long the session has had no viewer and no request."""
         return 0.0 if self.watchers else time.monotonic() - self.used
 
     def leave(self) -> None:
-        """Give the seat back."""
+        """Release the seat."""
         self.gone.set()
         self._request.cancel()
 
 
 class Seats:
-    """Takes seats, and says in words why there is none."""
+    """Takes seats, and explains why there is none."""
 
-    def __init__(self, seating: Seating, total: int, queue: int) -> None:
+    def __init__(self, seating: ServeSeating, total: int, queue: int) -> None:
         self._seating = seating
         self._total = total
         self._queue = queue
@@ -100,7 +82,7 @@ class Seats:
         self.last = ""
 
     async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
-        """Take a seat, or wait for one; who insists is not turned away because others wait too."""
+        """Take a seat, or wait for one; with `insist` it is not refused because others wait too."""
         end = time.monotonic() + patience_s
         why = f"all {self._total} seats are taken"
         self.waiting += 1
@@ -116,7 +98,7 @@ class Seats:
                     request.cancel()
                     raise
                 except Exception as error:
-                    # A replica that died between the question and the answer is no refusal.
+                    # A replica that died before it answered is no refusal.
                     if self._seating.is_refusal(error) and not insist:
                         why += f", and {self._queue} wait already"
                         break
@@ -135,6 +117,7 @@ class Seats:
 
 
 def busy(why: str) -> Busy:
+    """Make the error about a missing seat."""
     plain = refuse("sessions", "full", why, "try again in a minute, or close a session")
     error = Busy(str(plain))
     error.field, error.value, error.limit, error.remedy = plain.field, plain.value, plain.limit, plain.remedy

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recap.errors import refuse
-from recap.session.company import MOST_ROWS
+from recap.session.batcher import MOST_ROWS
+from recap.studio.settings import StudioSettings
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "replicas": (1, 10_000),
@@ -26,7 +27,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Says how many replicas there are, what each may hold, and when somebody is refused."""
+    """Sets how many replicas there are, how much each may take, and when a client is refused."""
 
     # A folder that all machines see, or an address that fsspec knows; sessions are kept there.
     store: str
@@ -40,16 +41,16 @@ class ClusterSettings:
     most_replicas: int = 0
     # Seats of a replica: sessions that are open on it at once.
     sessions: int = 4
-    # Rows of the one forward in which sessions that stand alike are generated; 1 generates them one by one.
+    # Sessions that are generated in one forward where their memories have equal shapes; 1 generates them one by one.
     batch: int = 1
     cpus: float = 2.0
     gpus: float = 0.0
-    # How many may wait for a seat, and how long.
+    # How many requests may wait for a seat, and how long.
     queue: int = 8
     patience_s: float = 20.0
-    # A session that nobody watches is parked after this time.
+    # A session without viewers is parked after this time.
     idle_s: float = 120.0
-    # What the process of a replica may take before it refuses another session.
+    # Memory that the process of a replica may use before it refuses another session.
     memory_gb: float = 64.0
     # States of the memory up to this size are kept in the store; larger ones are made again from latents.
     state_mb: float = 256.0
@@ -64,6 +65,11 @@ class ClusterSettings:
         if self.most_replicas and self.most_replicas < self.replicas:
             limit = f"is below --replicas, {self.replicas}"
             raise refuse("--most-replicas", self.most_replicas, limit, "leave it out, or raise it")
+
+    def as_studio(self, own: StudioSettings) -> StudioSettings:
+        """Return the settings of a studio that has the model of this cluster."""
+        names = ("backbone", "flow", "device", "precision", "low_memory", "batch")
+        return replace(own, **{name: getattr(self, name) for name in names})
 
     @property
     def seats(self) -> int:

@@ -1,9 +1,9 @@
-"""Sessions whose files are in a snapshot store too, so that any replica can go on with them.
+"""This module copies the files of sessions to a snapshot store, so that any replica can continue them.
 
 A replica works on files of its own. What it writes of a session goes to the store in the same order, on a thread of
 its own, and a block is shown when it is there. So nothing that was shown is lost with a replica, and the store never
-holds a change behind blocks that it lacks. Whoever opens a session writes its lease; a replica that was given up and
-still lives finds another's lease there and stops writing.
+has a change behind blocks that it lacks. A replica that opens a session writes its lease; one that was taken for dead
+and still lives finds the lease of another there and stops writing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from recap.studio.store import (
     SessionStore,
     StudioFolder,
     new_id,
+    no_session,
 )
 
 BLOCK = ".block"
@@ -111,15 +112,15 @@ class SharedSession(SessionStore):
     def write_init(self, track: str, branch: int, init: bytes) -> None:
         def work() -> None:
             SessionStore.write_init(self, track, branch, init)
-            self._shared.store.write(self._remote(self._place(track, branch) / "init.mp4"), init)
+            self._shared.store.write(self._remote(self._branch_folder(track, branch) / "init.mp4"), init)
 
         self._shared.do(work).result()
 
     def drop_blocks(self, track: str, branch: int, first: int) -> None:
         def work() -> None:
-            place = self._place(track, branch)
+            folder = self._branch_folder(track, branch)
             local = {
-                path for path in place.glob("*") if path.suffix == INFO or path.stem.startswith("state-")
+                path for path in folder.glob("*") if path.suffix == INFO or path.stem.startswith("state-")
             }
             SessionStore.drop_blocks(self, track, branch, first)
             gone = sorted((path for path in local if not path.is_file()), reverse=True)
@@ -140,7 +141,7 @@ class SharedSession(SessionStore):
                 self._check_lease()
                 before = self._own_states(track, branch, rule)
                 SessionStore.write_state(self, track, branch, block, rule, state)
-                path = self._place(track, branch) / f"state-{block:06d}-{rule}.safetensors"
+                path = self._branch_folder(track, branch) / f"state-{block:06d}-{rule}.safetensors"
                 if path.stat().st_size <= self._shared.state_bytes:
                     self._shared.store.write(self._remote(path), path.read_bytes())
                 for _, earlier in before:
@@ -153,7 +154,7 @@ class SharedSession(SessionStore):
 
 
 class SharedFolder(StudioFolder):
-    """Is the folder of a replica: sessions that are open on it, copied to the store and from it."""
+    """Manages the folder of a replica: its open sessions, copied to the store and from it."""
 
     def __init__(self, root: Path, disk_bytes: int, store: SnapshotStore, state_bytes: float) -> None:
         super().__init__(root, disk_bytes)
@@ -166,7 +167,7 @@ class SharedFolder(StudioFolder):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="studio-store")
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Do something with the store after all that was asked before."""
+        """Run some work on the store after all earlier work."""
         return self._writer.submit(work)
 
     def new(self, record: SessionRecord) -> SessionStore:
@@ -176,13 +177,11 @@ class SharedFolder(StudioFolder):
 
     def load(self, name: str) -> SessionStore:
         """Fetch a session from the store, checked by its digests, and take its lease."""
-        if not ID.fullmatch(name):
-            raise refuse("session", name[:60], "there is no such session", "GET /v1/sessions lists them")
-        # The lease comes first: who had the session writes nothing more from here on.
-        if self.store.read(f"{SESSIONS}/{name}/{RECORD}") is None:
-            raise refuse("session", name, "there is no such session", "GET /v1/sessions lists them")
+        if not ID.fullmatch(name) or self.store.read(f"{SESSIONS}/{name}/{RECORD}") is None:
+            raise no_session(name)
         self._forget(name)
         folder = self.root / SESSIONS / name
+        # The lease comes first: the replica that had the session writes nothing more from here on.
         taken = SharedSession(folder, SessionRecord(name, 0.0, {}), self)
         try:
             self._fetch(name, folder)
@@ -199,7 +198,6 @@ class SharedFolder(StudioFolder):
             data = self.store.read(remote)
             if data is None or path.name == LEASE:
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == BLOCK:
                 for kind, content in unpack_block(data).items():
                     write_whole(path.with_suffix(kind), content)

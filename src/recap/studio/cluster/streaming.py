@@ -1,4 +1,4 @@
-"""A viewer's stream through the front: it stays open when the session's replica dies, and goes on from another."""
+"""This module relays a viewer's stream: it stays open when the session's replica dies, and continues from another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGAIN_S = 0.1
 
 
 class Relay:
-    """Passes what one viewer and a session's replica say to each other."""
+    """Passes messages between one viewer and the replica of a session."""
 
     def __init__(self, directory: Directory, socket: Any, name: str, pauses: list[float]) -> None:
         self._directory = directory
@@ -36,8 +36,8 @@ class Relay:
         self._pauses = pauses
         # Marks of messages that have no answer yet.
         self._open: dict[str, None] = {}
-        self._heard = asyncio.Queue[str | bytes | None](256)
-        # When the replica was lost, until the next one says hello.
+        self._received = asyncio.Queue[str | bytes](256)
+        # When the replica was lost; None after the hello of the next one.
         self._lost_at: float | None = None
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class Relay:
                     await self._socket.close(ended)
                     return
                 if not listening.done():
-                    await self._say_lost()
+                    await self._report_loss()
                     await asyncio.sleep(AGAIN_S)
         except RuntimeError:
             # The viewer left while something was sent.
@@ -71,13 +71,13 @@ class Relay:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Take what the viewer says, in order, also while the session moves."""
+        """Queue the viewer's messages, in order, also while the session moves."""
         with suppress(RuntimeError):
             while True:
                 message = await self._socket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                await self._heard.put(message.get("text") or message.get("bytes") or b"")
+                await self._received.put(message.get("text") or message.get("bytes") or b"")
 
     async def _relay(self, seat: Seat, listening: asyncio.Task[None]) -> int | None:
         """Relay while the replica lives; returns the code with which it ended the stream, None if it was lost."""
@@ -97,10 +97,10 @@ class Relay:
                     await asyncio.gather(down, up, gone, return_exceptions=True)
                 if listening.done() or seat.gone.is_set():
                     return None
-                # Other codes are those of connections that fell.
+                # Other codes are those of broken connections.
                 return replica.close_code if replica.close_code in (ENDED, NOT_FOUND) else None
         except (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError):
-            # Nobody listens there any more; Ray may need some time to notice that a machine is gone.
+            # The replica does not answer; Ray may need some time to notice that a machine is gone.
             seat.leave()
             return None
         except aiohttp.ClientError:
@@ -112,7 +112,7 @@ class Relay:
                 await self._socket.send_bytes(message.data)
                 continue
             if not isinstance(message.data, str):
-                # A connection that fell says so with an exception instead of a text.
+                # A broken connection yields an exception instead of a text.
                 return
             text = message.data
             if self._lost_at is not None and '"type": "hello"' in text[:40]:
@@ -124,38 +124,37 @@ class Relay:
 
     async def _pass_back(self, replica: Any) -> None:
         while True:
-            said = await self._heard.get()
-            self._note(said)
-            if isinstance(said, bytes):
-                await replica.send_bytes(said)
-            elif said is not None:
-                await replica.send_str(said)
+            message = await self._received.get()
+            self._note(message)
+            if isinstance(message, bytes):
+                await replica.send_bytes(message)
+            else:
+                await replica.send_str(message)
 
-    def _note(self, said: str | bytes | None) -> None:
+    def _note(self, message: str | bytes) -> None:
         """Remember what has no answer yet, and whether the session was paused."""
         with suppress(ValueError, AttributeError, TypeError, RecursionError):
-            plain = json.loads(said or "")
+            plain = json.loads(message)
             kind, mark = plain.get("type"), plain.get("id")
             note_pause(self._directory, self._name, kind)
             if kind != "playhead" and isinstance(mark, str) and mark and len(self._open) < 1000:
                 self._open[mark[:200]] = None
 
-    async def _say_lost(self) -> None:
-        """Tell the viewer what happened: the picture waits, and what was asked may have to be asked again."""
+    async def _report_loss(self) -> None:
+        """Send the viewer what happened: the picture waits, and unanswered commands may have to be sent again."""
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             await self._socket.send_text(json.dumps(MOVING))
         for mark in self._open:
             limit = "its machine was lost before it answered, so it may have happened or not"
-            error = refuse(
-                "command", mark, limit, "look at the timeline, and send it again if it is not there"
-            )
+            remedy = "look at the timeline, and send it again if it is not there"
+            error = refuse("command", mark, limit, remedy)
             await self._socket.send_text(json.dumps(error_event(error, mark)))
         self._open.clear()
 
 
 def note_pause(directory: Directory, name: str, kind: object) -> None:
-    """Remember whether somebody paused a session."""
+    """Remember whether a client paused a session."""
     if kind == "pause":
         directory.paused.add(name)
     elif kind == "play":

@@ -1,4 +1,4 @@
-"""Videos for programs on a cluster: the front keeps them in the store, and replicas generate them.
+"""This module makes videos for programs on a cluster: the front stores them, and replicas generate them.
 
 A video takes a seat while it is generated. A replica that dies with it costs time and nothing else: it is generated
 again elsewhere, to the same bits. So is one that was not finished when the front ended.
@@ -24,28 +24,28 @@ from recap.studio.videos import ABOUT, RESULT, Video, check_room, find_video
 
 VIDEOS = "videos"
 POLL_S = 0.3
-"""How long a replica is left alone between two questions about a video."""
+"""Seconds between two requests for the progress of a video."""
 
 SEAT_S = 600.0
 """How long a video waits for a seat before it asks again."""
 
 
 class VideoDesk:
-    """Takes orders for videos; everything here is on the event loop of the front."""
+    """Manages the videos of a cluster; everything here runs on the event loop of the front."""
 
     def __init__(self, directory: Directory, limits: Limits, replicas: int) -> None:
         self._directory = directory
         self._store = directory.store
         self._limits = limits
         self._videos: dict[str, Video] = {}
-        # What a replica says of those that it generates.
+        # As replicas report it, in percent.
         self._progress: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # A replica generates one video at a time.
         self._turns = asyncio.Semaphore(replicas)
 
     async def load(self) -> None:
-        """Find the videos of an earlier front, and go on with those that were not finished."""
+        """Find the videos of an earlier front, and continue those that were not finished."""
         for name in await asyncio.to_thread(self._store.children, VIDEOS):
             data = await asyncio.to_thread(self._store.read, f"{VIDEOS}/{name}/{ABOUT}")
             if data is not None and (video := Video.from_json(name, data)) is not None:
@@ -55,7 +55,7 @@ class VideoDesk:
                 self._start(video)
 
     async def close(self) -> None:
-        """Stop; what is not finished is in the store, and the next front goes on with it."""
+        """Stop; what is not finished is in the store, and the next front continues it."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -67,7 +67,7 @@ class VideoDesk:
         return sum(video.is_open for video in self._videos.values())
 
     async def create(self, asked: NewVideo) -> dict[str, Any]:
-        """Queue a video that was checked; refuses more than may wait, and says how many do."""
+        """Queue a checked video; refuses more than may wait."""
         check_room(asked, self._videos.values(), self._limits)
         video = Video(new_id(), time.time(), asked)
         self._videos[video.id] = video
@@ -83,7 +83,7 @@ class VideoDesk:
         return [self.shown(name) for name in self._videos]
 
     def shown(self, name: str) -> dict[str, Any]:
-        """Say how far a video is."""
+        """Describe a video and its progress."""
         video = find_video(self._videos, name)
         return {
             **video.shown(),
@@ -116,7 +116,7 @@ class VideoDesk:
         self._tasks[video.id] = asyncio.create_task(self._make(video))
 
     async def _make(self, video: Video) -> None:
-        """Have a video generated, by one replica after another if need be, and keep it."""
+        """Generate a video, on one replica after another if some are lost, and store it."""
         try:
             async with self._turns:
                 data = await self._generate(video)
@@ -157,7 +157,7 @@ class VideoDesk:
                     raise RecapError(answer["error"])
                 await asyncio.sleep(POLL_S)
         finally:
-            # Also where somebody deletes the video meanwhile: the replica stops after its block.
+            # Also where a client deletes the video meanwhile: the replica stops after its block.
             with suppress(Lost, RecapError):
                 await self._ask(seat, "DELETE", f"/{there}")
 

@@ -4,7 +4,7 @@ export const address = (path) => `v1${path}`;
 
 export class Refused extends Error {}
 
-/** Says an error of the server in words, whatever form it has. */
+/** Return the message of an error of the server, whatever form it has. */
 export function wordsOf(body, status = 0) {
   const error = body?.error ?? body;
   if (typeof error === "string") return error;
@@ -17,7 +17,7 @@ export function wordsOf(body, status = 0) {
 export async function request(path, { method = "GET", body, raw = false, file } = {}) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  // What kind of file it is, the server reads from its bytes.
+  // The server recognises the kind of file by its bytes.
   if (file) headers["Content-Type"] = "application/octet-stream";
   let answer;
   try {
@@ -62,7 +62,7 @@ export class Stream {
       for (const { reject } of this.waiting.values()) reject(new Refused("The connection was lost before the answer came."));
       this.waiting.clear();
       if (this.closed) return;
-      // The server closes a stream so when there is nothing to come back to, and has said why.
+      // The server closes a stream with this code when there is nothing to come back to, and has sent the reason.
       const again = event.code !== 1008;
       this.on.link?.(false, { reason: event.reason, again });
       if (again) this.timer = setTimeout(() => this.open(), Math.min(LONGEST_WAIT_MS, 400 * 2 ** this.tries++));
@@ -90,11 +90,11 @@ export class Stream {
   get ready() { return this.socket.readyState === WebSocket.OPEN; }
 
   /** Send without waiting for an answer; nothing happens while there is no connection. */
-  tell(type, fields = {}) {
+  send(type, fields = {}) {
     if (this.ready) this.socket.send(JSON.stringify({ v: 1, type, id: String(++this.number), ...fields }));
   }
 
-  /** Send a command; the promise ends with the server's answer, or is refused in words. */
+  /** Send a command; the promise resolves to the server's answer, or is rejected with its message. */
   ask(type, fields = {}) {
     if (!this.ready) return Promise.reject(new Refused("There is no connection to the studio right now."));
     const id = String(++this.number);
@@ -103,7 +103,7 @@ export class Stream {
     return answer;
   }
 
-  /** Leave and come back, to be told the whole state once more. */
+  /** Reconnect, to get the whole state once more. */
   again() {
     this.socket.onclose = this.socket.onmessage = null;
     this.socket.close();

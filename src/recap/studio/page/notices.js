@@ -1,4 +1,4 @@
-// Says on the page, in words, what happened or went wrong.
+// Shows on the page what happened or went wrong.
 import { byId, make } from "./dom.js";
 
 const STAYS_MS = 9000, SHORT_MS = 4500;
@@ -15,16 +15,16 @@ function put(words, kind, key, time) {
 }
 
 /** A failure, with what to do about it; with a key it stays until `dismiss`. */
-export const say = (words, key) => put(words || "Something went wrong.", "bad", key, STAYS_MS);
+export const complain = (words, key) => put(words || "Something went wrong.", "bad", key, STAYS_MS);
 export const notice = (words) => put(words, "good", undefined, SHORT_MS);
 export function dismiss(key) { for (const each of byId("notices").querySelectorAll(`[data-key="${key}"]`)) each.remove(); }
 
-/** Do something; a refusal is said on the page and changes nothing. */
-export async function attempt(work, tell = say) {
+/** Do something; a refusal is shown on the page and changes nothing. */
+export async function attempt(work, report = complain) {
   try {
     return await work();
   } catch (error) {
-    tell(error.message || String(error));
+    report(error.message || String(error));
     return undefined;
   }
 }

@@ -1,5 +1,5 @@
 // Plays one track of a session: fragments of H.264, one per block, in a MediaSource.
-// Old blocks leave the buffer and are fetched again when somebody seeks back to them.
+// Old blocks leave the buffer and are fetched again after seeking back to them.
 import { clamp } from "./dom.js";
 import { request } from "./net.js";
 

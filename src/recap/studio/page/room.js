@@ -16,7 +16,7 @@ export class Room extends View {
       return;
     }
     const at = performance.now();
-    // The picture runs on while the server is told: what lies after this block must not be shown any more.
+    // The video plays on while the command is sent: what comes after this block must not be shown any more.
     fields.playhead_s = this.second + 0.06;
     const now = this.lead.blockAt(Math.max(fields.playhead_s, this.seen));
     if (now !== undefined) this.players.forEach((player) => player.hold(now + 1));
@@ -121,7 +121,7 @@ export class Room extends View {
     );
   }
 
-  /** Fetched first, because a run folder may be refused, and that should be said here. */
+  /** Fetched first, because a run folder may be refused, and the page should show that. */
   async downloadRun() {
     const bytes = await attempt(() => request(`${this.base}/run.zip`, { raw: true }));
     if (!bytes) return;

@@ -3,7 +3,7 @@ import { byId, choices, clamp, icon, inOrder, make, options, roleName } from "./
 import { demoLine, demoRole } from "./demo.js";
 import { paintOverlay, showPicked, showShares, Strips, Wall } from "./memory.js";
 import { address, inHash, openSession, request, Stream } from "./net.js";
-import { attempt, dismiss, notice, say } from "./notices.js";
+import { attempt, complain, dismiss, notice } from "./notices.js";
 import { Pace, Player } from "./player.js";
 import { Curves, Timeline } from "./timeline.js";
 
@@ -39,7 +39,7 @@ export class View {
     this.stream = new Stream(id, {
       hello: (m) => this.hello(m), block: (m) => this.onBlock(m), media: (header, bytes) => this.onMedia(header, bytes),
       dropped: (m) => this.onDropped(m), cue: (m) => this.onCue(m), branch: (m) => this.onBranch(m),
-      status: (m) => this.onStatus(m), error: (m) => say(m.text), notice: (m) => notice(m.text || m.message), link: (up, why) => this.onLink(up, why),
+      status: (m) => this.onStatus(m), error: (m) => complain(m.text), notice: (m) => notice(m.text || m.message), link: (up, why) => this.onLink(up, why),
     });
     this.timer = setInterval(() => this.tend(), TELL_MS);
     this.follow();
@@ -90,7 +90,7 @@ export class View {
     document.title = `${m.cues?.[0]?.prompt ?? "RECAP studio"} · RECAP studio`;
   }
 
-  /** Of a long video the server tells the last blocks only; the others are as long, but for the first, and can be fetched. */
+  /** Of a long video the server describes the last blocks only; the others are as long, but for the first, and can be fetched. */
   untold(list) {
     const [first] = list, start = (index) => (index ? first.start_s - (first.index - index) * this.about.block_s : 0);
     return Array.from({ length: first?.index ?? 0 }, (_, index) => ({ index, start_s: start(index), end_s: start(index + 1) }));
@@ -111,7 +111,7 @@ export class View {
     byId("screens").replaceChildren(...this.screens);
     byId("screens").dataset.count = tracks.length;
     this.players = tracks.map((track, i) => new Player(this.screens[i].querySelector("video"), {
-      source: (block) => `${this.block(track.name, this.branch, block)}.m4s`, fail: (words) => say(words),
+      source: (block) => `${this.block(track.name, this.branch, block)}.m4s`, fail: (words) => complain(words),
     }));
     this.lead.watch((second) => this.onPicture(second));
     this.watched = clamp(this.watched, 0, tracks.length - 1);
@@ -133,7 +133,7 @@ export class View {
     this.players[this.indexOf(info.track)]?.know(info.index, info.start_s, info.end_s);
   }
 
-  /** A newcomer is told of old blocks in short; bank and overlay come when they are looked at. */
+  /** Old blocks are described in short at first; bank and overlay are fetched when they are looked at. */
   async complete(info) {
     if (info.bank !== undefined || info.asked) return;
     info.asked = true;
@@ -178,7 +178,7 @@ export class View {
 
   onBranch(m) {
     if (!this.branches.some((each) => each.id === m.id)) this.branches = [...this.branches, m];
-    // Another branch has other blocks, prompts and settings: the server says all of it to who comes anew.
+    // Another branch has other blocks, prompts and settings: the server sends all of it after a reconnection.
     if (m.current !== this.branch) this.stream.again();
     else this.redraw();
   }
@@ -186,7 +186,7 @@ export class View {
   onStatus(m) {
     this.status = m;
     if (m.state && (m.state === "playing") !== this.playing) this.setPlaying(m.state === "playing", false);
-    if (m.message && m.message !== this.lastMessage) (m.state === "failed" ? say : notice)(m.message);
+    if (m.message && m.message !== this.lastMessage) (m.state === "failed" ? complain : notice)(m.message);
     this.lastMessage = m.message;
   }
 
@@ -195,7 +195,7 @@ export class View {
     if (why?.again === false) {
       this.reopen();
     } else {
-      say("The connection to the studio was lost. It is tried again until it works; what was generated is safe.", "link");
+      complain("The connection to the studio was lost. It is tried again until it works; what was generated is safe.", "link");
     }
   }
 
@@ -258,19 +258,19 @@ export class View {
   seek(second) {
     const to = clamp(second, 0, Math.max(0, this.end - 0.03));
     for (const player of this.players) player.seek(to);
-    this.stream.tell("playhead", { second: to });
+    this.stream.send("playhead", { second: to });
     this.shown = null;
   }
 
-  setPlaying(wanted, tell = true) {
+  setPlaying(wanted, report = true) {
     this.playing = wanted;
     this.run();
-    if (tell) attempt(() => this.stream.ask(wanted ? "play" : "pause"));
+    if (report) attempt(() => this.stream.ask(wanted ? "play" : "pause"));
     byId("play").replaceChildren(icon(wanted ? "pause" : "play"));
     byId("play").setAttribute("aria-label", wanted ? "Pause" : "Play");
   }
 
-  /** Some times a second: keep the buffers full, the rate smooth, and the server told. */
+  /** Some times a second: keep the buffers full, the rate smooth, and the server informed. */
   tend() {
     if (!this.state) return;
     this.players.forEach((player) => player.tend());
@@ -280,7 +280,7 @@ export class View {
     const rate = atFront ? this.pace.next(ready, speed) : 1;
     for (const player of this.players) if (player.video.playbackRate !== rate) player.video.playbackRate = rate;
     this.screens.forEach((figure, i) => { figure.querySelector(".veil").hidden = this.players[i].video.readyState > 1; });
-    this.stream.tell("playhead", { second: this.second });
+    this.stream.send("playhead", { second: this.second });
     this.sayRate(rate, perSecond);
   }
 
@@ -357,7 +357,7 @@ export class View {
   tellStory(second) {
     const prompts = this.withSeconds(), role = demoRole(prompts, second);
     byId("caption").textContent = demoLine(prompts, second);
-    // Once: whoever switches it off has seen it.
+    // Once: who switches it off has seen it.
     if (role && !this.storyShown) { this.storyShown = true; this.role = role; this.shown = null; }
   }
 
@@ -386,8 +386,8 @@ export class View {
   drawOverlaySwitch(info) {
     const maps = inOrder(Object.keys(info.overlay?.roles ?? {})).filter((role) => role !== "current");
     const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role).split(" ")[0], "Where in the picture it is attended to"])];
-    const words = !info.overlay && info.overlay !== undefined ? "Where it reads its memory is not measured: this model reads by kernels that do not tell."
-      : info.overlay?.measured === "clean pass" ? "Measured in the clean pass: the fast kernels of the steps do not tell." : "";
+    const words = !info.overlay && info.overlay !== undefined ? "Where it reads its memory is not measured: the kernels of this model do not measure it."
+      : info.overlay?.measured === "clean pass" ? "Measured in the clean pass: the fast kernels of the steps do not measure it." : "";
     const key = list.join() + this.role + words;
     if (key === this.overlayKey) return;
     this.overlayKey = key;

@@ -12,30 +12,30 @@ from recap.errors import RecapError
 from recap.fast.accelerate import accelerate
 from recap.fast.backbone import FastWanBackbone
 from recap.session import Session
-from recap.session.company import Company, step_together
+from recap.session.batcher import Batcher, step_together
 from tests.test_session import MEMORIES, PROMPTS, config_of, same_state
 
 WIDTH = 3
 
 
-def session_of(backbone, number, company, memory="recap", **more):
+def session_of(backbone, number, batcher, memory="recap", **more):
     plain = config_of(memory, **more).to_dict()
     plain["shots"][0]["prompt"] = PROMPTS[number % 3]
     config = RunConfig.from_dict({**plain, "seeds": [number]})
-    return Session(config, backbone=backbone, company=company)
+    return Session(config, backbone=backbone, batcher=batcher)
 
 
 @pytest.fixture
 def joint(monkeypatch):
     """How many videos each joint forward had."""
     sizes = []
-    whole = Company._run_joint
+    whole = Batcher._run_joint
 
     def counted(self, rows):
         sizes.append(len(rows))
         return whole(self, rows)
 
-    monkeypatch.setattr(Company, "_run_joint", counted)
+    monkeypatch.setattr(Batcher, "_run_joint", counted)
     return sizes
 
 
@@ -48,11 +48,11 @@ def same_block(one, other):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_video_is_the_same_whoever_is_generated_with_it(backbone, memory, joint):
-    company = Company(WIDTH)
-    alone = [session_of(backbone, number, company, memory) for number in (0, 1)]
+    batcher = Batcher(WIDTH)
+    alone = [session_of(backbone, number, batcher, memory) for number in (0, 1)]
     expected = [[session.step() for _ in range(4)] for session in alone]
     joint.clear()
-    first, second = (session_of(backbone, number, company, memory) for number in (0, 1))
+    first, second = (session_of(backbone, number, batcher, memory) for number in (0, 1))
     # One is a block ahead of the other, and their order changes.
     made = [[first.step()], []]
     for turn in range(3):
@@ -85,9 +85,9 @@ def test_cuts_prompts_lambda_edits_and_rewinds_stay_with_their_video(backbone, j
         if block == 5:
             session.rewind(3)
 
-    company = Company(WIDTH)
-    alone, led = (session_of(backbone, 0, company) for _ in range(2))
-    plain, beside = (session_of(backbone, 1, company) for _ in range(2))
+    batcher = Batcher(WIDTH)
+    alone, led = (session_of(backbone, 0, batcher) for _ in range(2))
+    plain, beside = (session_of(backbone, 1, batcher) for _ in range(2))
     for block in range(6):
         direct(alone, block)
         direct(led, block)
@@ -100,10 +100,10 @@ def test_cuts_prompts_lambda_edits_and_rewinds_stay_with_their_video(backbone, j
 
 
 def test_a_session_that_moved_goes_on_from_its_latents_with_the_same_bits(backbone):
-    company = Company(WIDTH)
-    pair = [session_of(backbone, number, company) for number in (0, 1)]
+    batcher = Batcher(WIDTH)
+    pair = [session_of(backbone, number, batcher) for number in (0, 1)]
     blocks = [step_together(pair) for _ in range(4)]
-    elsewhere = session_of(backbone, 0, Company(WIDTH))
+    elsewhere = session_of(backbone, 0, Batcher(WIDTH))
     for first, _ in blocks:
         elsewhere.step(first.latents)
     same_state(elsewhere, pair[0])
@@ -111,14 +111,14 @@ def test_a_session_that_moved_goes_on_from_its_latents_with_the_same_bits(backbo
 
 
 def test_another_width_differs_by_roundings_alone(backbone):
-    narrow, wide = (session_of(backbone, 0, Company(width)) for width in (1, WIDTH))
+    narrow, wide = (session_of(backbone, 0, Batcher(width)) for width in (1, WIDTH))
     for _ in range(3):
         assert torch.allclose(narrow.step().latents, wide.step().latents, atol=1e-4)
 
 
 def test_a_width_at_which_places_matter_is_refused(backbone, monkeypatch):
-    company = Company(WIDTH)
-    company.check(session_of(backbone, 0, company))
+    batcher = Batcher(WIDTH)
+    batcher.check(session_of(backbone, 0, batcher))
 
     def uneven(*given, denoise=backbone.denoise):
         latents = denoise(*given)
@@ -126,14 +126,14 @@ def test_a_width_at_which_places_matter_is_refused(backbone, monkeypatch):
         return latents
 
     monkeypatch.setattr(backbone, "denoise", uneven)
-    with pytest.raises(RecapError, match="depend on its place"):
-        company.check(session_of(backbone, 0, company))
+    with pytest.raises(RecapError, match="depend on its index"):
+        batcher.check(session_of(backbone, 0, batcher))
 
 
-def test_the_fast_path_gives_a_video_the_same_bits_in_any_company(backbone, joint):
-    fast, company = accelerate(backbone, on_cpu=True), Company(WIDTH)
+def test_the_fast_path_gives_a_video_the_same_bits_in_any_batcher(backbone, joint):
+    fast, batcher = accelerate(backbone, on_cpu=True), Batcher(WIDTH)
     assert isinstance(fast, FastWanBackbone)
-    alone, first, second = (session_of(fast, number, company) for number in (0, 0, 1))
+    alone, first, second = (session_of(fast, number, batcher) for number in (0, 0, 1))
     first.step()
     expected = [alone.step() for _ in range(4)][1:]
     for wanted in expected:
@@ -145,20 +145,20 @@ def test_the_fast_path_gives_a_video_the_same_bits_in_any_company(backbone, join
 @pytest.mark.parametrize("width", [0, 65, True, 2.0])
 def test_a_width_out_of_bounds_is_refused(width):
     with pytest.raises(RecapError, match="batch"):
-        Company(width)
+        Batcher(width)
 
 
 def test_a_session_notes_in_how_many_rows_its_blocks_were_generated(backbone):
     alone, wide, choosy = (
-        session_of(backbone, 0, Company(width), memory)
+        session_of(backbone, 0, Batcher(width), memory)
         for width, memory in ((1, "recap"), (WIDTH, "recap"), (WIDTH, "deep-forcing"))
     )
     for session in (alone, wide, choosy):
         for _ in range(2):
             session.step()
     assert alone.snapshot().rows == {} and wide.snapshot().rows == {0: WIDTH}
-    assert choosy.snapshot().rows == {}, "it is generated by itself in any company"
-    moved = session_of(backbone, 0, Company(4))
+    assert choosy.snapshot().rows == {}, "it is generated by itself in any batch"
+    moved = session_of(backbone, 0, Batcher(4))
     moved.restore(wide.snapshot())
     moved.step()
     assert moved.snapshot().rows == {0: WIDTH, 2: 4}
@@ -169,20 +169,20 @@ def test_a_session_notes_in_how_many_rows_its_blocks_were_generated(backbone):
 
 @pytest.mark.parametrize("memory", ["sink", "recap"])
 def test_blocks_are_read_in_as_many_rows_as_they_were_generated_in(backbone, memory):
-    session = session_of(backbone, 0, Company(WIDTH), memory)
+    session = session_of(backbone, 0, Batcher(WIDTH), memory)
     session.prompt("two birds", 2)
     blocks = []
     for number in range(5):
-        session.company = Company(WIDTH if number < 3 else 4)
+        session.batcher = Batcher(WIDTH if number < 3 else 4)
         blocks.append(session.step())
     # As after a kill: nothing is left but latents and what the record says.
-    other = session_of(backbone, 0, Company(1), memory)
+    other = session_of(backbone, 0, Batcher(1), memory)
     plain = other.snapshot()
     other.restore(replace(plain, cues=session.snapshot().cues, rows=session.snapshot().rows))
     for block in blocks:
         other.step(block.latents)
     same_state(other, session)
-    again = session_of(backbone, 0, Company(1), memory)
+    again = session_of(backbone, 0, Batcher(1), memory)
     again.restore(replace(plain, cues=session.snapshot().cues))
     for block in blocks:
         again.step(block.latents)
