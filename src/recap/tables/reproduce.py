@@ -40,7 +40,7 @@ from recap.tables.folder import (
     made_here,
     write_table,
 )
-from recap.tables.generating import CLIP, Look, unpack_look
+from recap.tables.generating import CLIP, Look, generate_and_score, unpack_look
 from recap.tables.page import film_side_by_side, section_of
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
@@ -48,7 +48,6 @@ from recap.tables.runner import Executor, Job, ResultStore, run_jobs
 from recap.tables.runs import LOOK, TableRuns, plan_runs
 from recap.tables.table import ScoredRun, build_cells
 
-WORK = "recap.tables.generating:generate_and_score"
 SHOWN = "shown"
 """Folder of the videos that pages show."""
 MOST_AT_ONCE = 1024
@@ -227,11 +226,11 @@ class _Call:
     def _executor(self) -> Executor:
         how, device, shown = self._how, self._ask.device, self._out / SHOWN
         if how.ray:
-            return OnRay(WORK, shown, address=how.ray, gpus=float(device != "cpu"))
+            return OnRay(generate_and_score, shown, address=how.ray, gpus=float(device != "cpu"))
         if self._in_batches:
             rows, scorers = 1 if self._alone else how.rows or ROWS, how.scorers or max(1, cores() * 3 // 4)
             return Batches(shown, rows, scorers, alone=self._alone, notice=self._notice)
-        return Processes(WORK, shown, 1 if self._alone else how.workers or cores())
+        return Processes(generate_and_score, shown, 1 if self._alone else how.workers or cores())
 
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
