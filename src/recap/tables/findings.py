@@ -1,7 +1,7 @@
 """This module says in sentences what a finished table found, and draws one chart for it.
 
 Every number of a sentence is a cell of the table. A row is above or below another if the interval of their paired
-difference leaves out 0 and the difference could be seen; nothing is said of which is better.
+difference leaves out 0 and the difference could be seen; no sentence says which is better.
 """
 
 from __future__ import annotations

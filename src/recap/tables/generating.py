@@ -52,7 +52,7 @@ class Generated(NamedTuple):
     """Holds a run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice.
 
     `pictures` is a file of N Y X 3. Where pictures were embedded as they were generated, by `backend`, a file of N D
-    lies next to it (`VECTORS`), and where the probe judged them, what it said (`JUDGED`). `seconds` are those of
+    lies next to it (`VECTORS`), and where the probe judged them, its answers (`JUDGED`). `seconds` are those of
     every block, empty for a row of several.
     """
 

@@ -47,7 +47,7 @@ class Row:
     printed: Mapping[str, float | None] = field(default_factory=dict)
     # Settings of the backbone other than its defaults.
     backbone: Mapping[str, Any] = field(default_factory=dict)
-    # How the backbone's transformer is held: see recap.backbones.wan.quantised.
+    # The format of the transformer's weights: see recap.backbones.wan.quantised.
     precision: str = "full"
 
     @property
@@ -119,7 +119,12 @@ OTHER_RULES = tuple(
     for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 SCHEDULES = (
-    *("5@layers:last-half", "5@heads:top-0.5", "5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
+    "5@layers:last-half",
+    "5@heads:top-0.5",
+    "5@steps:0-1",
+    "5@steps:2-3,clean",
+    "5@gate",
+    "share:0.24",
 )
 # Spelled out, so that it shares its runs with a row of the same settings, and keeps no key when they change.
 AS_PLUS = {**RECAP.memory, "reinforcement": RecapPlusConfig().reinforcement}

@@ -95,7 +95,7 @@ class Reproduction:
         return [folder / "index.html" for folder in self.tables.values()]
 
     def summary(self) -> list[str]:
-        """Return lines for whoever gave the command: what failed and what is left."""
+        """Return lines for the user: what failed and what is left."""
         lines = [f"given up: {name}: {error}" for name, error in self.errors.items()]
         if self.left:
             lines.append(f"{self.left} of {self.num_runs} runs are left; the same command resumes")
@@ -149,7 +149,7 @@ class _Call:
             limit = "one process generates in batches, on a GPU or with --rows"
             raise refuse("--workers", how.workers, limit, "leave it out, or choose --rows and --scorers")
         if how.scorers is not None and not self._in_batches:
-            limit = "whoever generates one run at a time judges it, too"
+            limit = "a process that generates one run at a time judges it, too"
             raise refuse("--scorers", how.scorers, limit, "leave it out, or choose --rows")
         if how.ray and how.rows not in (None, 1):
             raise refuse("--rows", how.rows, "on Ray every task generates one run", "leave it out")

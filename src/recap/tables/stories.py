@@ -143,7 +143,7 @@ def describe_return(found: Return) -> str:
 def _kept(
     clip: InMemoryClip, trace: Sequence[BlockTrace], parts: Sequence[Stretch], side: int
 ) -> tuple[Patches, str]:
-    """Return what the bank held of the first visit when the second began, and what attention made of it."""
+    """Return what the bank had of the first visit when the second began, and its share of the attention."""
     _, first, gone, back = parts
     bank = bank_before(trace, back.first_block)
     start, end = (trace[part.first_block].first_frame for part in (first, gone))

@@ -50,16 +50,8 @@ REMARK = (
     "says so in place of p. The paper's numbers are of its own models and judges: compare differences, not levels."
 )
 COLUMNS = (
-    *("row", "measure", "backend", "mean", "low", "high", "n", "prompts"),
-    *(
-        "ours_minus_this",
-        "difference_low",
-        "difference_high",
-        "ours_higher",
-        "p_by_prompts",
-        "smallest_visible",
-        "paper",
-    ),
+    *("row", "measure", "backend", "mean", "low", "high", "n", "prompts", "ours_minus_this"),
+    *("difference_low", "difference_high", "ours_higher", "p_by_prompts", "smallest_visible", "paper"),
 )
 
 
@@ -178,7 +170,7 @@ def _cell(
         at: ours[at].scores[measure]["value"] for at in values if at in ours and measure in ours[at].scores
     }
     if theirs:
-        # Rounded, lest two rows that are the same win and lose by the last bits.
+        # Rounded, so that two rows that are the same do not win and lose by the last bits.
         best = as_floats(list(theirs.values())).round(6).tolist()
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
         prompts = [prompt for prompt, _ in theirs]

@@ -47,7 +47,7 @@ class JudgedReturn(NamedTuple):
     gap_s: float
     found: tuple[float | None, float | None, float | None]
     likeness: dict[str, float | None]
-    # By the mark of whoever tells instances apart best; also False where the subject was seen too rarely to compare.
+    # By the threshold of the witness that tells instances apart best; False if it was seen too rarely.
     same: bool
 
     @property

@@ -48,16 +48,8 @@ METHOD = (
 )
 COLUMNS = (
     *("question", "rival", "raters", "wins", "ties", "losses", "n", "clusters", "rate", "low", "high"),
-    *(
-        "davidson",
-        "davidson_low",
-        "davidson_high",
-        "paper",
-        "paper_low",
-        "paper_high",
-        "paper_ties",
-        "paper_n",
-    ),
+    *("davidson", "davidson_low", "davidson_high"),
+    *("paper", "paper_low", "paper_high", "paper_ties", "paper_n"),
 )
 
 
@@ -90,9 +82,8 @@ def write_report(
     key = Key.from_dict(read_json(key_path), str(key_path))
     ballots = read_ballots(votes, key.study)
     if not any(ballot.answers for ballot in ballots):
-        raise refuse(
-            "votes", ", ".join(map(str, votes)), "nobody has answered anything yet", "wait for votes"
-        )
+        limit = "nobody has answered anything yet"
+        raise refuse("votes", ", ".join(map(str, votes)), limit, "wait for votes")
     found = find(key, ballots)
     with staged_folder(out, (PAGE, NUMBERS, TABLE)) as staged:
         (staged / PAGE).write_text(_page(key, found), encoding="utf-8")
@@ -129,15 +120,12 @@ def sentence(key: Key, answered: Answered) -> str:
     open_: list[str] = []
     for row in answered.rows:
         rate = row.kept.rate
-        group = (
-            open_
-            if math.isnan(rate.low) or rate.low <= 0.5 <= rate.high
-            else better
-            if rate.low > 0.5
-            else worse
-        )
-        if row.rival != ALL or len(answered.rows) == 1:
-            group.append(row.rival)
+        if row.rival == ALL and len(answered.rows) > 1:
+            continue
+        if math.isnan(rate.low) or rate.low <= 0.5 <= rate.high:
+            open_.append(row.rival)
+        else:
+            (better if rate.low > 0.5 else worse).append(row.rival)
     parts = [
         f"{key.ours} is preferred to {_listed(better)}" if better else "",
         f"{_listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
