@@ -40,8 +40,8 @@ from recap.tables.folder import (
     made_here,
     write_table,
 )
-from recap.tables.generating import CLIP, Look, generate_and_score, unpack_look
-from recap.tables.page import film_side_by_side, section_of
+from recap.tables.generating import CLIP, generate_and_score
+from recap.tables.page import Look, film_side_by_side, section_of, unpack_look
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.runner import Executor, Job, ResultStore, run_jobs
@@ -235,15 +235,16 @@ class _Call:
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
-        measures = [*recipe.measures, *self._later(recipe, store)]
+        results = [store.results[run.job.key] for run in planned]
+        # Those that came later count where every run has them.
+        measures = [*recipe.measures, *(m for m in recipe.later if all(m in each for each in results))]
         runs, clips = [], {}
         looks: dict[str, Look] = {}
-        for run in planned:
+        for run, result in zip(planned, results, strict=True):
             row, key = run.row.name, run.job.key
-            result = store.results[key]
             scores = {name: score for measure in measures for name, score in result[measure].items()}
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
-            if run.is_shown and LOOK in result:
+            if LOOK in run.job.wants & result.keys():
                 look = unpack_look(result[LOOK])
                 # Pages compare runs of one length.
                 if look.moments == next(iter(looks.values()), look).moments:
@@ -257,11 +258,6 @@ class _Call:
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
         write_table(folder, recipe, runs, cells, section, about, left_out)
-
-    def _later(self, recipe: Recipe, store: ResultStore) -> list[str]:
-        """Return the measures that came later and that every run of a table has."""
-        results = [store.results[key] for key in self._runs.keys(recipe.name)]
-        return [measure for measure in recipe.later if all(measure in result for result in results)]
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
 
 LOOK = "look"
-"""The entry of a result that pages show; all other entries are measures."""
+"""The entry of a result that pages show, of the first prompt and seed of a row; all other entries are measures."""
 
 
 class Planned(NamedTuple):
@@ -28,11 +28,6 @@ class Planned(NamedTuple):
     seed: int
     config: RunConfig
     job: Job
-
-    @property
-    def is_shown(self) -> bool:
-        """Tell whether the table's page shows this run: the first prompt and seed of every table row."""
-        return LOOK in self.job.wants
 
 
 def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
