@@ -128,6 +128,14 @@ Scored = Mapping[tuple[str, int], ScoredRun]
 """The runs of a row by prompt and seed."""
 
 
+def runs_by_row(runs: Sequence[ScoredRun]) -> dict[str, dict[tuple[str, int], ScoredRun]]:
+    """Return the runs of every row, by prompt and seed."""
+    by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
+    for run in runs:
+        by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
+    return by_row
+
+
 def is_unseen(difference: Estimate, visible: float) -> bool:
     """Tell whether a difference is one that a viewer could not see."""
     return abs(difference.mean) < visible
@@ -135,9 +143,7 @@ def is_unseen(difference: Estimate, visible: float) -> bool:
 
 def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBEDDED) -> list[Cell]:
     """Return every row by every measure, in the recipe's order."""
-    by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
-    for run in runs:
-        by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
+    by_row = runs_by_row(runs)
     measures = find_measures(recipe.measures)
     headlines = [name for measure in measures for name in measure.headlines]
 
