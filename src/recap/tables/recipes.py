@@ -119,12 +119,7 @@ OTHER_RULES = tuple(
     for rule in ("random", "recent", "diversity-keys", "flow-texture", "keys")
 )
 SCHEDULES = (
-    "5@layers:last-half",
-    "5@heads:top-0.5",
-    "5@steps:0-1",
-    "5@steps:2-3,clean",
-    "5@gate",
-    "share:0.24",
+    *("5@layers:last-half", "5@heads:top-0.5", "5@steps:0-1", "5@steps:2-3,clean", "5@gate", "share:0.24"),
 )
 # Spelled out, so that it shares its runs with a row of the same settings, and keeps no key when they change.
 AS_PLUS = {**RECAP.memory, "reinforcement": RecapPlusConfig().reinforcement}

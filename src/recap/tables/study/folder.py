@@ -190,9 +190,8 @@ def _check_alike(ours: StudyVideo, theirs: StudyVideo) -> None:
     first, second = (open_clip(video.path) for video in (ours, theirs))
     facts = [(clip.width, clip.height, round(clip.fps, 3), clip.num_pictures) for clip in (first, second)]
     if facts[0] != facts[1]:
-        limit = (
-            f"its width, height, rate and pictures are {facts[1]}, and those of {ours.path} are {facts[0]}"
-        )
+        about = "its width, height, rate and pictures"
+        limit = f"{about} are {facts[1]}, and those of {ours.path} are {facts[0]}"
         raise refuse("video", str(theirs.path), limit, "generate both with the same settings")
     if (first.num_pictures or 0) < SHORTEST_S * first.fps:
         raise refuse("video", str(ours.path), f"is shorter than {SHORTEST_S} s", "generate longer videos")

@@ -29,6 +29,7 @@ from recap.eval.study.votes import Ballot, read_ballots
 from recap.io.files import read_json, staged_folder
 from recap.show.chart import Bar, interval_chart
 from recap.show.page import Measured, Section, build_results_page
+from recap.tables.findings import listed
 from recap.tables.paper_numbers import paper_table
 from recap.tables.study.folder import OURS
 
@@ -127,15 +128,11 @@ def sentence(key: Key, answered: Answered) -> str:
         else:
             (better if rate.low > 0.5 else worse).append(row.rival)
     parts = [
-        f"{key.ours} is preferred to {_listed(better)}" if better else "",
-        f"{_listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
-        f"no difference is shown between {key.ours} and {_listed(open_)}" if open_ else "",
+        f"{key.ours} is preferred to {listed(better)}" if better else "",
+        f"{listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
+        f"no difference is shown between {key.ours} and {listed(open_)}" if open_ else "",
     ]
     return "; ".join(part for part in parts if part) + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _question_section(key: Key, answered: Answered, raters: int) -> Section:
@@ -180,11 +177,8 @@ def _raters_section(key: Key, found: Findings) -> Section:
         f"identical videos, names the other video in more than {CONTRADICTED_SHARE:.0%} of {FEWEST_REPEATED} or more "
         "answers about repeated pairs, or stopped before the first check."
     )
-    names = (
-        f"Left out: {', '.join(f'{facts.rater} ({facts.status})' for facts in out)}."
-        if out
-        else "Nobody was left out."
-    )
+    who = ", ".join(f"{facts.rater} ({facts.status})" for facts in out)
+    names = f"Left out: {who}." if out else "Nobody was left out."
     head = ["rater", "answered", "identical seen", "contradicted", "side A", "hard to say", "median time", ""]
     rows = [
         [
