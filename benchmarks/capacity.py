@@ -196,9 +196,9 @@ class Simulation:
             viewer.stood_s += self.now - viewer.waits_since
             viewer.waits_since = None
         if (place := viewer.replica) is not None:
-            for held in (place.turn, place.opening):
-                if viewer in held:
-                    held.remove(viewer)
+            for queue in (place.turn, place.opening):
+                if viewer in queue:
+                    queue.remove(viewer)
         if viewer in self._moving:
             self._moving.remove(viewer)
         self._fill()

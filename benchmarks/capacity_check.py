@@ -60,16 +60,16 @@ def watch(address: str, viewers: int) -> dict[str, Any]:
         prompt_s=float("inf"),
         seconds=600.0,
     )
-    told = Simulation(setting).run()
+    simulated = Simulation(setting).run()
     waited = sum(person.waited_s for person in people)
     return {
         "viewers": viewers,
         "block_ms": round(1e3 * setting.block_s, 1),
         "after_ms": round(1e3 * setting.after_s, 1),
         "blocks_per_s": round(spent["blocks"] / elapsed, 2),
-        "simulated_blocks_per_s": told["blocks_per_s"],
+        "simulated_blocks_per_s": simulated["blocks_per_s"],
         "playing": round(1 - waited / elapsed / viewers, 3),
-        "simulated_playing": told["playing"],
+        "simulated_playing": simulated["playing"],
     }
 
 

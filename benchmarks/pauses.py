@@ -61,8 +61,8 @@ class MovedViewer(Viewer):
     """Watches a session, and notes what happens after a replica was killed."""
 
     def __init__(self, address: str, prompt: str) -> None:
-        # By what was heard first of it, and when.
-        self.heard: dict[str, float] = {}
+        # By kind of event, when the first came.
+        self.first_s: dict[str, float] = {}
         # How long the picture had stood still when the next block came.
         self.still_s = 0.0
         super().__init__(address, prompt)
@@ -71,9 +71,9 @@ class MovedViewer(Viewer):
         super().take(event)
         kind, now = event["type"], time.perf_counter()
         if kind == "status" and "moves to another" in event["message"]:
-            self.heard.setdefault("told", now)
-        elif kind in ("hello", "block") and "told" in self.heard and kind not in self.heard:
-            self.heard[kind], self.still_s = now, self.waited_s
+            self.first_s.setdefault("moves", now)
+        elif kind in ("hello", "block") and "moves" in self.first_s and kind not in self.first_s:
+            self.first_s[kind], self.still_s = now, self.waited_s
         if kind == "hello" and event["blocks"]["main"]:
             self.there_s = max(self.there_s, event["blocks"]["main"][-1]["end_s"])
 
@@ -96,20 +96,20 @@ def kill_one(server: int, people: list[MovedViewer]) -> dict[str, list[float]]:
     # One that nobody watches does not compute, and is not missed.
     victim = max(after, key=lambda process: after[process] - before.get(process, after[process]))
     for person in people:
-        person.heard.clear()
+        person.first_s.clear()
     still = [person.waited_s for person in people]
     began = time.perf_counter()
     os.kill(victim, signal.SIGKILL)
-    # Whoever was on the replica has been told by now.
+    # Everybody who was on the replica has had the message by now.
     play(people, 2.0)
-    lost = [number for number, person in enumerate(people) if "told" in person.heard]
-    play(people, LONGEST_S, lambda: all("block" in people[number].heard for number in lost))
-    heard = [people[number].heard for number in lost]
-    if not all("block" in one for one in heard):
-        raise SystemExit(f"a session did not go on within {LONGEST_S:.0f} s")
+    lost = [number for number, person in enumerate(people) if "moves" in person.first_s]
+    play(people, LONGEST_S, lambda: all("block" in people[number].first_s for number in lost))
+    times = [people[number].first_s for number in lost]
+    if not all("block" in one for one in times):
+        raise SystemExit(f"a session did not continue within {LONGEST_S:.0f} s")
     return {
-        "hello_s": [one["hello"] - began for one in heard],
-        "block_s": [one["block"] - began for one in heard],
+        "hello_s": [one["hello"] - began for one in times],
+        "block_s": [one["block"] - began for one in times],
         "still_s": [people[number].still_s - still[number] for number in lost],
     }
 

@@ -55,8 +55,8 @@ class Measured:
         self.ms: dict[str, float] = {}
         self.errors: dict[str, float | str] = {}
 
-    def tell(self, name: str, calls: Sequence[Call], meant: Tensor) -> None:
-        """Check the first call, time all; what fails is told, and the rest goes on."""
+    def measure(self, name: str, calls: Sequence[Call], meant: Tensor) -> None:
+        """Check the first call, time all; what fails is noted, and the rest is measured."""
         try:
             found = calls[0]()
             plain = found.restore() if isinstance(found, Float8Tokens) else found
@@ -82,22 +82,22 @@ def measure_product(name: str, tokens: int, measured: Measured) -> None:
     coded, eight = quantise_tokens(x), [Float8Linear.of(layer) for layer in layers]
     whole = [Int8Linear.of(layer) for layer in layers]
     if name != "up":
-        measured.tell(f"{name}, bf16", [partial(layer, x) for layer in layers], meant)
-        measured.tell(f"{name}, int8", [partial(dit_kernels.linear, x, layer) for layer in whole], meant)
-        measured.tell(f"{name}, fp8", [partial(layer, coded) for layer in eight], meant)
+        measured.measure(f"{name}, bf16", [partial(layer, x) for layer in layers], meant)
+        measured.measure(f"{name}, int8", [partial(dit_kernels.linear, x, layer) for layer in whole], meant)
+        measured.measure(f"{name}, fp8", [partial(layer, coded) for layer in eight], meant)
         return
-    measured.tell("up without GELU, fp8", [partial(layer, coded) for layer in eight], meant)
+    measured.measure("up without GELU, fp8", [partial(layer, coded) for layer in eight], meant)
     meant = functional.gelu(meant, approximate="tanh")
-    measured.tell("up, bf16", [partial(dit_kernels.widen, x, layer) for layer in layers], meant)
-    measured.tell("up, int8", [partial(dit_kernels.widen, x, layer) for layer in whole], meant)
+    measured.measure("up, bf16", [partial(dit_kernels.widen, x, layer) for layer in layers], meant)
+    measured.measure("up, int8", [partial(dit_kernels.widen, x, layer) for layer in whole], meant)
 
     def in_two(layer: Float8Linear) -> Float8Tokens:
         return dit_kernels.quantise_tokens(layer(coded), gelu=True)
 
-    measured.tell("up, fp8, two kernels", [partial(in_two, layer) for layer in eight], meant)
+    measured.measure("up, fp8, two kernels", [partial(in_two, layer) for layer in eight], meant)
     for tile in TILES:
         calls = [partial(widen_at_once, coded, layer, tile) for layer in eight]
-        measured.tell(f"up, fp8, one kernel {tuple(tile)}", calls, meant)
+        measured.measure(f"up, fp8, one kernel {tuple(tile)}", calls, meant)
 
 
 def measure_inputs(tokens: int, measured: Measured) -> None:
@@ -106,7 +106,7 @@ def measure_inputs(tokens: int, measured: Measured) -> None:
         wide = [random(1, tokens, width) for _ in range(SETS)]
         meant = functional.gelu(wide[0].float(), approximate="tanh") if gelu else wide[0].float()
         calls = [partial(dit_kernels.quantise_tokens, each, gelu=gelu) for each in wide]
-        measured.tell(f"{'GELU and ' if gelu else ''}quantising {width}", calls, meant)
+        measured.measure(f"{'GELU and ' if gelu else ''}quantising {width}", calls, meant)
     many, gate = [random(1, tokens, DIM) for _ in range(SETS)], torch.randn(DIM, device="cuda")
     affine = torch.randn(DIM, device="cuda"), torch.randn(DIM, device="cuda")
 
@@ -117,7 +117,7 @@ def measure_inputs(tokens: int, measured: Measured) -> None:
     assert isinstance(meant_norm, Tensor)
     for float8 in (False, True):
         norms: list[Call] = [partial(norm, each, float8) for each in many]
-        measured.tell(f"norm, {'fp8' if float8 else 'bf16'}", norms, meant_norm)
+        measured.measure(f"norm, {'fp8' if float8 else 'bf16'}", norms, meant_norm)
 
 
 def main() -> None:

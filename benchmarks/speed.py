@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=30 if cuda else 12)
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
-    parser.add_argument("--precision", default="full", help="full, int8 or fp8: how the transformer is held")
+    parser.add_argument("--precision", default="full", help="full, int8 or fp8: format of the weights")
     parser.add_argument("--eager", action="store_true", help="the readable path")
     parser.add_argument("--compare", action="store_true", help="readable and fast path on the same inputs")
     parser.add_argument("--profile", action="store_true", help="the parts of a bank, the longest kernels")

@@ -38,35 +38,34 @@ def main(arguments: list[str] | None = None) -> int:
     for option in ("flow", "device", "dtype", "precision", "low-memory"):
         parser.add_argument(f"--{option}")
     parser.add_argument("--eager", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     use_fair_threads()
     began = time.perf_counter()
     try:
-        settings = VerifySettings(
-            tuple(given.prompt or usual.prompts), tuple(given.memories.split(",")), given.seconds, given.seed
-        )
+        prompts, memories = tuple(options.prompt or usual.prompts), tuple(options.memories.split(","))
+        settings = VerifySettings(prompts, memories, options.seconds, options.seed)
         choices = [
             ModelChoice.of(
-                name, random_weights=given.random_weights, decoder=given.decoder, flow=given.flow,
-                device=given.device, dtype=given.dtype, precision=given.precision, eager=given.eager,
-                low_memory=given.low_memory,
+                name, random_weights=options.random_weights, decoder=options.decoder, flow=options.flow,
+                device=options.device, dtype=options.dtype, precision=options.precision, eager=options.eager,
+                low_memory=options.low_memory,
             )
-            for name in given.names
+            for name in options.names
         ]  # fmt: skip
     except ValueError as error:
         sys.exit(f"error: {error}")
     passed = [
-        verify(choice, settings, given.out)
+        verify(choice, settings, options.out)
         for choice in choices
-        if time.perf_counter() - began < 60 * given.minutes
+        if time.perf_counter() - began < 60 * options.minutes
     ]
     if len(passed) < len(choices):
-        print(f"left out, no time: {', '.join(given.names[len(passed) :])}")
+        print(f"left out, no time: {', '.join(options.names[len(passed) :])}")
     return 0 if all(passed) and len(passed) == len(choices) else 1
 
 
 def verify(choice: ModelChoice, settings: VerifySettings, out: Path) -> bool:
-    """Verify one model and say how it went; an error is said too."""
+    """Verify one model and print how it went, also an error."""
     began, name = time.perf_counter(), choice.config.backbone.name
     try:
         record = write_verification(choice, settings, out / f"verify-{name}", Reporter(notice=print))

@@ -50,7 +50,7 @@ class Options:
     seed: int = 0
     batch: int = 16
     blocks: int = 7  # that one pass compares: the opening and the last ones of a rollout
-    longest: int = 85  # blocks of a rollout; one that is begun goes on from draw to draw
+    longest: int = 85  # blocks of a rollout; one that is begun continues from draw to draw
     ending: float = 0.15  # the chance that it ends after a draw instead
     generator_rate: float = 5e-5
     fake_rate: float = 1.5e-4

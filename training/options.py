@@ -14,9 +14,9 @@ READERS: tuple[type, ...] = (int, float, str, Path)
 
 
 def read_options(kind: type[Options], description: str | None, words: list[str] | None = None) -> Options:
-    """Options from the command line: a field without a default must be given, a flag toggles its default.
+    """Options from the command line: a field without a default is required, a flag toggles its default.
 
-    Fields of other types (tuples, tables) are settings of the code and cannot be given here.
+    Fields of other types (tuples, tables) are settings of the code and are no options.
     """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     hints = get_type_hints(kind)
@@ -29,8 +29,8 @@ def read_options(kind: type[Options], description: str | None, words: list[str] 
             parser.add_argument(text, dest=field.name, action="store_const", const=not field.default)
         elif reader is not None:
             parser.add_argument(f"--{name}", type=reader, required=required)
-    given: dict[str, Any] = vars(parser.parse_args(words))
-    return kind(**{name: value for name, value in given.items() if value is not None})
+    parsed: dict[str, Any] = vars(parser.parse_args(words))
+    return kind(**{name: value for name, value in parsed.items() if value is not None})
 
 
 def choose_device() -> str:

@@ -51,14 +51,14 @@ class EulerBackbone(WanBackbone):
     """The empty prompt, 1 L text_dim, which guidance needs."""
 
     @torch.no_grad()
-    def denoise(self, noise: Noise, given: TextConditioning, context: Context) -> Tensor:
+    def denoise(self, noise: Noise, conditioning: TextConditioning, context: Context) -> Tensor:
         """Generate one block, B F C rows columns; this calls `noise` once."""
         x = self._next(noise)
         unprompted = None
         if self.no_text is not None:
             unprompted = self.model.condition(self.no_text.expand(len(x), -1, -1))
         for sigma, following in zip(self._sigmas, (*self._sigmas[1:], 0.0), strict=True):
-            flow = self.model(x, NUM_TRAIN_STEPS * sigma, given, context)
+            flow = self.model(x, NUM_TRAIN_STEPS * sigma, conditioning, context)
             if unprompted is not None:
                 plain = self.model(x, NUM_TRAIN_STEPS * sigma, unprompted, context)
                 flow = torch.lerp(plain, flow, self.guidance)

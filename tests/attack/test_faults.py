@@ -22,6 +22,7 @@ from recap.memory.recap import RecapConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
 from recap.tables.executors import OnRay, Processes
+from recap.tables.generating import generate_and_score
 from recap.types import Candidates
 
 
@@ -72,7 +73,7 @@ def test_an_address_where_no_ray_answers_is_refused_within_ten_seconds(tmp_path:
     pytest.importorskip("ray")
     began = time.monotonic()
     with pytest.raises(RecapError, match=r"--ray is .*nobody answers there"):
-        OnRay("tests.tables.runner_work:numbers", tmp_path, address=address)
+        OnRay(generate_and_score, tmp_path, address=address)
     assert time.monotonic() - began < 10
 
 
@@ -94,7 +95,7 @@ def test_a_pickle_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_
 
 
 def test_a_killed_server_of_workers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Processes("tests.tables.runner_work:numbers", tmp_path, 1)
+    pool = Processes(generate_and_score, tmp_path, 1)
 
     class Dead:
         def start(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from recap.tables.executors import Processes
-from recap.tables.runner import Job, ResultStore, Rules, collect, run_jobs
+from recap.tables.runner import Job, ResultStore, Rules, run_jobs
 
 RULES = Rules(backoff_s=0.01, most_crashes=50)
 
@@ -64,11 +64,13 @@ def jobs(count: int) -> list[Job]:
 def run(some, work, folder, *, workers=1, rules=RULES, **how):
     """All results, by processes of this machine."""
     store = ResultStore(folder)
-    progress = run_jobs(some, store, Processes(work, folder / "jobs", workers), rules=rules, **how)
-    return collect(some, store, progress)
+    run_jobs(some, store, Processes(work, folder / "jobs", workers), rules=rules, **how)
+    return [store.results[job.key] for job in some]
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    # Workers find functions by the name of their module, which is not the name of a script.
+    import runner_work
+
     torch.set_num_threads(1)
-    run(jobs(int(sys.argv[2])), "runner_work:numbers", Path(sys.argv[1]), workers=2)
+    run(jobs(int(sys.argv[2])), runner_work.numbers, Path(sys.argv[1]), workers=2)

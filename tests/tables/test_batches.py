@@ -28,10 +28,9 @@ from recap.tables.generating import (
     config_of,
     generate_and_score,
     generate_batch,
-    pack_look,
     score_generated,
-    unpack_look,
 )
+from recap.tables.page import pack_look, unpack_look
 from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.runner import ResultStore, Rules, run_jobs
 from recap.tables.runs import TableRuns, plan_runs

@@ -9,18 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from runner_work import RULES, jobs, run
+from runner_work import RULES, jobs, linger, run
 
 from recap.tables.executors import OnRay
-from recap.tables.runner import ResultStore, canonical, collect, run_jobs
-
-WORK = "runner_work:linger"
+from recap.tables.runner import ResultStore, canonical, run_jobs
 
 
 def test_without_ray_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install recap-forcing\[ray\]"):
-        OnRay(WORK, tmp_path)
+        OnRay(linger, tmp_path)
 
 
 def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
@@ -41,9 +39,9 @@ def test_ray_gives_the_same_bytes_as_this_machine_alone(tmp_path, monkeypatch):
     thread = threading.Thread(target=kill_one_at_work, daemon=True)
     thread.start()
     store = ResultStore(folder)
-    progress = run_jobs(jobs(8), store, OnRay(WORK, folder / "jobs"), rules=RULES)
+    progress = run_jobs(jobs(8), store, OnRay(linger, folder / "jobs"), rules=RULES)
     thread.join(1)
     assert killed and progress.retries == 1
     monkeypatch.setenv("LINGER_S", "0")
-    local = run(jobs(8), WORK, tmp_path / "local")
-    assert canonical(collect(jobs(8), store, progress)) == canonical(local) and len(local) == 8
+    local = run(jobs(8), linger, tmp_path / "local")
+    assert canonical([store.results[job.key] for job in jobs(8)]) == canonical(local) and len(local) == 8

@@ -140,7 +140,7 @@ def test_workers_do_not_generate_in_batches(tmp_path):
     for how in ({"workers": 2, "rows": 4},):
         with pytest.raises(ValueError, match="--workers is 2"):
             quietly(["bank"], SMALL, tmp_path / "new", **how)
-    with pytest.raises(ValueError, match="--scorers is 3: whoever generates"):
+    with pytest.raises(ValueError, match="--scorers is 3: a process that generates"):
         quietly(["bank"], SMALL, tmp_path / "new", scorers=3)
     with pytest.raises(ValueError, match="--rows is 4: on Ray"):
         quietly(["bank"], SMALL, tmp_path / "new", rows=4, ray="local")

@@ -16,7 +16,7 @@ from recap.tables.baselines import on_backbone
 from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.reproduce import How, reproduce
 from recap.tables.runner import ResultStore
-from recap.tables.runs import TableRuns, plan_runs
+from recap.tables.runs import LOOK, TableRuns, plan_runs
 from recap.tables.scripts import entering_scripts, identity_scripts, reappearance_scripts, scripts
 
 REAL = "self-forcing"
@@ -76,9 +76,8 @@ def test_what_confirms_had_no_part_in_the_search():
     assert {run.seed for run in search} <= every and not {run.seed for run in confirm} & every
     # The search is part of the whole table; to confirm, a row has as many runs as a whole table's.
     assert {run.job.key for run in search} < {run.job.key for run in plan_runs(recipe, Ask())}
-    assert len(confirm) == 100 * len(recipe.rows) and [run.is_shown for run in confirm].count(True) == len(
-        recipe.rows
-    )
+    shown = [run for run in confirm if LOOK in run.job.wants]
+    assert len(confirm) == 100 * len(recipe.rows) and len(shown) == len(recipe.rows)
     # The last fresh seed is still the prompt's own.
     assert Ask(half="confirm", seeds=250).own_seeds(5)[-1] < 1000
     for ask, limit in (

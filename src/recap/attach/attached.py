@@ -17,7 +17,7 @@ from recap.run import build_memory
 from recap.types import BackboneSpec, Block, GeneratedBlock
 
 ABSENT = object()
-# Held while hooks are put on or taken off: between a check and a change nobody else may change anything. It can be
+# Locked while hooks are put on or taken off: between a check and a change nobody else may change anything. It can be
 # taken twice, because the garbage collector may take off the hooks of a forgotten `with` at any time.
 PATCHING = threading.RLock()
 # (id of an object's attributes, name) of everything that is patched at present.

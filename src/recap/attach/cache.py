@@ -48,9 +48,8 @@ def plan_write(
     local_end = filled + end - global_end - evicted
     if local_end > capacity:
         limit = f"it holds {capacity} tokens and never lets go of any; the video has come to token {end}"
-        raise refuse(
-            "kv_cache", capacity, limit, "set the model's local_attn_size, or generate a shorter video"
-        )
+        remedy = "set the model's local_attn_size, or generate a shorter video"
+        raise refuse("kv_cache", capacity, limit, remedy)
     recompute = protects_sink and end <= global_end and start > 0
     write_start = max(local_end - new, sink_tokens) if recompute else local_end - new
     return CacheWrite(local_end - new, local_end, write_start, end, evicted, sink_tokens, recompute)

@@ -119,9 +119,8 @@ def find_checkout(pipeline: Any) -> Checkout:
     kind = type(first)
     if "wan_5b" in kind.__module__.split("."):
         limit = "LongLive 2.0 pins chunks and may quantise its cache, which this does not follow"
-        raise refuse(
-            "pipeline", kind.__module__, limit, "attach to Self-Forcing, Infinite-Forcing or LongLive 1.0"
-        )
+        remedy = "attach to Self-Forcing, Infinite-Forcing or LongLive 1.0"
+        raise refuse("pipeline", kind.__module__, limit, remedy)
     for part in PARTS:
         _need(first, f"{kind.__module__}.{kind.__qualname__}", part)
     namespace = vars(sys.modules[kind.__module__])

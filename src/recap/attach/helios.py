@@ -80,9 +80,8 @@ class HeliosSession:
         """Follow a pipeline; `stages` are the reinforcements of its pyramid, or none."""
         if pipeline.transformer is None or pipeline.vae is None:
             limit = "it has no transformer or no vae"
-            raise refuse(
-                "pipeline", type(pipeline).__qualname__, limit, "load all its parts before attaching"
-            )
+            remedy = "load all its parts before attaching"
+            raise refuse("pipeline", type(pipeline).__qualname__, limit, remedy)
         check_transformer(pipeline.transformer)
         self.attached = Attached(name)
         self._reading = Reading(pipeline.transformer.rope)
@@ -268,10 +267,6 @@ class HeliosSession:
         scale = 1.0 / torch.tensor(config.latents_std).view(shape).to(z)
         stepped = self._stepped
         # A callback may have changed the chunk after the last step; else the step's own bits are exact.
-        if (
-            stepped is not None
-            and stepped.shape == z.shape
-            and torch.equal(stepped.float().to(z) / scale + mean, z)
-        ):
-            return stepped
-        return (z - mean) * scale
+        if stepped is None or stepped.shape != z.shape:
+            return (z - mean) * scale
+        return stepped if torch.equal(stepped.float().to(z) / scale + mean, z) else (z - mean) * scale

@@ -257,9 +257,8 @@ class AttachedSession:
         grid = (rows // patch, columns // patch)
         if grid[0] * grid[1] != checkout.frame_tokens:
             limit = f"the pipeline counts {checkout.frame_tokens} tokens a frame (frame_seq_length)"
-            raise refuse(
-                "latents.shape", tuple(latents.shape), limit, "generate at the size the checkout is made for"
-            )
+            remedy = "generate at the size the checkout is made for"
+            raise refuse("latents.shape", tuple(latents.shape), limit, remedy)
         first, window_frames = checkout.attentions[0], self._window_frames
         if window_frames is None:
             window_frames = self._caches[0]["k"].shape[1] // checkout.frame_tokens

@@ -46,7 +46,7 @@ PLAIN = Sampling()
 def block_noise(spec: BackboneSpec, seeds: Sequence[int], block: Block, first: int | None = None) -> Noise:
     """Make the noise of one block, row by row from (seed, block); made on the CPU so that every device agrees.
 
-    With `first` the first call gives that of the block of this index, as some memories want it.
+    With `first` the first call returns that of the block of this index, as some memories want it.
     """
     shape = (block.num_frames, spec.latent_channels, *spec.latent_size)
     own = [seeded(seed, block.index) for seed in seeds]
@@ -74,9 +74,8 @@ def noise_from_outside(source: NoiseSource, spec: BackboneSpec, block: Block, fi
         asked = block if index else earlier
         found = source(asked, index)
         if not isinstance(found, Tensor) or tuple(found.shape) != shape or not found.is_floating_point():
-            about = (
-                f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            )
+            is_tensor = isinstance(found, Tensor)
+            about = f"{found.dtype} {tuple(found.shape)}" if is_tensor else type(found).__name__
             limit = f"draw {index} of block {asked.index} must be floats of shape {shape}"
             raise refuse("noise", about, limit, "return rows, frames, channels, rows and columns of latents")
         # Where the seeds' own noise is made too.

@@ -73,8 +73,8 @@ def clean_prompt(prompt: str) -> str:
 
     ftfy is required: without it some prompts would silently reach the model in a form that it never saw.
     """
-    mended: str = import_extra("ftfy").fix_text(prompt)
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
+    fixed: str = import_extra("ftfy").fix_text(prompt)
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(fixed))).strip()
 
 
 class TokenIds(NamedTuple):

@@ -71,8 +71,8 @@ class JudgedRun:
     """Holds the pictures and the trace of a finished run, and who judges them.
 
     `data` are those of a job. `seconds` is the time of every block, empty where many runs were generated at once.
-    `embedder` replaces the one that `data` names, where the pictures were embedded elsewhere; `judged` is what the
-    probe said of all pictures, where they were judged elsewhere.
+    `embedder` replaces the one that `data` names, where the pictures were embedded elsewhere; `judged` are the
+    probe's answers to all pictures, where they were judged elsewhere.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class JudgedRun:
 
     @property
     def witnesses(self) -> list[tuple[str, Witness]]:
-        """Everybody who can compare sightings, and what they look at."""
+        """Return everybody who can compare sightings, by what they look at."""
         frame = FrameWitness(self.embedder)
         own = (self.subject_witness, self.crop_witness, self.seeing_witness, frame)
         return [(name, who) for name, who in zip(WITNESSES, own, strict=True) if who is not None]

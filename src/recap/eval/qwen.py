@@ -152,9 +152,8 @@ class QwenWitness:
 
 def _spread(count: int, few: int) -> NDArray[np.int64]:
     """Return for each of `count` places the nearest of `few` that are evenly spread."""
-    chosen = np.unique(
-        ((np.arange(min(few, count)) + 0.5) * count / max(1, min(few, count))).astype(np.int64)
-    )
+    few = min(few, count)
+    chosen = np.unique(((np.arange(few) + 0.5) * count / max(1, few)).astype(np.int64))
     places = np.arange(count)
     nearest: NDArray[np.int64] = chosen[np.abs(places[:, None] - chosen[None]).argmin(axis=1)]
     return nearest
@@ -202,7 +201,7 @@ def _first_corners(answer: str) -> list[float] | None:
     return numbers if len(numbers) == 4 and all(np.isfinite(numbers)) else None
 
 
-# The model is read once per process, whoever asks it.
+# The model is read once per process.
 qwen_model = cache(QwenModel)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from recap.eval.judged import MotionJudge
 from recap.eval.judges.subject import FARTHEST, KEPT, ProbeWitness
-from recap.eval.metrics.presence import LEAVING_S, Stretch, presence, stretches
+from recap.eval.metrics.presence import Stretch, presence, stretches
 from recap.eval.metrics.reappearance import ABSENT, PRESENT, SETTLING_S, reappearance
 from recap.eval.metrics.subject_motion import subject_motion
 from recap.eval.sampling import PER_SECOND, Footage, Sampled, sample_clip
@@ -60,10 +60,8 @@ def judge_return(
     score = reappearance(sampled, witness, subject, [part.span.start for part in parts])
     shares = score.details["found_share"]
     _, _, gone, back = parts
-    # A cut removes the subject at once; without one it may take a while to leave.
-    leaving = SETTLING_S if trace[gone.first_block].clears_prior else LEAVING_S
     found, _ = witness.look(sampled.pictures, subject)
-    absent = presence(sampled, found, [gone.without_first(leaving)], "gone", witness.backend)
+    absent = presence(sampled, found, [gone.without_leaving(trace)], "gone", witness.backend)
     inside = sampled.within(back.without_first(SETTLING_S))
     after = Sampled(sampled.seconds[inside], sampled.pictures[inside], sampled.duration_s)
     cells = witness.where(after.pictures, subject)

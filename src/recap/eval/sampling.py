@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,6 +64,12 @@ class Sampled:
 
     def within(self, span: Span) -> NDArray[np.bool_]:
         return (self.seconds >= span.start - 1e-9) & (self.seconds < span.end - 1e-9)
+
+    def within_any(self, spans: Iterable[Span]) -> NDArray[np.bool_]:
+        inside = np.zeros(len(self.seconds), bool)
+        for span in spans:
+            inside |= self.within(span)
+        return inside
 
 
 def as_tensor(pictures: Pictures) -> Tensor:

@@ -12,7 +12,7 @@ from recap.eval.metrics import find_measures
 from recap.eval.scores import Score
 from recap.tables.gap_figures import OVER
 from recap.tables.recipes import Recipe
-from recap.tables.table import ScoredRun, plain_name
+from recap.tables.table import ScoredRun, plain_name, runs_by_row
 
 _BY_WITNESS = re.compile(rf"^(?P<what>.+)_(?P<who>{'|'.join(WITNESSES)})(?P<rest>(_.+)?)$")
 
@@ -31,10 +31,7 @@ def find_disagreements(recipe: Recipe, runs: Sequence[ScoredRun]) -> list[Disagr
 
     Pairs count if the difference is one that a viewer could see, by both judges.
     """
-    by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
-    for run in runs:
-        by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
-    found = []
+    by_row, found = runs_by_row(runs), []
     for what, names in _judged_alike(runs).items():
         for one, other in combinations(names, 2):
             opposite = total = 0

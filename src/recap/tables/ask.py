@@ -56,9 +56,8 @@ class Ask:
                 raise refuse(name, number, "must be 1 or more", remedy)
         check_amount("--seeds", self.seeds or 1, MOST_SEEDS, "seeds of a prompt", "5 is the paper's number")
         if self.half and self.half not in HALVES:
-            raise refuse(
-                "--half", self.half, f"must be {' or '.join(HALVES)}", "leave it out for all prompts"
-            )
+            limit = f"must be {' or '.join(HALVES)}"
+            raise refuse("--half", self.half, limit, "leave it out for all prompts")
         if self.half and self.prompts < 2:
             raise refuse("--half", self.half, "one prompt has no halves", "ask for more --prompts")
         if self.half and (self.seeds or 1) > MOST_HALVED:
@@ -70,9 +69,8 @@ class Ask:
     def numbers(self) -> range:
         """Return which prompts of a set are asked for."""
         half = self.prompts // 2
-        return {"": range(self.prompts), "search": range(half), "confirm": range(half, self.prompts)}[
-            self.half
-        ]
+        start, end = {"": (0, self.prompts), "search": (0, half), "confirm": (half, self.prompts)}[self.half]
+        return range(start, end)
 
     def own_seeds(self, usual: int) -> range:
         """Return which seeds of a prompt are asked for, where a recipe has `usual`."""

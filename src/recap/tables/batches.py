@@ -31,7 +31,7 @@ from recap.io.report import Notice
 from recap.plan import Shot
 from recap.run import build_backbone
 from recap.tables.executors import Processes, describe
-from recap.tables.generating import config_of, generate_batch, needs_readable_path
+from recap.tables.generating import config_of, generate_batch, needs_readable_path, score_generated
 from recap.tables.runner import Done, Executor, Job, canonical
 from recap.types import BackboneSpec
 
@@ -52,7 +52,7 @@ class Batches(Executor):
 
     def __init__(self, folder: Path, rows: int, scorers: int, *, alone: bool = False, notice: Notice = print):
         self._rows, self._alone, self._notice = rows, alone, notice
-        self._scorers = Processes("recap.tables.generating:score_generated", folder, scorers, background=True)
+        self._scorers = Processes(score_generated, folder, scorers, background=True)
         self._pending: dict[str, Job] = {}
         self._ended: list[Done] = []
         self._kind = ""

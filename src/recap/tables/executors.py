@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,18 +24,20 @@ from typing import Any
 import torch
 
 from recap.errors import refuse
-from recap.io.lookup import look_up
 from recap.tables.runner import Done, Executor, Job, Result
 
 # How long the head of a Ray cluster may take to answer.
 ANSWER_S = 5.0
 
 
-def do_work(work: str, job: Job, folder: Path) -> Result:
-    """Do a job by the function that "package.module:name" points at, with a folder for the job's files."""
+Work = Callable[[Job, Path], Result]
+"""A function of a module that does a job, with a folder for the job's files."""
+
+
+def do_work(work: Work, job: Job, folder: Path) -> Result:
+    """Do a job on one thread, with a folder of its own in `folder`."""
     torch.set_num_threads(1)
-    result: Result = look_up("work", work, {})(job, folder / job.key)
-    return result
+    return work(job, folder / job.key)
 
 
 @dataclass(eq=False)
@@ -48,14 +50,13 @@ class _Worker:
 class Processes(Executor):
     """Does jobs in so many processes, each replaced when it dies; more jobs than that wait here."""
 
-    def __init__(self, work: str, folder: Path, workers: int, *, background: bool = False):
-        look_up("work", work, {})
+    def __init__(self, work: Work, folder: Path, workers: int, *, background: bool = False):
         self._work, self._folder, self._size, self._background = work, folder, workers, background
         # Children of a server process that has imported everything but used nothing: they start at once, and no
         # thread or GPU of ours is copied into them as a plain fork would.
         self._context: Any = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
         if sys.platform != "win32":
-            self._context.set_forkserver_preload([__name__, work.partition(":")[0]])
+            self._context.set_forkserver_preload([__name__, work.__module__])
         self._workers: list[_Worker] = []
         self._waiting: list[Job] = []
 
@@ -131,7 +132,7 @@ class Processes(Executor):
         worker.pipe.close()
 
 
-def _serve(pipe: Connection, work: str, folder: Path, background: bool) -> None:
+def _serve(pipe: Connection, work: Work, folder: Path, background: bool) -> None:
     """Do jobs until the pipe is closed: the main function of a worker process."""
     _die_with_parent()
     if background and hasattr(os, "nice"):
@@ -185,13 +186,12 @@ def _check_address(address: str) -> None:
 class OnRay(Executor):
     """Does one job on every processor of a cluster; the address "local" starts a cluster on this machine."""
 
-    def __init__(self, work: str, folder: Path, *, address: str = "local", gpus: float = 0):
+    def __init__(self, work: Work, folder: Path, *, address: str = "local", gpus: float = 0):
         try:
             import ray
         except ImportError as missing:
             limit = "it needs Ray, which is not installed"
             raise refuse("--ray", "", limit, "pip install recap-forcing[ray]") from missing
-        look_up("work", work, {})
         self._ray: Any = ray
         self._work, self._folder = work, folder.resolve()
         self._under_way: dict[Any, Job] = {}

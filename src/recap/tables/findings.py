@@ -1,7 +1,7 @@
 """This module says in sentences what a finished table found, and draws one chart for it.
 
 Every number of a sentence is a cell of the table. A row is above or below another if the interval of their paired
-difference leaves out 0 and the difference could be seen; nothing is said of which is better.
+difference leaves out 0 and the difference could be seen; no sentence says which is better.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ PHRASES = (
 )
 # Read next to the first measure of a table, in this order: what is kept may be paid for with motion.
 WATCHED = (
-    "recurrence_gate",
-    "subject_path",
-    "dynamic_degree",
-    "late_found_on_return",
-    "late_haunting",
-    "haunting",
+    *(
+        "recurrence_gate",
+        "subject_path",
+        "dynamic_degree",
+        "late_found_on_return",
+        "late_haunting",
+        "haunting",
+    ),
 )
 MOST_WATCHED = 2
 # Motion and identity: the first pair that a table has is shown as a plane.
@@ -143,9 +145,8 @@ def headline_of(numbers: Numbers, measure: str) -> str:
 def _rows_on(side: str, rows: Sequence[str], num_others: int) -> str:
     """Name the rows on one side of ours, or count them where they are many."""
     words = "not told apart from" if side == "alike" else f"{side} than with"
-    return (
-        f"{words} {_listed(rows) if len(rows) <= MOST_NAMED else f'{len(rows)} of {num_others} other rows'}"
-    )
+    many = f"{len(rows)} of {num_others} other rows"
+    return f"{words} {listed(rows) if len(rows) <= MOST_NAMED else many}"
 
 
 def _differences(numbers: Numbers, measure: str) -> list[str]:
@@ -158,13 +159,13 @@ def _differences(numbers: Numbers, measure: str) -> list[str]:
         by = "" if side == "alike" else "by "
         parts = [f"{cell['row']} ({by}{_difference(cell)})" for cell in own[:MOST_LISTED]]
         parts += [f"{len(own) - MOST_LISTED} more"] if len(own) > MOST_LISTED else []
-        found += [f"{words} {_listed(parts)}."] if parts else []
+        found += [f"{words} {listed(parts)}."] if parts else []
     return found
 
 
 def _of_paper(numbers: Numbers, measure: str) -> list[str]:
     rows = [row for row in numbers.rows_of(measure) if numbers.cell(row, measure)["paper"] is not None]
-    numbers_there = _listed([f"{_short(numbers.cell(row, measure)['paper'])} for {row}" for row in rows])
+    numbers_there = listed([f"{_short(numbers.cell(row, measure)['paper'])} for {row}" for row in rows])
     return [f"The paper, of its own models and judges, has {numbers_there}."] if rows else []
 
 
@@ -208,8 +209,8 @@ def plane_of(numbers: Numbers) -> Claim | None:
     traded = [row for row, both in sides.items() if set(both) == {"higher", "lower"}]
     headline = f"Identity against motion: {_none_or(better)} more of both than {numbers.ours}."
     sentences = [
-        f"{numbers.ours} has more of both than {_listed(beaten)}." if beaten else "",
-        f"One is paid for with the other between {numbers.ours} and {_listed(traded)}." if traded else "",
+        f"{numbers.ours} has more of both than {listed(beaten)}." if beaten else "",
+        f"One is paid for with the other between {numbers.ours} and {listed(traded)}." if traded else "",
         "All others are not told apart in one of the two."
         if len(better + beaten + traded) < len(sides)
         else "",
@@ -227,7 +228,7 @@ def _far_below(places: Sequence[Place]) -> Place | None:
 
 
 def _none_or(rows: Sequence[str]) -> str:
-    return f"{_listed(rows)} {'has' if len(rows) == 1 else 'have'}" if rows else "no other row has"
+    return f"{listed(rows)} {'has' if len(rows) == 1 else 'have'}" if rows else "no other row has"
 
 
 def _bars(numbers: Numbers, measure: str) -> str:
@@ -276,7 +277,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
     """Join parts; names of rows and intervals have commas of their own."""
     comma = "; " if any("," in part for part in parts) else ", "
     return " and ".join(filter(None, [comma.join(parts[:-1]), parts[-1]])) if parts else ""

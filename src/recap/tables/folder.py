@@ -105,7 +105,7 @@ def write_table(
         "figure.svg": section.figures[0] if section.figures else "",
         "index.html": page,
         RECORD: json.dumps(record, indent=2),
-        # Last: whoever finds it finds all the others.
+        # Last: where this file is, all the others are.
         TABLE: json.dumps(table, indent=1),
     }
     # A smaller table must not stand next to what belongs to a larger one.

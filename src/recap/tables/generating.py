@@ -6,13 +6,12 @@ many runs were generated together (but for roundings; and a time is only taken o
 
 from __future__ import annotations
 
-import base64
 import json
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,22 +28,19 @@ from recap.eval.embedders import Looked
 from recap.eval.judged import JudgedRun
 from recap.eval.judges.probe import Judged, Probe
 from recap.eval.metrics import find_measure
-from recap.eval.metrics.bank import sources_by_block
 from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
 from recap.io import video
-from recap.io.older import Self
-from recap.io.trace import BlockTrace, has_bank, pictures_of_frames
+from recap.io.trace import BlockTrace
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
-from recap.show.chart import BankHistory
+from recap.tables.page import look_at, pack_look
 from recap.tables.runner import Job, Result, canonical
 from recap.tables.runs import LOOK
 from recap.types import GeneratedBlock
 
-MOMENTS = 5
 CLIP, VECTORS, JUDGED = "video.mp4", ".vectors.npy", ".judged.safetensors"
 
 
@@ -52,7 +48,7 @@ class Generated(NamedTuple):
     """Holds a run on its way to its judges; pictures are in a file, as a pipe would copy every one of them twice.
 
     `pictures` is a file of N Y X 3. Where pictures were embedded as they were generated, by `backend`, a file of N D
-    lies next to it (`VECTORS`), and where the probe judged them, what it said (`JUDGED`). `seconds` are those of
+    lies next to it (`VECTORS`), and where the probe judged them, its answers (`JUDGED`). `seconds` are those of
     every block, empty for a row of several.
     """
 
@@ -95,27 +91,28 @@ def needs_readable_path(wants: Iterable[str]) -> bool:
 
 
 class _Fetched:
-    """Brings a finished block to the host, its pictures as bytes, while the device goes on with the next one."""
+    """Brings a finished block to the host while the device generates the next one.
+
+    Its pixels become bytes, B T Y X 3, rounded as a clip's writer rounds them: a quarter of the size.
+    """
 
     def __init__(self, made: GeneratedBlock, probe: Probe | None):
         levels = made.pixels.clamp(0, 1).mul(255).round().to(torch.uint8)
         found = None if probe is None else probe.judge(levels.float() / 255)
         self.judged = None if found is None else Judged(*map(_to_host, found))
-        self._pictures = _to_host(levels.permute(0, 1, 3, 4, 2).contiguous())
-        # The pictures as bytes take the place of their numbers, which are four times as large.
-        self._made = _to_host(replace(made, pixels=levels))
+        self._made = _to_host(replace(made, pixels=levels.permute(0, 1, 3, 4, 2).contiguous()))
         self._copied = torch.cuda.Event() if levels.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
-    def wait(self) -> tuple[GeneratedBlock, NDArray[np.uint8]]:
-        """Return the block and its pictures, B T Y X 3, rounded as a clip's writer rounds them."""
+    def wait(self) -> GeneratedBlock:
         if self._copied is not None:
             self._copied.synchronize()
-        if not bool(torch.isfinite(self._made.latents).all()):
+        made: GeneratedBlock = self._made
+        if not bool(torch.isfinite(made.latents).all()):
             remedy = "try --dtype float32 or other memory settings"
-            raise refuse("latents", f"block {self._made.block.index}", "holds NaN or infinity", remedy)
-        return self._made, self._pictures.numpy()
+            raise refuse("latents", f"block {made.block.index}", "holds NaN or infinity", remedy)
+        return made
 
 
 def _to_host(value: Any) -> Any:
@@ -129,55 +126,14 @@ def _to_host(value: Any) -> Any:
     return {key: _to_host(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _fetch(blocks: Iterable[GeneratedBlock], probe: Probe | None, *, behind: bool) -> Iterator[_Fetched]:
-    """Yield blocks on their way to the host, each when the next one is queued if `behind`: no device then waits."""
-    last = None
+def _fetch(blocks: Iterable[GeneratedBlock], probe: Probe | None, behind: int) -> Iterator[_Fetched]:
+    """Yield blocks on their way to the host, each when `behind` more are queued: no device then waits."""
+    queued: deque[_Fetched] = deque()
     for made in blocks:
-        fetched = _Fetched(made, probe)
-        if not behind:
-            yield fetched
-            continue
-        if last is not None:
-            yield last
-        last = fetched
-    if last is not None:
-        yield last
-
-
-class _Rows:
-    """Writes the pictures of a batch to a file per row, hundreds of megabytes, while the next block is generated."""
-
-    def __init__(self, files: Sequence[Path], shape: tuple[int, ...]):
-        self._files = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
-        self.traces: list[list[BlockTrace]] = [[] for _ in files]
-        self._done = 0
-        self._thread = ThreadPoolExecutor(1)
-        self._written: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
-
-    def keep(self, pictures: NDArray[np.uint8], record: BlockTrace) -> None:
-        self.wait()
-        self._written = self._thread.submit(self._write, pictures, record)
-
-    def wait(self) -> None:
-        """Wait until all is written; what failed in the thread is raised here."""
-        if self._written is not None:
-            self._written.result()
-
-    def _write(self, pictures: NDArray[np.uint8], record: BlockTrace) -> None:
-        end = self._done + pictures.shape[1]
-        for row, (file, trace) in enumerate(zip(self._files, self.traces, strict=True)):
-            file[self._done : end] = pictures[row]
-            trace.append(record.row(row))
-        self._done = end
+        queued.append(_Fetched(made, probe))
+        if len(queued) > behind:
+            yield queued.popleft()
+    yield from queued
 
 
 def generate_batch(
@@ -192,51 +148,68 @@ def generate_batch(
 
     `on_block` is called after every block.
     """
-    configs, spec = [config_of(job) for job in jobs], backbone.spec
-    config = configs[0]
-    plan = make_plan([each.shots for each in configs], spec)
+    configs, spec, alone = [config_of(job) for job in jobs], backbone.spec, len(jobs) == 1
+    plan = make_plan([config.shots for config in configs], spec)
     shape = (spec.num_pictures(plan.blocks[-1].end_frame), *spec.picture_size, 3)
     files = [folder / f"{job.key}.npy" for job in jobs]
+    maps = [np.lib.format.open_memmap(file, "w+", np.uint8, shape) for file in files]
+    records: list[BlockTrace] = []
     offered = any(job.options.get("trace_offered") for job in jobs)
     vectors: list[NDArray[np.float32]] = []
     judged: list[Judged] = []
     blocks = rollout(
         backbone,
-        build_memory(config, spec, lambda _: None),
+        build_memory(configs[0], spec, lambda _: None),
         plan,
-        seeds=[each.seeds[0] for each in configs],
-        aside=choose_aside(config.device),
-        sampling=config.sampling,
+        seeds=[config.seeds[0] for config in configs],
+        aside=choose_aside(configs[0].device),
+        sampling=configs[0].sampling,
     )
     seconds, began = [], time.perf_counter()
-    with _Rows(files, shape) as rows:
-        # A run that is alone is timed, block by block.
-        for fetched in _fetch(blocks, probe, behind=len(jobs) > 1):
-            made, pictures = fetched.wait()
+    with ThreadPoolExecutor(1) as writer:
+        written = writer.submit(lambda: None)
+        # A run that is alone is timed, block by block, and nothing runs next to it.
+        for fetched in _fetch(blocks, probe, behind=0 if alone else 1):
+            made = fetched.wait()
             judged += [fetched.judged] if fetched.judged is not None else []
             seconds.append(time.perf_counter() - began)
-            rows.keep(pictures, BlockTrace.of(made, offered=offered))
+            records.append(BlockTrace.of(made, offered=offered))
+            # Hundreds of megabytes are written while the next block is generated.
+            written.result()
+            written = writer.submit(_write_pictures, maps, records[-1].first_pictures[0], made.pixels.numpy())
             if embedder is not None:
-                seen = embedder.embed(list(pictures.reshape(-1, *pictures.shape[2:])))
-                vectors.append(seen.reshape(*pictures.shape[:2], -1))
-            if len(jobs) == 1:
-                # Nothing runs next to it.
-                rows.wait()
+                seen = embedder.embed(list(made.pixels.flatten(0, 1).numpy()))
+                vectors.append(seen.reshape(*made.pixels.shape[:2], -1))
+            if alone:
+                written.result()
             on_block()
             began = time.perf_counter()
-    traces = rows.traces
-    if len(jobs) > 1:
-        seconds = []
-    if embedder is not None:
+        written.result()
+    _save_judgements(files, vectors, judged)
+    fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
+    return [
+        Generated(file, fps, [record.row(row) for record in records], seconds if alone else [], backend)
+        for row, file in enumerate(files)
+    ]
+
+
+def _write_pictures(maps: Sequence[NDArray[np.uint8]], first: int, pictures: NDArray[np.uint8]) -> None:
+    for target, own in zip(maps, pictures, strict=True):
+        target[first : first + len(own)] = own
+
+
+def _save_judgements(
+    files: Sequence[Path], vectors: Sequence[NDArray[np.float32]], judged: Sequence[Judged]
+) -> None:
+    """Save what was made of pictures while they were generated next to each row's file."""
+    if vectors:
         for file, own in zip(files, np.concatenate(vectors, axis=1), strict=True):
             np.save(file.with_suffix(VECTORS), own)
     if judged:
         whole = Judged(*(torch.cat(part, dim=1) for part in zip(*judged, strict=True)))
         for row, file in enumerate(files):
-            own = {name: part[row : row + 1].contiguous() for name, part in whole._asdict().items()}
-            save_file(own, file.with_suffix(JUDGED))
-    fps, backend = spec.pictures_per_second, "" if embedder is None else embedder.backend
-    return [Generated(file, fps, trace, seconds, backend) for file, trace in zip(files, traces, strict=True)]
+            parts = {name: part[row : row + 1].contiguous() for name, part in whole._asdict().items()}
+            save_file(parts, file.with_suffix(JUDGED))
 
 
 def score_generated(job: Job, folder: Path) -> Result:
@@ -270,55 +243,3 @@ def score_generated(job: Job, folder: Path) -> Result:
     # JSON has no nan: a share of no pictures is None.
     plain: Result = json.loads(json.dumps(result), parse_constant=lambda _: None)
     return plain
-
-
-class Look(NamedTuple):
-    """Holds a picture per moment, and the bank, which is None for a memory without one."""
-
-    pictures: Pictures
-    moments: Sequence[float]
-    bank: BankHistory | None
-
-
-def look_at(clip: InMemoryClip, trace: Sequence[BlockTrace], shots_s: Sequence[float]) -> Look:
-    """Return pictures late in every shot, or at evenly spread moments of a single shot, and the bank in seconds."""
-    num_pictures = len(clip.shown)
-    duration_s = num_pictures / clip.fps
-    if len(shots_s) == 1:
-        moments = [duration_s * (i + 0.5) / MOMENTS for i in range(MOMENTS)]
-    else:
-        ends = np.cumsum(shots_s) * duration_s / sum(shots_s)
-        moments = [float(start + 0.7 * (end - start)) for start, end in zip([0.0, *ends], ends, strict=False)]
-    pictures: Pictures = np.stack([clip.shown[round(second * clip.fps)] for second in moments])
-    return Look(pictures, moments, _history_of(trace, duration_s, clip.fps) if has_bank(trace) else None)
-
-
-def _history_of(trace: Sequence[BlockTrace], duration_s: float, fps: float) -> BankHistory:
-    second_of = {frame: pictures[0] / fps for frame, pictures in pictures_of_frames(trace).items()}
-    starts = [second_of[line.first_frame] for line in trace]
-    sources = [{second_of[frame]: n for frame, n in slots.items()} for slots in sources_by_block(trace)]
-    cuts = [start for start, line in zip(starts, trace, strict=True) if line.clears_prior]
-    return BankHistory([*starts[1:], duration_s], sources, cuts)
-
-
-def pack_look(look: Look) -> dict[str, Any]:
-    """Return a look as JSON takes it; pictures as their differences from line to line, a sixth of the bytes."""
-    steps = np.diff(look.pictures, axis=1, prepend=np.uint8(0))
-    bank = look.bank
-    return {
-        "moments": list(look.moments),
-        "shape": list(look.pictures.shape),
-        "pictures": base64.b64encode(zlib.compress(steps.tobytes(), 6)).decode(),
-        "bank": bank and [list(bank.ends), [list(slots.items()) for slots in bank.slots], list(bank.cuts)],
-    }
-
-
-def unpack_look(packed: Mapping[str, Any]) -> Look:
-    """Return the look that was packed."""
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(packed["pictures"])), np.uint8)
-    pictures = np.cumsum(steps.reshape(packed["shape"]), axis=1, dtype=np.uint8)
-    bank = None
-    if packed["bank"] is not None:
-        ends, sources, cuts = packed["bank"]
-        bank = BankHistory(ends, [dict(map(tuple, each)) for each in sources], cuts)
-    return Look(pictures, packed["moments"], bank)

@@ -47,7 +47,7 @@ class Row:
     printed: Mapping[str, float | None] = field(default_factory=dict)
     # Settings of the backbone other than its defaults.
     backbone: Mapping[str, Any] = field(default_factory=dict)
-    # How the backbone's transformer is held: see recap.backbones.wan.quantised.
+    # The format of the transformer's weights: see recap.backbones.wan.quantised.
     precision: str = "full"
 
     @property

@@ -40,16 +40,15 @@ from recap.tables.folder import (
     made_here,
     write_table,
 )
-from recap.tables.generating import CLIP, Look, unpack_look
+from recap.tables.generating import CLIP, generate_and_score
 from recap.tables.looks import describe_looks
-from recap.tables.page import film_side_by_side, section_of
+from recap.tables.page import Look, film_side_by_side, section_of, unpack_look
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.runner import Executor, Job, ResultStore, run_jobs
 from recap.tables.runs import LOOK, TableRuns, plan_runs
 from recap.tables.table import ScoredRun, build_cells
 
-WORK = "recap.tables.generating:generate_and_score"
 SHOWN = "shown"
 """Folder of the videos that pages show."""
 MOST_AT_ONCE = 1024
@@ -99,7 +98,7 @@ class Reproduction:
         return [folder / "index.html" for folder in self.tables.values()]
 
     def summary(self) -> list[str]:
-        """Return lines for whoever gave the command: what failed and what is left."""
+        """Return lines for the user: what failed and what is left."""
         lines = [f"given up: {name}: {error}" for name, error in self.errors.items()]
         if self.left:
             lines.append(f"{self.left} of {self.num_runs} runs are left; the same command resumes")
@@ -153,7 +152,7 @@ class _Call:
             limit = "one process generates in batches, on a GPU or with --rows"
             raise refuse("--workers", how.workers, limit, "leave it out, or choose --rows and --scorers")
         if how.scorers is not None and not self._in_batches:
-            limit = "whoever generates one run at a time judges it, too"
+            limit = "a process that generates one run at a time judges it, too"
             raise refuse("--scorers", how.scorers, limit, "leave it out, or choose --rows")
         if how.ray and how.rows not in (None, 1):
             raise refuse("--rows", how.rows, "on Ray every task generates one run", "leave it out")
@@ -240,24 +239,25 @@ class _Call:
     def _executor(self) -> Executor:
         how, device, shown = self._how, self._ask.device, self._out / SHOWN
         if how.ray:
-            return OnRay(WORK, shown, address=how.ray, gpus=float(device != "cpu"))
+            return OnRay(generate_and_score, shown, address=how.ray, gpus=float(device != "cpu"))
         if self._in_batches:
             rows, scorers = 1 if self._alone else how.rows or ROWS, how.scorers or max(1, cores() * 3 // 4)
             return Batches(shown, rows, scorers, alone=self._alone, notice=self._notice)
-        return Processes(WORK, shown, 1 if self._alone else how.workers or cores())
+        return Processes(generate_and_score, shown, 1 if self._alone else how.workers or cores())
 
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
-        measures = [*recipe.measures, *self._later(recipe, store)]
+        results = [store.results[run.job.key] for run in planned]
+        # Those that came later count where every run has them.
+        measures = [*recipe.measures, *(m for m in recipe.later if all(m in each for each in results))]
         runs, clips = [], {}
         looks: dict[str, Look] = {}
-        for run in planned:
+        for run, result in zip(planned, results, strict=True):
             row, key = run.row.name, run.job.key
-            result = store.results[key]
             scores = {name: score for measure in measures for name, score in result[measure].items()}
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
-            if run.is_shown and LOOK in result:
+            if LOOK in run.job.wants & result.keys():
                 look = unpack_look(result[LOOK])
                 # Pages compare runs of one length.
                 if look.moments == next(iter(looks.values()), look).moments:
@@ -271,11 +271,6 @@ class _Call:
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
         write_table(folder, recipe, runs, cells, section, about, left_out)
-
-    def _later(self, recipe: Recipe, store: ResultStore) -> list[str]:
-        """Return the measures that came later and that every run of a table has."""
-        results = [store.results[key] for key in self._runs.keys(recipe.name)]
-        return [measure for measure in recipe.later if all(measure in result for result in results)]
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -121,9 +121,8 @@ class ResultStore:
         return [found[text] for text in sorted(found)]
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Say when a job is given up: after so many exceptions, or workers that died over it.
+class Rules(NamedTuple):
+    """Says when a job is given up: after so many exceptions, or workers that died over it.
 
     `backoff_s` passes before the first retry, twice as long before each further one.
     """
@@ -133,7 +132,7 @@ class Rules:
     backoff_s: float = 2.0
 
     def delay(self, tries: int) -> float:
-        return float(self.backoff_s * 2 ** max(0, tries - 1))
+        return float(self.backoff_s * 2 ** (tries - 1))
 
 
 class Done(NamedTuple):
@@ -313,17 +312,6 @@ class _Loop:
         if progress.ended != self.noticed:
             self.noticed = progress.ended
             self.notice(progress.line())
-
-
-def collect(jobs: Sequence[Job], store: ResultStore, progress: Progress) -> list[Result]:
-    """Return the results in the order of the jobs; refuse if one is missing."""
-    missing = [job for job in jobs if not store.has(job)]
-    if missing:
-        why = progress.errors.get(missing[0].name, "not done yet")
-        limit = f"{len(missing)} of {len(jobs)} jobs have no result; the first: {missing[0].name}: {why}"
-        remedy = "mend what is wrong and run it again: the rest is kept"
-        raise refuse("folder", str(store.folder), limit, remedy)
-    return [store.results[job.key] for job in jobs]
 
 
 def _size(batch: Sequence[Job]) -> float:

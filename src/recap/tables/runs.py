@@ -18,7 +18,7 @@ from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
 
 LOOK = "look"
-"""The entry of a result that pages show; all other entries are measures."""
+"""The entry of a result that pages show, of the first prompt and seed of a row; all other entries are measures."""
 
 
 class Planned(NamedTuple):
@@ -29,11 +29,6 @@ class Planned(NamedTuple):
     seed: int
     config: RunConfig
     job: Job
-
-    @property
-    def is_shown(self) -> bool:
-        """Tell whether the table's page shows this run: the first prompt and seed of every table row."""
-        return LOOK in self.job.wants
 
 
 def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
@@ -54,11 +49,8 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
                 script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, *files)[number]
                 own_seed = 1000 * number + seed
                 config = _config(recipe, row, script, ask, own_seed)
-                wants = {
-                    *recipe.measures,
-                    *recipe.later,
-                    *([LOOK] if (number, seed) == (numbers[0], seeds[0]) else []),
-                }
+                shown = [LOOK] if (number, seed) == (numbers[0], seeds[0]) else []
+                wants = (*recipe.measures, *recipe.later, *shown)
                 name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
                 yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
 
@@ -114,24 +106,17 @@ def _unusual(config: RunConfig) -> dict[str, Any]:
     for part in PARTS:
         own = getattr(config, part)
         values[part] = {"name": own.name, **_changed(own.settings, values[part])}
-    return {
-        "seeds": values["seeds"],
-        "flow": values["flow"],
-        **_changed(config, values),
-        **{p: values[p] for p in PARTS},
-    }
+    always = ("seeds", "flow", *PARTS)
+    return _changed(config, values) | {name: values[name] for name in always}
 
 
 def _changed(settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the values that differ from the defaults of a dataclass."""
-    usual = {each.name: each.default for each in fields(settings) if each.default is not MISSING}
-    lists = {
-        each.name: each.default_factory() for each in fields(settings) if each.default_factory is not MISSING
-    }
     return {
         each.name: values[each.name]
         for each in fields(settings)
-        if getattr(settings, each.name) != {**usual, **lists}.get(each.name, MISSING)
+        if getattr(settings, each.name)
+        != (each.default if each.default_factory is MISSING else each.default_factory())
     }
 
 
@@ -152,8 +137,8 @@ class TableRuns:
         for job in (run.job for runs in self.tables.values() for run in runs):
             known = self.jobs.get(job.key, job)
             offered = known.options["trace_offered"] or job.options["trace_offered"]
-            merged = replace(known, wants=known.wants | job.wants, options={"trace_offered": offered})
-            self.jobs[job.key] = merged
+            wants, options = known.wants | job.wants, {"trace_offered": offered}
+            self.jobs[job.key] = replace(known, wants=wants, options=options)
 
     def keys(self, table: str) -> list[str]:
         return [run.job.key for run in self.tables[table]]

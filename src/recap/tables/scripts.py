@@ -133,9 +133,8 @@ def read_lines(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise refuse(
-            "--prompt-file", str(file), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        limit = f"cannot be read ({error.strerror})"
+        raise refuse("--prompt-file", str(file), limit, "check the path") from error
     except UnicodeDecodeError as error:
         raise refuse("--prompt-file", str(file), "is not text", "write a prompt a line") from error
     found = [line for line in lines if line.strip()]
@@ -153,14 +152,10 @@ def _read_prompts(file: Path, backbone: str) -> list[dict[str, str]]:
         if backbone == EMBEDDED:
             subject = next((word for word in (subject, *prompt.lower().split()) if word in ACTORS), "")
         if not prompt or (backbone == EMBEDDED and not subject):
-            limit = (
-                "it names nobody whom the embedded world has"
-                if prompt
-                else "there is no prompt before the tab"
-            )
-            raise refuse(
-                f"--prompt-file, line {number}", line, limit, f"e.g. a {ACTORS[0]} on a beach by day"
-            )
+            missing = "it names nobody whom the embedded world has"
+            limit = missing if prompt else "there is no prompt before the tab"
+            remedy = f"e.g. a {ACTORS[0]} on a beach by day"
+            raise refuse(f"--prompt-file, line {number}", line, limit, remedy)
         entries.append({"prompt": prompt, "subject": subject or prompt})
     return entries
 

@@ -131,9 +131,8 @@ def _screen(
 def describe_return(found: Return) -> str:
     """Say what was measured of a return."""
     if found.colour_error is None or found.likeness is None:
-        return (
-            f"Found in {found.found_first:.0%} of the first visit and {found.found_again:.0%} of the second."
-        )
+        first, again = f"{found.found_first:.0%}", f"{found.found_again:.0%}"
+        return f"Found in {first} of the first visit and {again} of the second."
     moved = "" if found.path is None else f"; it moves {found.path:.0%} of the width a second"
     # Likeness ends at 0, so this is the least that it can be.
     most = " or more" if found.likeness < 0.005 else ""
@@ -143,7 +142,7 @@ def describe_return(found: Return) -> str:
 def _kept(
     clip: InMemoryClip, trace: Sequence[BlockTrace], parts: Sequence[Stretch], side: int
 ) -> tuple[Patches, str]:
-    """Return what the bank held of the first visit when the second began, and what attention made of it."""
+    """Return what the bank had of the first visit when the second began, and its share of the attention."""
     _, first, gone, back = parts
     bank = bank_before(trace, back.first_block)
     start, end = (trace[part.first_block].first_frame for part in (first, gone))
@@ -151,8 +150,7 @@ def _kept(
     last = {frame: pictures[-1] for frame, pictures in pictures_of_frames(trace).items()}
     cut = {place: cut_out(clip.shown[last[place[0]]], place, side) for place in kept}
     patches = gather_patches(cut, kept, {frame: index / clip.fps for frame, index in last.items()}, side)
-    words = (
-        f"In the bank at the return: {len(kept)} patches that were new in the first visit, of {len(bank)}."
-    )
+    new = f"{len(kept)} patches that were new in the first visit"
+    words = f"In the bank at the return: {new}, of {len(bank)}."
     shares = [share[0] for line in trace[back.first_block :] if (share := line.shares.get(Role.BANK))]
     return patches, words + (f" {fmean(shares):.0%} of attention goes to the bank." if shares else "")

@@ -50,16 +50,8 @@ REMARK = (
     "says so in place of p. The paper's numbers are of its own models and judges: compare differences, not levels."
 )
 COLUMNS = (
-    *("row", "measure", "backend", "mean", "low", "high", "n", "prompts"),
-    *(
-        "ours_minus_this",
-        "difference_low",
-        "difference_high",
-        "ours_higher",
-        "p_by_prompts",
-        "smallest_visible",
-        "paper",
-    ),
+    *("row", "measure", "backend", "mean", "low", "high", "n", "prompts", "ours_minus_this"),
+    *("difference_low", "difference_high", "ours_higher", "p_by_prompts", "smallest_visible", "paper"),
 )
 
 
@@ -136,6 +128,14 @@ Scored = Mapping[tuple[str, int], ScoredRun]
 """The runs of a row by prompt and seed."""
 
 
+def runs_by_row(runs: Sequence[ScoredRun]) -> dict[str, dict[tuple[str, int], ScoredRun]]:
+    """Return the runs of every row, by prompt and seed."""
+    by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
+    for run in runs:
+        by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
+    return by_row
+
+
 def is_unseen(difference: Estimate, visible: float) -> bool:
     """Tell whether a difference is one that a viewer could not see."""
     return abs(difference.mean) < visible
@@ -143,9 +143,7 @@ def is_unseen(difference: Estimate, visible: float) -> bool:
 
 def build_cells(recipe: Recipe, runs: Sequence[ScoredRun], backbone: str = EMBEDDED) -> list[Cell]:
     """Return every row by every measure, in the recipe's order."""
-    by_row: dict[str, dict[tuple[str, int], ScoredRun]] = {}
-    for run in runs:
-        by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
+    by_row = runs_by_row(runs)
     measures = find_measures(recipe.measures)
     headlines = [name for measure in measures for name in measure.headlines]
 
@@ -178,7 +176,7 @@ def _cell(
         at: ours[at].scores[measure]["value"] for at in values if at in ours and measure in ours[at].scores
     }
     if theirs:
-        # Rounded, lest two rows that are the same win and lose by the last bits.
+        # Rounded, so that two rows that are the same do not win and lose by the last bits.
         best = as_floats(list(theirs.values())).round(6).tolist()
         mine = as_floats([values[at] for at in theirs]).round(6).tolist()
         prompts = [prompt for prompt, _ in theirs]

@@ -32,7 +32,8 @@ from recap.rollout import Resume, rollout
 from recap.show.comparison import compare
 from recap.show.inspection import inspect_clip
 from recap.tables.ask import Ask
-from recap.tables.generating import generate_and_score, generate_batch, look_at, score_generated, unpack_look
+from recap.tables.generating import generate_and_score, generate_batch, score_generated
+from recap.tables.page import look_at, unpack_look
 from recap.tables.recipes import find_recipe
 from recap.tables.report import write_report
 from recap.tables.reproduce import reproduce

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from recap.cli.main import app
 from recap.config import RunConfig
 from recap.io.video import open_clip
+from recap.tables.runner import Progress
 from recap_vbench import videos
 from recap_vbench.suites import SUITES, find_videos, load_entries
 from recap_vbench.videos import Order, generate_suite, work_folder
@@ -111,6 +112,14 @@ def test_other_prompts_are_refused(made, tmp_path):
     other.write_text("\n".join(reversed(TEXTS)))
     with pytest.raises(ValueError, match="begun with prompts_sha256"):
         make(order(other), made)
+
+
+def test_a_video_that_failed_is_named_with_its_reason(lines, tmp_path, monkeypatch):
+    failed = Progress(2, errors={f"{TEXTS[0]}-0.mp4": "ValueError: no hope"})
+    monkeypatch.setattr(videos, "run_jobs", lambda *_, **__: failed)
+    why = r"2 of 2 jobs have no result; the first: A red boat .*-0\.mp4: ValueError: no hope"
+    with pytest.raises(ValueError, match=why):
+        make(order(lines, num=1), tmp_path / "videos")
 
 
 def test_a_trial_grows(lines, tmp_path, monkeypatch):

@@ -27,11 +27,9 @@ from recap.run import generate, resume
 from recap.tables.executors import Processes
 from recap.tables.folder import RECORD, VERSIONS, cores
 from recap.tables.preflight import find_missing_weights, looks_at_flow
-from recap.tables.runner import Job, Result, ResultStore, collect, run_jobs
+from recap.tables.runner import Job, Progress, Result, ResultStore, run_jobs
 from recap_vbench.environment import installed
 from recap_vbench.suites import Entry, Suite, digest, find_suite, find_videos, load_entries, video_name
-
-WORK = "recap_vbench.videos:generate_video"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +103,20 @@ def generate_suite(
         for job in jobs:
             if store.has(job):
                 put(job)
-        executor = Processes(WORK, work / "jobs", workers or (cores() if template.device == "cpu" else 1))
-        collect(jobs, store, run_jobs(jobs, store, executor, notice=report, on_result=put))
+        executor = Processes(
+            generate_video, work / "jobs", workers or (cores() if template.device == "cpu" else 1)
+        )
+        _check_done(jobs, store, run_jobs(jobs, store, executor, notice=report, on_result=put))
     return len(jobs), num == len(all_texts) and seeds == suite.seeds
+
+
+def _check_done(jobs: Sequence[Job], store: ResultStore, progress: Progress) -> None:
+    """Refuse to go on if a video is missing."""
+    if missing := [job for job in jobs if not store.has(job)]:
+        why = progress.errors.get(missing[0].name, "not done yet")
+        limit = f"{len(missing)} of {len(jobs)} jobs have no result; the first: {missing[0].name}: {why}"
+        remedy = "mend what is wrong and run it again: the rest is kept"
+        raise refuse("folder", str(store.folder), limit, remedy)
 
 
 def generate_video(job: Job, run: Path) -> Result:

@@ -1,7 +1,7 @@
 """This module finds, fetches and loads the public Helios repositories, which are in diffusers' layout.
 
 A repository comes as it is, to `<weights folder>/helios/<repository>`, without the folders of earlier training stages
-that nothing reads. Whoever has no network puts the same folders there by hand. The transformer is not loaded by
+that nothing reads. Without a network, the same folders can be put there by hand. The transformer is not loaded by
 diffusers, which needs accelerate for a model that keeps some layers in fp32; and the published files are fp32
 throughout, 54 GB, which stay on the disk, mapped, while they are converted.
 """

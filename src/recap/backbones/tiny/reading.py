@@ -3,14 +3,14 @@
     "a cute lion runs on a sunny beach"  ->  a cat on a beach;  'cute', 'runs', 'sunny' are left out, ...
 
 A prompt that `parse_prompt` accepts is never changed. In others, harmless words that the model does not know are left
-out, other nouns are replaced by the nearest known one, and a missing scene is chosen. Every change gives a notice.
+out, other nouns are replaced by the nearest known one, and a missing scene is chosen. Changes are shown as notices.
 What cannot be understood is refused in one message, and what is excluded ("no fox") never appears.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from recap.backbones.tiny import vocabulary
 from recap.backbones.tiny.sentence import NEAR, Kind, Word, is_named_again, leave_out, split
 from recap.backbones.tiny.vocabulary import Prompt, clipped, known_words, parse_prompt
 from recap.errors import refuse
+from recap.io.report import Notice, each_once
 
 LONGEST = 2000
 """Characters; more cannot describe three actors and a scene."""
@@ -35,18 +36,15 @@ class PromptReading(NamedTuple):
 
 
 class PromptReader:
-    """Reads prompts and gives every notice once, however often the prompts are read."""
+    """Reads prompts, and shows every notice once, however often the prompts are read."""
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._notice = notice
-        self._shown: set[str] = set()
+    def __init__(self, notice: Notice) -> None:
+        self._notice = each_once(notice)
 
     def __call__(self, text: str) -> Prompt:
         reading = read_prompt(text)
         for line in reading.notices:
-            if line not in self._shown:
-                self._shown.add(line)
-                self._notice(line)
+            self._notice(line)
         return reading.prompt
 
 

@@ -145,9 +145,8 @@ def open_lora(choice: LoraChoice, wanted: Mapping[str, torch.Size]) -> Lora:
     if any(faults.values()):
         described = "; ".join(listing(kind, names) for kind, names in faults.items() if names)
         what = f"change the {len(weights)}" if choice.whole else f"fit the {len(weights)}"
-        limit = (
-            f"does not {what} linear layers of this model ({', '.join(sorted(layouts))} names): {described}"
-        )
+        names = ", ".join(sorted(layouts))
+        limit = f"does not {what} linear layers of this model ({names} names): {described}"
         raise refuse(FIELD, str(path), limit, "name a LoRA that was made for this model")
     factors = {weight: (parts[_of(weight, DOWN)], parts[_of(weight, UP)]) for weight in changed}
     stored_alphas = {

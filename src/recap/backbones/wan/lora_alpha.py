@@ -38,15 +38,11 @@ Alphas = Mapping[str, float]
 
 
 def find_alphas(
-    path: Path,
-    files: Sequence[Path],
-    ranks: Mapping[str, int],
-    tensors: Alphas,
-    asked: float | None,
+    path: Path, files: Sequence[Path], ranks: Mapping[str, int], tensors: Alphas, asked: float | None
 ) -> Alphas:
     """Return the alpha of every weight in `ranks`; refuses if no source has it, or if two sources differ.
 
-    `tensors` are the alphas in the file itself, `asked` is what the caller says.
+    `tensors` are the alphas in the file itself, `asked` is the caller's.
     """
     sources: list[tuple[str, Alphas]] = []
     if asked is not None:

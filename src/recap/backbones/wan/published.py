@@ -1,7 +1,7 @@
 """This module knows which public files each Wan model needs, where they lie on this machine, and how to fetch them.
 
-A file lies at `<weights folder>/wan/<repository>/<its name there>`, a plain file in a known place: whoever has no
-network can put it there by hand, and it is found without any hub library. Sizes and hashes are those of the files
+A file lies at `<weights folder>/wan/<repository>/<its name there>`, a plain file in a known place: without a
+network it can be put there by hand, and it is found without any hub library. Sizes and hashes are those of the files
 these tables were written for. The 5.7 GB of the base transformer are never fetched: causal checkpoints replace it.
 """
 
@@ -45,9 +45,7 @@ class PublicFile:
         download(self.repository, folder, self.name, str(self), f"put the file there yourself: {self.path}")
         if not self.is_there():
             found = self.path.stat().st_size if self.path.is_file() else 0
-            limit = (
-                f"the hub gave {found} bytes, not the {self.size} of the file this version was written for"
-            )
+            limit = f"the hub sent {found} bytes, and this version was written for a file of {self.size}"
             raise refuse("weights", str(self), limit, "look for a newer version of recap")
 
     def __str__(self) -> str:
@@ -150,13 +148,7 @@ def find_weights(name: str) -> WeightSet:
     absent = [file for file in chosen.files if not file.is_there()]
     if absent:
         more = len(absent) - 1
-        others = (
-            ""
-            if not more
-            else ", and so is 1 other file"
-            if more == 1
-            else f", and so are {more} other files"
-        )
+        others = {0: "", 1: ", and so is 1 other file"}.get(more, f", and so are {more} other files")
         limit = f"{absent[0].path} is missing or incomplete{others}"
         raise refuse("weights", name, limit, f"`recap weights {name}` fetches what is missing")
     return chosen

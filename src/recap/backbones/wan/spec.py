@@ -65,9 +65,8 @@ class WanSpec:
             limit = f"a block has a frame at least, and the window of {self.window_frames} must hold it"
             raise refuse("WanSpec.frames_per_block", self.frames_per_block, limit, "use for instance 3 of 6")
         if not all(isinstance(step, int) and not isinstance(step, bool) for step in self.steps):
-            raise refuse(
-                "WanSpec.steps", self.steps, "steps are whole numbers", "use for instance (1000, 500)"
-            )
+            remedy = "use for instance (1000, 500)"
+            raise refuse("WanSpec.steps", self.steps, "steps are whole numbers", remedy)
         falling = all(a > b for a, b in zip(self.steps, self.steps[1:], strict=False))
         if not falling or self.steps[:1] != (NUM_TRAIN_STEPS,) or self.steps[-1] < 1:
             limit = f"steps start at {NUM_TRAIN_STEPS}, where a block is pure noise, and fall to 1 at least"

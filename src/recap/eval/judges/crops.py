@@ -108,10 +108,8 @@ class CropEmbedder:
     @torch.no_grad()
     def embed(self, pictures: Sequence[Picture]) -> Vectors:
         crops = as_crops(pictures)
-        vectors: Vectors = (
-            torch.cat([self._net(part) for part in crops.split(256)]).numpy().astype(np.float32)
-        )
-        return vectors
+        vectors = torch.cat([self._net(part) for part in crops.split(256)])
+        return vectors.numpy().astype(np.float32)
 
 
 def save_crop_net(net: CropNet, file: Path, threshold: float) -> None:

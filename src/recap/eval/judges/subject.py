@@ -27,8 +27,8 @@ FARTHEST = 50.0
 KEPT = 15.0
 """Below this Delta E an instance counts as the same."""
 AT_ONCE = 8
-"""A witness always shows the probe so many pictures at once: batches of another size are rounded otherwise, and what
-is said of a picture should depend on that picture alone."""
+"""A witness always shows the probe so many pictures at once: batches of another size are rounded otherwise, and the
+answer to a picture should depend on that picture alone."""
 
 
 class ProbeJudge:
@@ -81,7 +81,7 @@ class ProbeWitness:
         self._known: dict[bytes, Judged] = {}
 
     def remember(self, pictures: Pictures, judged: Judged) -> None:
-        """Take over what was said of these pictures, one clip, where they were judged elsewhere."""
+        """Take over the answers to these pictures, one clip, where they were judged elsewhere."""
         parts = (part.split(1, dim=1) for part in judged)
         each = map(Judged._make, zip(*parts, strict=True))
         self._known |= zip(map(picture_key, pictures), each, strict=True)
@@ -112,9 +112,8 @@ class ProbeWitness:
         new = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in self._known}
         if new:
             shown = list(new.values())
-            judged = self._probe.judge(
-                as_tensor(np.stack(shown + shown[-1:] * (-len(shown) % AT_ONCE))), AT_ONCE
-            )
+            padded = np.stack(shown + shown[-1:] * (-len(shown) % AT_ONCE))
+            judged = self._probe.judge(as_tensor(padded), AT_ONCE)
             self.remember(np.stack(shown), Judged(*(part[:, : len(shown)] for part in judged)))
         found = (self._known[key] for key in keys)
         return Judged(*(torch.cat(part, dim=1) for part in zip(*found, strict=True)))

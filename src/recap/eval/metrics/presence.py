@@ -42,6 +42,10 @@ class Stretch(NamedTuple):
         start, end = self.span
         return Span(start + min(seconds, (end - start) * MOST_LEFT_OUT), end)
 
+    def without_leaving(self, trace: Sequence[BlockTrace]) -> Span:
+        """Return the span without its beginning: a cut removes a subject at once, else it may take a while."""
+        return self.without_first(SETTLING_S if trace[self.first_block].clears_prior else LEAVING_S)
+
 
 def stretches(trace: Sequence[BlockTrace], fps: float, duration_s: float) -> list[Stretch]:
     """Split a rollout of one batch row at its prompt changes and cuts."""
@@ -60,9 +64,7 @@ def presence(
 ) -> Score:
     """Return the share of sampled moments in these spans that show the subject; None if there are none."""
     spans = list(spans)
-    inside = np.zeros(len(found), bool)
-    for span in spans:
-        inside |= sampled.within(span)
+    inside = sampled.within_any(spans)
     value = float(found[inside].mean()) if inside.any() else None
     shares = [float(found[part].mean()) if (part := sampled.within(span)).any() else None for span in spans]
     details = {"spans_s": [list(span) for span in spans], "found_share": shares}

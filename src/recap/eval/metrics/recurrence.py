@@ -17,7 +17,7 @@ import numpy as np
 
 from recap.eval.judged import WITNESSES, JudgedRun, Measure
 from recap.eval.metrics.identity import compare_windows
-from recap.eval.metrics.presence import LEAVING_S, Stretch, stretches
+from recap.eval.metrics.presence import Stretch, stretches
 from recap.eval.metrics.reappearance import ABSENT, PRESENT, SETTLING_S, slots_from
 from recap.eval.sampling import Sampled, Span
 from recap.eval.scores import Score
@@ -47,7 +47,7 @@ class JudgedReturn(NamedTuple):
     gap_s: float
     found: tuple[float | None, float | None, float | None]
     likeness: dict[str, float | None]
-    # By the mark of whoever tells instances apart best; also False where the subject was seen too rarely to compare.
+    # By the threshold of the witness that tells instances apart best; False if it was seen too rarely.
     same: bool
 
     @property
@@ -92,7 +92,7 @@ def judge_returns(run: JudgedRun, parts: Sequence[Stretch]) -> list[JudgedReturn
     judged = []
     for planned in planned_returns(run.stage, parts, run.trace):
         early, late = (parts[number].without_first(SETTLING_S) for number in (planned.before, planned.after))
-        away = [_away(part, run.trace) for part in parts[planned.before + 1 : planned.after]]
+        away = [part.without_leaving(run.trace) for part in parts[planned.before + 1 : planned.after]]
         shares = [_found_share(sampled, finder, planned.subject, each) for each in ([early], away, [late])]
         likeness = {
             name: compare_windows(sampled, witness, planned.subject, early, late, name).value
@@ -104,18 +104,11 @@ def judge_returns(run: JudgedRun, parts: Sequence[Stretch]) -> list[JudgedReturn
     return judged
 
 
-def _away(part: Stretch, trace: Sequence[BlockTrace]) -> Span:
-    # A cut removes a subject at once; without one it may take a while to leave.
-    return part.without_first(SETTLING_S if trace[part.first_block].clears_prior else LEAVING_S)
-
-
 def _found_share(
     sampled: Sampled, finder: Witness | None, subject: str, spans: Iterable[Span]
 ) -> float | None:
     """Return the share of sampled pictures that show the subject; None without pictures or a finder."""
-    inside = np.zeros(len(sampled.seconds), bool)
-    for span in spans:
-        inside |= sampled.within(span)
+    inside = sampled.within_any(spans)
     if finder is None or not inside.any():
         return None
     return float(finder.look(sampled.pictures[inside], subject)[0].mean())

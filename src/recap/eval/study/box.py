@@ -28,7 +28,7 @@ class BallotBox:
     def _read(self, data: bytes) -> None:
         """Read what the file holds; what is no file of this study's votes is refused, and left as it is."""
         rest = data[data.rfind(b"\n") + 1 :]
-        # What a killed process left of its last line: its page was not told that it was taken.
+        # What a killed process left of its last line: its page got no confirmation of it.
         whole = data.removesuffix(rest) if is_half_line(rest, self.study) else data
         for line in parse_lines(whole, self.path, self.study) if whole else ():
             self._check(line)
@@ -43,27 +43,23 @@ class BallotBox:
 
     def _check(self, line: VoteLine) -> bool:
         """Tell whether a line is new; refuses one that does not follow, or whose name another rater has."""
-        session, number = line.says["session"], line.says["n"]
+        session, number = line.values["session"], line.values["n"]
         own = self._lines.get(session, [])
         if number < len(own):
             if own[number] != line.data:
-                raise refuse(
-                    "votes",
-                    line.place,
-                    f"vote {number} of this rater was taken before, with other words",
-                    REMEDY,
-                )
+                limit = f"vote {number} of this rater was taken before, with other words"
+                raise refuse("votes", line.place, limit, REMEDY)
             return False
         check_chain(line, self._checks.get(session, self.study.digest), len(own))
         return True
 
     def _note(self, line: VoteLine) -> None:
-        session = line.says["session"]
+        session = line.values["session"]
         self._lines.setdefault(session, []).append(line.data)
         self._checks[session] = line.check
-        if line.says["n"] == 0:
-            self._names.setdefault(line.says["rater"].strip().casefold(), session)
-            self._sheets[session] = line.says["sheet"]
+        if line.values["n"] == 0:
+            self._names.setdefault(line.values["rater"].strip().casefold(), session)
+            self._sheets[session] = line.values["sheet"]
 
     def least_used_sheet(self) -> int:
         """Return the sheet that fewest raters have, so that sheets are used evenly."""
@@ -81,23 +77,18 @@ class BallotBox:
             for n, line in enumerate(data.splitlines(), 1)
             if line.strip()
         ]
-        if not lines or len({line.says["session"] for line in lines}) != 1:
-            raise refuse(
-                "votes", f"{len(lines)} lines", "must be one rater's, at least one", "send them by rater"
-            )
-        session = lines[0].says["session"]
+        if not lines or len({line.values["session"] for line in lines}) != 1:
+            limit = "must be one rater's, at least one"
+            raise refuse("votes", f"{len(lines)} lines", limit, "send them by rater")
+        session = lines[0].values["session"]
         if session not in self._lines:
             if len(self._lines) >= self.MOST_RATERS:
                 limit = "the vote file has as many raters"
                 raise refuse("raters", self.MOST_RATERS, limit, "serve the study with another --votes file")
-            if lines[0].says["n"] == 0 and self.is_taken(lines[0].says["rater"], session):
+            if lines[0].values["n"] == 0 and self.is_taken(lines[0].values["rater"], session):
                 limit = "somebody else has taken part under this name"
-                raise refuse(
-                    "rater",
-                    lines[0].says["rater"],
-                    limit,
-                    "choose another name, for example with a second initial",
-                )
+                remedy = "choose another name, for example with a second initial"
+                raise refuse("rater", lines[0].values["rater"], limit, remedy)
         before = len(self._lines.get(session, ())), self._checks.get(session)
         try:
             new = b""
@@ -131,6 +122,6 @@ class BallotBox:
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                # A full disk keeps a part; it goes, lest the next line follows half a line.
+                # A full disk keeps a part, which is cut off: the next line must not follow half a line.
                 os.ftruncate(file.fileno(), size)
                 raise

@@ -1,7 +1,7 @@
 """A study is laid out here: the pairs, and the order and sides in which each rater sees them.
 
 What a rater's browser gets (`Study`) names nothing but files with meaningless names. Which video is whose is in the
-key (`Key`), which stays with whoever made the study.
+key (`Key`), which stays with the maker of the study.
 """
 
 from __future__ import annotations
@@ -73,16 +73,11 @@ class Study:
                 plans = [_trials(sheet, own) for sheet in sheets]
                 whole = plans and len(own) == len(pairs) and all(plans) and len(set(map(len, plans))) == 1
                 named = all(len(f) == 2 and all(FILE.fullmatch(str(n)) for n in f) for f in own.values())
-                if (
-                    whole
-                    and named
-                    and questions
-                    and all(isinstance(text, str) for text in questions.values())
-                ):
+                asked = questions and all(isinstance(text, str) for text in questions.values())
+                if whole and named and asked:
                     return cls(title, questions, own, plans)
-        raise refuse(
-            "study", source, "is not a study as this version writes it", "put the file back as it was"
-        )
+        limit = "is not a study as this version writes it"
+        raise refuse("study", source, limit, "put the file back as it was")
 
 
 def _trials(sheet: Any, pairs: Mapping[str, Any]) -> list[Trial]:
@@ -113,11 +108,9 @@ class PairFacts:
         if not texts or len(self.methods) != 2 or not isinstance(self.seed, int):
             return False
         first, second = self.methods
-        return (
-            first == second
-            if self.kind == IDENTICAL
-            else self.kind == PAIR and (first == ours) != (second == ours)
-        )
+        if self.kind == IDENTICAL:
+            return first == second
+        return self.kind == PAIR and (first == ours) != (second == ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +124,7 @@ class Key:
 
     @property
     def rivals(self) -> list[str]:
-        """Return the methods that ours is compared with, in the order in which they were given."""
+        """Return the methods that ours is compared with, in the order of the key."""
         names = (name for facts in self.pairs.values() if facts.kind == PAIR for name in facts.methods)
         found = {name for name in names if name != self.ours}
         order = [name for name in self.made.get("methods", ()) if name in found]
@@ -149,24 +142,16 @@ class Key:
     def as_dict(self) -> dict[str, Any]:
         """Return the key as its file holds it, with a digest of the rest."""
         pairs = {name: asdict(facts) for name, facts in self.pairs.items()}
-        own = {
-            "v": VERSION,
-            "study": self.study.as_dict(),
-            "ours": self.ours,
-            "pairs": pairs,
-            "made": dict(self.made),
-        }
+        own = {"v": VERSION, "study": self.study.as_dict(), "ours": self.ours}
+        own |= {"pairs": pairs, "made": dict(self.made)}
         return {**own, "digest": hashlib.sha256(canonical_json(own).encode()).hexdigest()}
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> Self:
         """Read a key; refuses one that was changed."""
         remedy = "put the file back as `recap study make` wrote it"
-        own = (
-            {name: value for name, value in values.items() if name != "digest"}
-            if isinstance(values, dict)
-            else {}
-        )
+        known = values.items() if isinstance(values, dict) else ()
+        own = {name: value for name, value in known if name != "digest"}
         try:
             whole = hashlib.sha256(canonical_json(own).encode()).hexdigest() == values["digest"]
             study = Study.from_dict(own["study"], source)
@@ -175,8 +160,8 @@ class Key:
             }
             made = cls(study, own["ours"], facts, own["made"])
             order = made.made.get("methods", [])
-            known = isinstance(made.ours, str) and all(pair.fits(made.ours) for pair in facts.values())
-            if not known or not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+            fits = isinstance(made.ours, str) and all(pair.fits(made.ours) for pair in facts.values())
+            if not fits or not isinstance(order, list) or not all(isinstance(name, str) for name in order):
                 raise TypeError
         except (KeyError, TypeError, AttributeError, RecapError, RecursionError) as error:
             raise refuse("--key", source, "is not the key of a study", remedy) from error
@@ -263,7 +248,7 @@ def _with_checks(
         late.insert(chance.randint(0, len(late)), pair)
     whole = early + late
     for number, pair in enumerate(chance.sample(list(identical), len(identical))):
-        # Each in its own part of the sheet, so that whoever stops early has met one.
+        # Each in its own part of the sheet, so that a rater who stops early has met one.
         low, high = (len(whole) * part // len(identical) for part in (number, number + 1))
         whole.insert(chance.randint(max(low, 1), max(high - 1, 1)), pair)
     return whole

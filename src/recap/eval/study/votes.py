@@ -33,15 +33,15 @@ REMEDY = "put it back as the page wrote it, or leave that file out"
 
 
 class VoteLine(NamedTuple):
-    """Holds one line of a vote file: its place in words, its bytes without the end of line, and what it says."""
+    """Holds one line of a vote file: its place in words, its bytes without the end of line, and its values."""
 
     place: str
     data: bytes
-    says: Mapping[str, Any]
+    values: Mapping[str, Any]
 
     @property
     def check(self) -> str:
-        return str(self.says["check"])
+        return str(self.values["check"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,10 @@ def read_ballots(paths: Iterable[Path], study: Study) -> list[Ballot]:
     lines: dict[str, dict[int, VoteLine]] = {}
     for path in paths:
         for line in read_lines(path, study):
-            own, number = lines.setdefault(line.says["session"], {}), line.says["n"]
+            own, number = lines.setdefault(line.values["session"], {}), line.values["n"]
             if own.setdefault(number, line).data != line.data:
-                limit = (
-                    f"says something else than {own[number].place}, and both are vote {number} of one rater"
-                )
+                other = own[number].place
+                limit = f"says something else than {other}, and both are vote {number} of one rater"
                 raise refuse("votes", line.place, limit, REMEDY)
     return keep_apart([join_lines(own, study) for own in lines.values()])
 
@@ -116,25 +115,25 @@ def read_line(data: bytes, place: str, study: Study) -> VoteLine:
     if len(data) > MOST_LINE_BYTES:
         raise refuse("votes", place, f"is longer than {MOST_LINE_BYTES} bytes", REMEDY)
     try:
-        says = json.loads(data.decode())
+        values = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise refuse("votes", place, "is not a line of votes (no JSON)", REMEDY) from error
-    if not isinstance(says, dict) or not _END.search(data):
+    if not isinstance(values, dict) or not _END.search(data):
         raise refuse("votes", place, "is not a line of votes", REMEDY)
-    if says.get("study") != study.digest:
-        limit = f"is of the study {str(says.get('study'))[:40]!r}, and this is {study.digest!r}"
+    if values.get("study") != study.digest:
+        limit = f"is of the study {str(values.get('study'))[:40]!r}, and this is {study.digest!r}"
         raise refuse("votes", place, limit, "give the key of that study, or leave the file out")
-    problem = _problem(says, study)
+    problem = _problem(values, study)
     if problem:
         raise refuse("votes", place, f"{problem}: no page wrote this", REMEDY)
-    return VoteLine(place, data, says)
+    return VoteLine(place, data, values)
 
 
-def _problem(says: dict[str, Any], study: Study) -> str:
+def _problem(values: dict[str, Any], study: Study) -> str:
     """Say what is impossible in a line, or nothing."""
-    if says.get("v") != VERSION:
-        return f"v is {says.get('v')!r:.40}"
-    match says:
+    if values.get("v") != VERSION:
+        return f"v is {values.get('v')!r:.40}"
+    match values:
         case {"session": str(session), "n": int(number)}:
             if not _SESSION.fullmatch(session):
                 return f"session is {session[:40]!r}"
@@ -142,14 +141,14 @@ def _problem(says: dict[str, Any], study: Study) -> str:
                 return f"n is {number!r}"
         case _:
             return "session or n is missing"
-    if says["n"] == 0:
-        return _begin_problem(says, study)
-    return _vote_problem(says, study)
+    if values["n"] == 0:
+        return _begin_problem(values, study)
+    return _vote_problem(values, study)
 
 
-def _begin_problem(says: dict[str, Any], study: Study) -> str:
-    match says:
-        case {"rater": str(rater), "sheet": int(sheet), "at": str(at)} if len(says) == 8:
+def _begin_problem(values: dict[str, Any], study: Study) -> str:
+    match values:
+        case {"rater": str(rater), "sheet": int(sheet), "at": str(at)} if len(values) == 8:
             if not rater.strip() or len(rater) > MOST_NAME or not rater.isprintable():
                 return f"rater is {rater[:MOST_NAME]!r}"
             if isinstance(sheet, bool) or not 0 <= sheet < len(study.sheets):
@@ -158,9 +157,9 @@ def _begin_problem(says: dict[str, Any], study: Study) -> str:
     return "rater, sheet or at is missing, or there is more"
 
 
-def _vote_problem(says: dict[str, Any], study: Study) -> str:
-    match says:
-        case {"trial": int(trial), "answers": dict(answers), "took_s": took_s} if len(says) == 8:
+def _vote_problem(values: dict[str, Any], study: Study) -> str:
+    match values:
+        case {"trial": int(trial), "answers": dict(answers), "took_s": took_s} if len(values) == 8:
             if isinstance(trial, bool) or not 0 <= trial < study.trials:
                 return f"trial is {trial!r}, and there are {study.trials}"
             if answers.keys() != study.questions.keys():
@@ -177,18 +176,13 @@ def _vote_problem(says: dict[str, Any], study: Study) -> str:
 
 def check_chain(line: VoteLine, before: str, number: int) -> None:
     """Refuse a line that does not follow the one before it."""
-    if line.says["n"] != number:
-        raise refuse(
-            "votes",
-            line.place,
-            f"is vote {line.says['n']} of its rater, and vote {number} is missing",
-            REMEDY,
-        )
+    if line.values["n"] != number:
+        limit = f"is vote {line.values['n']} of its rater, and vote {number} is missing"
+        raise refuse("votes", line.place, limit, REMEDY)
     body = line.data[: -len(f',"check":"{line.check}"}}')]
     if checksum(body, before) != line.check:
-        raise refuse(
-            "votes", line.place, "was changed since the page wrote it, or the line before it was", REMEDY
-        )
+        limit = "was changed since the page wrote it, or the line before it was"
+        raise refuse("votes", line.place, limit, REMEDY)
 
 
 def join_lines(lines: Mapping[int, VoteLine], study: Study) -> Ballot:
@@ -199,12 +193,12 @@ def join_lines(lines: Mapping[int, VoteLine], study: Study) -> Ballot:
         line = lines[at]
         check_chain(line, before, number)
         before = line.check
-        says = line.says
+        values = line.values
         if ballot is None:
-            ballot = Ballot(says["session"], says["rater"].strip(), says["sheet"])
+            ballot = Ballot(values["session"], values["rater"].strip(), values["sheet"])
         else:
-            ballot.answers[says["trial"]] = dict(says["answers"])
-            ballot.took_s[says["trial"]] = float(says["took_s"])
+            ballot.answers[values["trial"]] = dict(values["answers"])
+            ballot.took_s[values["trial"]] = float(values["took_s"])
     assert ballot is not None
     return ballot
 

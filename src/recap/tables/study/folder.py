@@ -54,19 +54,11 @@ class StudyAsk:
         if not 1 <= self.pairs <= MOST_PAIRS:
             raise refuse("--pairs", self.pairs, f"must be 1 to {MOST_PAIRS}", "the paper has 24")
         if not 0 <= self.num_repeats <= self.pairs // 2:
-            raise refuse(
-                "--repeats",
-                self.num_repeats,
-                f"must be 0 to {self.pairs // 2}, half of the pairs",
-                "leave it out",
-            )
+            limit = f"must be 0 to {self.pairs // 2}, half of the pairs"
+            raise refuse("--repeats", self.num_repeats, limit, "leave it out")
         if not 0 <= self.num_identical <= self.pairs:
-            raise refuse(
-                "--identical",
-                self.num_identical,
-                f"must be 0 to {self.pairs}, as many as pairs",
-                "leave it out",
-            )
+            limit = f"must be 0 to {self.pairs}, as many as pairs"
+            raise refuse("--identical", self.num_identical, limit, "leave it out")
         if not self.title.strip() or len(self.title) > LONGEST_QUESTION:
             raise refuse("--title", self.title, f"must be 1 to {LONGEST_QUESTION} characters", "leave it out")
 
@@ -98,17 +90,12 @@ def read_questions(words: Sequence[str]) -> dict[str, str]:
                 raise unknown_name("question", name, [*QUESTIONS, "NAME=TEXT"])
             if not name.isidentifier() or name in found:
                 limit = "a question's name must be a word that stands once"
-                raise refuse(
-                    "--questions",
-                    name,
-                    limit,
-                    "for example --questions likeness='Which cat looks more alike?'",
-                )
+                remedy = "for example --questions likeness='Which cat looks more alike?'"
+                raise refuse("--questions", name, limit, remedy)
             found[name] = text or QUESTIONS[name]
             if len(found[name]) > LONGEST_QUESTION:
-                raise refuse(
-                    "--questions", name, f"has more than {LONGEST_QUESTION} characters", "ask more briefly"
-                )
+                limit = f"has more than {LONGEST_QUESTION} characters"
+                raise refuse("--questions", name, limit, "ask more briefly")
     if len(found) > MOST_QUESTIONS:
         raise refuse("--questions", len(found), f"at most {MOST_QUESTIONS} can be asked", "ask fewer")
     return found or dict(QUESTIONS)
@@ -121,12 +108,8 @@ def make_study(
     if key.resolve().is_relative_to(out.resolve()):
         raise refuse("--key", str(key), f"lies in {out}, which raters get", "choose a place outside of it")
     if key.exists():
-        raise refuse(
-            "--key",
-            str(key),
-            "is there already, and votes may need it",
-            "choose another --key or --out, or delete it if its folder was never finished",
-        )
+        remedy = "choose another --key or --out, or delete it if its folder was never finished"
+        raise refuse("--key", str(key), "is there already, and votes may need it", remedy)
     if out.is_dir() and any(out.iterdir()):
         raise refuse("--out", str(out), "holds something, and votes may be about it", "choose another --out")
     # The seed chooses the pairs; nobody can compute their sides and names.
@@ -148,7 +131,7 @@ def _write(made: Key, shown: Mapping[str, _Shown], out: Path, key: Path, progres
         digests = {}
         for pair in shown.values():
             for video, file in zip(pair.videos, pair.files, strict=True):
-                # Copied packet by packet: what a file says of its origin besides the pictures stays behind.
+                # Copied packet by packet: metadata of the file, which may name its origin, stays behind.
                 join_clips([video.path], staged / VIDEOS / file)
                 digests[file] = digest_file(staged / VIDEOS / file)
                 advance(1)
@@ -175,12 +158,8 @@ def _pairs_of(videos: Sequence[StudyVideo], ask: StudyAsk) -> dict[str, list[tup
     if ask.ours not in methods:
         raise unknown_name("--ours", ask.ours, methods)
     if len(methods) < 2:
-        raise refuse(
-            "runs",
-            ask.ours,
-            "all are of this one memory",
-            "add runs of another one, with the same prompts and seeds",
-        )
+        remedy = "add runs of another one, with the same prompts and seeds"
+        raise refuse("runs", ask.ours, "all are of this one memory", remedy)
     places: dict[str, dict[str, StudyVideo]] = {}
     for video in videos:
         places.setdefault(video.match, {})[video.method] = video
@@ -211,9 +190,8 @@ def _check_alike(ours: StudyVideo, theirs: StudyVideo) -> None:
     first, second = (open_clip(video.path) for video in (ours, theirs))
     facts = [(clip.width, clip.height, round(clip.fps, 3), clip.num_pictures) for clip in (first, second)]
     if facts[0] != facts[1]:
-        limit = (
-            f"its width, height, rate and pictures are {facts[1]}, and those of {ours.path} are {facts[0]}"
-        )
+        about = "its width, height, rate and pictures"
+        limit = f"{about} are {facts[1]}, and those of {ours.path} are {facts[0]}"
         raise refuse("video", str(theirs.path), limit, "generate both with the same settings")
     if (first.num_pictures or 0) < SHORTEST_S * first.fps:
         raise refuse("video", str(ours.path), f"is shorter than {SHORTEST_S} s", "generate longer videos")

@@ -29,6 +29,7 @@ from recap.eval.study.votes import Ballot, read_ballots
 from recap.io.files import read_json, staged_folder
 from recap.show.chart import Bar, interval_chart
 from recap.show.page import Measured, Section, build_results_page
+from recap.tables.findings import listed
 from recap.tables.paper_numbers import paper_table
 from recap.tables.study.folder import OURS
 
@@ -48,16 +49,8 @@ METHOD = (
 )
 COLUMNS = (
     *("question", "rival", "raters", "wins", "ties", "losses", "n", "clusters", "rate", "low", "high"),
-    *(
-        "davidson",
-        "davidson_low",
-        "davidson_high",
-        "paper",
-        "paper_low",
-        "paper_high",
-        "paper_ties",
-        "paper_n",
-    ),
+    *("davidson", "davidson_low", "davidson_high"),
+    *("paper", "paper_low", "paper_high", "paper_ties", "paper_n"),
 )
 
 
@@ -90,9 +83,8 @@ def write_report(
     key = Key.from_dict(read_json(key_path), str(key_path))
     ballots = read_ballots(votes, key.study)
     if not any(ballot.answers for ballot in ballots):
-        raise refuse(
-            "votes", ", ".join(map(str, votes)), "nobody has answered anything yet", "wait for votes"
-        )
+        limit = "nobody has answered anything yet"
+        raise refuse("votes", ", ".join(map(str, votes)), limit, "wait for votes")
     found = find(key, ballots)
     with staged_folder(out, (PAGE, NUMBERS, TABLE)) as staged:
         (staged / PAGE).write_text(_page(key, found), encoding="utf-8")
@@ -129,25 +121,18 @@ def sentence(key: Key, answered: Answered) -> str:
     open_: list[str] = []
     for row in answered.rows:
         rate = row.kept.rate
-        group = (
-            open_
-            if math.isnan(rate.low) or rate.low <= 0.5 <= rate.high
-            else better
-            if rate.low > 0.5
-            else worse
-        )
-        if row.rival != ALL or len(answered.rows) == 1:
-            group.append(row.rival)
+        if row.rival == ALL and len(answered.rows) > 1:
+            continue
+        if math.isnan(rate.low) or rate.low <= 0.5 <= rate.high:
+            open_.append(row.rival)
+        else:
+            (better if rate.low > 0.5 else worse).append(row.rival)
     parts = [
-        f"{key.ours} is preferred to {_listed(better)}" if better else "",
-        f"{_listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
-        f"no difference is shown between {key.ours} and {_listed(open_)}" if open_ else "",
+        f"{key.ours} is preferred to {listed(better)}" if better else "",
+        f"{listed(worse)} {'is' if len(worse) == 1 else 'are'} preferred to {key.ours}" if worse else "",
+        f"no difference is shown between {key.ours} and {listed(open_)}" if open_ else "",
     ]
     return "; ".join(part for part in parts if part) + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _question_section(key: Key, answered: Answered, raters: int) -> Section:
@@ -192,11 +177,8 @@ def _raters_section(key: Key, found: Findings) -> Section:
         f"identical videos, names the other video in more than {CONTRADICTED_SHARE:.0%} of {FEWEST_REPEATED} or more "
         "answers about repeated pairs, or stopped before the first check."
     )
-    names = (
-        f"Left out: {', '.join(f'{facts.rater} ({facts.status})' for facts in out)}."
-        if out
-        else "Nobody was left out."
-    )
+    who = ", ".join(f"{facts.rater} ({facts.status})" for facts in out)
+    names = f"Left out: {who}." if out else "Nobody was left out."
     head = ["rater", "answered", "identical seen", "contradicted", "side A", "hard to say", "median time", ""]
     rows = [
         [

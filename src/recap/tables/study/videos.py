@@ -69,9 +69,8 @@ def _runs_in(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.rglob(RUN))[: MOST_RUNS + 1]
     if not found:
         limit = "holds no run and no finished table"
-        raise refuse(
-            "runs", str(folder), limit, "name folders that `recap generate` or `recap compare` wrote"
-        )
+        remedy = "name folders that `recap generate` or `recap compare` wrote"
+        raise refuse("runs", str(folder), limit, remedy)
     if len(found) > MOST_RUNS:
         raise refuse("runs", str(folder), f"holds more than {MOST_RUNS} runs", "name fewer folders")
     return found
@@ -149,9 +148,8 @@ def _of_table(folder: Path) -> list[StudyVideo]:
                 found.append(StudyVideo(run["row"], run["prompt"], int(run["seed"]), path, match))
     except (OSError, ValueError, KeyError, TypeError) as error:
         limit = "its results.jsonl is missing or damaged"
-        raise refuse(
-            "runs", str(folder), limit, "`recap reproduce`, asked as before, writes it again"
-        ) from error
+        remedy = "`recap reproduce`, asked as before, writes it again"
+        raise refuse("runs", str(folder), limit, remedy) from error
     if not found:
         limit = f"none of its videos is in {folder.parent / SHOWN}"
         raise refuse("runs", str(folder), limit, "generate runs with `recap generate` or `recap compare`")
