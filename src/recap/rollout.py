@@ -350,8 +350,7 @@ class Rollout(Iterator[GeneratedBlock]):
         find_known: Callable[[Block], Tensor | None],
         recorder: Recorder,
     ) -> None:
-        self._conductor = conductor
-        self._plan = plan
+        self._conductor, self._plan = conductor, plan
         self._find_known = find_known
         self._recorder = recorder
         # The prompts of the plan's last block, and those that were sent, until the plan's next shot.

@@ -79,18 +79,14 @@ class Session:
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
-        if backbone is None:
-            config = fit_card(config, reporter.notice)
-            backbone = build_backbone(config, reporter.notice, self._own_words)
-        self.backbone = backbone
+        config = config if backbone else fit_card(config, reporter.notice)
+        self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
-        self._reporter, self._kernels = reporter, kernels
-        self.company = company
+        self._reporter, self._kernels, self.company = reporter, kernels, company
         spec = self.backbone.spec
         block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-        self._history = math.ceil(history_s / block_s)
-        self._states_bytes = states_bytes
+        self._history, self._states_bytes = math.ceil(history_s / block_s), states_bytes
         self._opening = self._read_opening()
         self._cast = read_members(config.cast, self.backbone, self.config.device, reporter.notice)
         opening_frames = 0 if self._opening is None else self._opening.shape[1]
