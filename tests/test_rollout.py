@@ -375,15 +375,16 @@ def test_a_dropped_rollout_keeps_nothing(backbone, blocks):
         gc.enable()
 
 
-def test_a_rollout_has_ended_after_an_error(backbone):
-    def refuse_second(made):
-        if made.block.index == 1:
-            raise OSError("disk full")
-
+def test_a_rollout_has_ended_after_an_error(backbone, monkeypatch):
     plan = make_plan([[Shot("a boat", 2.25)]], backbone.spec)
-    policy = SinkConfig().build(backbone.spec, lambda: None)
-    begun = rollout(backbone, policy, plan, seeds=[0], recorder=refuse_second)
+    policy, decoder = SinkConfig().build(backbone.spec, lambda: None), backbone.decoder()
+    begun = rollout(backbone, policy, plan, seeds=[0], decoder=decoder)
     next(begun)
+
+    def fail(latents):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(decoder, "decode", fail)
     with pytest.raises(OSError, match="disk full"):
         next(begun)
     assert list(begun) == []
