@@ -36,7 +36,7 @@ test-oldest: .venv-oldest/ready
 
 # What needs CUDA, by the Python that has torch and Triton there, with nothing installed; docs/log/gpu.txt is its log.
 test-gpu:
-	PYTHONPATH='$(CURDIR)/src:$(CURDIR)' $(PYTHON) -m tests.gpu --commit '$(COMMIT)'
+	PYTHONPATH="$(CURDIR)/src:$(CURDIR):$$PYTHONPATH" $(PYTHON) -m tests.gpu --commit '$(COMMIT)'
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -344,8 +344,7 @@ class Rollout(Iterator[GeneratedBlock]):
         start: int,
         find_known: Callable[[Block], Tensor | None],
     ) -> None:
-        self._conductor = conductor
-        self._plan = plan
+        self._conductor, self._plan = conductor, plan
         self._find_known = find_known
         # The prompts of the plan's last block, and those that were sent, until the plan's next shot.
         self._planned: tuple[str, ...] | None = None

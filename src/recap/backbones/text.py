@@ -216,10 +216,7 @@ def _sizes(found: Mapping[str, Stored], path: Path, file_name: Callable[[str], s
 
 
 class CachedText:
-    """Turns a prompt into 1 text_len text_dim on the CPU; the encoder is in memory only while it is needed.
-
-    It runs on `device` for prompts that come one by one, since the model's own device has the transformer by then.
-    """
+    """Encodes a prompt as 1 text_len text_dim on the CPU; the encoder is in memory only while it is needed."""
 
     def __init__(
         self,
@@ -242,10 +239,7 @@ class CachedText:
         self._embeddings: dict[str, Tensor] = {}
 
     def prepare(self, prompts: Iterable[str], device: torch.device | str | None = None) -> None:
-        """Load or compute the embeddings of all these prompts, loading the encoder at most once.
-
-        With `device` it runs there, if it fits: before the transformer is loaded a card has room.
-        """
+        """Load or compute these prompts' embeddings; the encoder is loaded once at most, on `device` or its own."""
         files = {prompt: self._file(prompt) for prompt in prompts if prompt not in self._embeddings}
         wanted = dict(files.values())
         found = {path: stored for path in wanted if (stored := self._read(path)) is not None}
@@ -371,10 +365,8 @@ def open_text(
     """
     every = [*prompts, *([] if negative is None else [negative])]
     if not prompt_embeds:
-        cache = weights_folder() / "text"
-        text = CachedText(
-            *find_encoder(), cache, text_len=size[0], text_dim=size[1], device=later, notice=notice
-        )
+        where = (*find_encoder(), weights_folder() / "text")
+        text = CachedText(*where, text_len=size[0], text_dim=size[1], device=later, notice=notice)
         text.prepare(every, device)
         return text
     embeds = load_prompt_embeds(Path(prompt_embeds), *size)

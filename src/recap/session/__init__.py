@@ -79,10 +79,8 @@ class Session:
         check_history(history_s=history_s, states_bytes=states_bytes)
         self._edits: dict[int, tuple[Edit, ...]] = {}
         self._own_words = read_words(config.cast)
-        if backbone is None:
-            config = fit_card(config, reporter.notice)
-            backbone = build_backbone(config, reporter.notice, self._own_words)
-        self.backbone = backbone
+        config = config if backbone else fit_card(config, reporter.notice)
+        self.backbone = backbone or build_backbone(config, reporter.notice, self._own_words)
         self.config = settle_flow(config, self.backbone.spec, reporter.notice)
         self.paused = False
         self._reporter, self._kernels = reporter, kernels

@@ -146,13 +146,13 @@ class HeliosBaseConfig(HeliosConfig):
 
 
 class HeliosMidConfig(HeliosConfig):
-    """Helios-Mid is the same in a pyramid of three stages (public checkpoint)."""
+    """Helios-Mid is Helios-Base in a pyramid of three stages (public checkpoint)."""
 
     row = MID
 
 
 class HeliosDistilledConfig(HeliosConfig):
-    """Helios-Distilled is the same in two steps a stage, without guidance (public checkpoint)."""
+    """Helios-Distilled is Helios-Mid in two steps a stage, without guidance (public checkpoint)."""
 
     row = DISTILLED
 
