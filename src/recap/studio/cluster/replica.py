@@ -118,7 +118,7 @@ class Replica:
             return
         self._seated += 1
         try:
-            yield {"address": self.address, "process": os.getpid()}
+            yield {"address": self.address}
             await asyncio.Event().wait()
         finally:
             self._seated -= 1

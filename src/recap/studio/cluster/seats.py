@@ -78,8 +78,6 @@ class Seats:
         self._queue = queue
         self.waiting = 0
         self.refused = 0
-        # The address of the replica that gave the last seat.
-        self.last = ""
 
     async def take(self, patience_s: float, *, insist: bool = False) -> Seat:
         """Take a seat, or wait for one; with `insist` it is not refused because others wait too."""
@@ -105,8 +103,7 @@ class Seats:
                     await asyncio.sleep(AGAIN_S)
                     continue
                 if "address" in first:
-                    self.last = first["address"]
-                    return Seat(request, self.last)
+                    return Seat(request, first["address"])
                 why = first["full"]
                 request.cancel()
                 await asyncio.sleep(AGAIN_S)
