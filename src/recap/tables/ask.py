@@ -10,7 +10,7 @@ from recap.plan import check_amount
 from recap.registry import BACKBONES
 
 MOST_SEEDS = 1000
-"""Seed k of prompt n is 1000 n + k."""
+"""Seed k of prompt n is this times n, plus k."""
 HALVES = {"search": "the first prompts", "confirm": "the last prompts, fresh seeds"}
 FRESH_SEEDS = 500
 """The first seed of a prompt in the half that confirms, above all that a search may ask for."""

@@ -148,9 +148,7 @@ class Batches(Executor):
         torch.set_num_threads(self._threads if busy else 1)
         if self._plain is None or (config.backbone, config.precision) != self._settings:
             shots = tuple(Shot(prompt, 1.0) for prompt in self._prompts)
-            self._plain = self._backbone = build_backbone(
-                replace(config, eager=True, shots=shots), self._notice
-            )
+            self._plain = build_backbone(replace(config, eager=True, shots=shots), self._notice)
             self._settings = config.backbone, config.precision
         if kind_of(job) != self._kind:
             self._kind, self._backbone = kind_of(job), self._plain

@@ -127,10 +127,8 @@ def about_table(
     suite = f"{recipe.script} prompts of our own, in {words}"
     suite = f"prompts of {Path(ask.prompt_file).name}" if ask.prompt_file else suite
     uses_flow = any(measure.uses_flow for measure in find_measures(recipe.measures))
-    made = {
-        n: " and ".join(sorted({str(m.get(n, "")) for m in makers}))
-        for n in ("hardware", *VERSIONS, "commit")
-    }
+    names = ("hardware", *VERSIONS, "commit")
+    made = {name: " and ".join(sorted({str(maker.get(name, "")) for maker in makers})) for name in names}
     return {
         "suite": f"schedules of {Path(ask.schedules).name}" if ask.schedules else suite,
         "backbone": ask.backbone,

@@ -201,7 +201,7 @@ def _write_pictures(maps: Sequence[NDArray[np.uint8]], first: int, pictures: NDA
 def _save_judgements(
     files: Sequence[Path], vectors: Sequence[NDArray[np.float32]], judged: Sequence[Judged]
 ) -> None:
-    """Save what was made of pictures while they were generated next to each row's file."""
+    """Save, next to the pictures of each row, what was made of them while they were generated."""
     if vectors:
         for file, own in zip(files, np.concatenate(vectors, axis=1), strict=True):
             np.save(file.with_suffix(VECTORS), own)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from recap.config import PARTS, RunConfig
 from recap.eval.metrics import find_measures
-from recap.tables.ask import Ask
+from recap.tables.ask import MOST_SEEDS, Ask
 from recap.tables.recipes import Recipe, Row
 from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
@@ -37,22 +38,20 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
     Seed k of a prompt is the same for all rows, and a block's noise depends on seed and block alone: arms are paired.
     """
     numbers, seeds = ask.numbers(), ask.own_seeds(recipe.seeds)
-    for number in numbers:
-        for seed in seeds:
-            for row in recipe.rows:
-                if not row.available:
-                    continue
-                seconds = row.seconds or recipe.seconds
-                if ask.seconds is not None:
-                    seconds *= ask.seconds / recipe.seconds
-                files = ask.schedules, ask.prompt_file
-                script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, *files)[number]
-                own_seed = 1000 * number + seed
-                config = _config(recipe, row, script, ask, own_seed)
-                shown = [LOOK] if (number, seed) == (numbers[0], seeds[0]) else []
-                wants = (*recipe.measures, *recipe.later, *shown)
-                name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
-                yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
+    for number, seed, row in product(numbers, seeds, recipe.rows):
+        if not row.available:
+            continue
+        seconds = row.seconds or recipe.seconds
+        if ask.seconds is not None:
+            seconds *= ask.seconds / recipe.seconds
+        files = ask.schedules, ask.prompt_file
+        script = scripts(recipe.script, ask.backbone, seconds, ask.prompts, *files)[number]
+        own_seed = MOST_SEEDS * number + seed
+        config = _config(recipe, row, script, ask, own_seed)
+        shown = [LOOK] if (number, seed) == (numbers[0], seeds[0]) else []
+        wants = (*recipe.measures, *recipe.later, *shown)
+        name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
+        yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
 
 
 def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:

@@ -192,7 +192,7 @@ def test_other_content_is_refused(hub: Hub) -> None:
     key = ("gdhe17/Self-Forcing", "checkpoints/self_forcing_dmd.pt")
     genuine = hub.files[key]
     hub.files[key] = b"another size"
-    with pytest.raises(ValueError, match=r"self_forcing_dmd\.pt.*gave 12 bytes"):
+    with pytest.raises(ValueError, match=r"self_forcing_dmd\.pt.*sent 12 bytes"):
         fetch("self-forcing")
     hub.files[key] = bytes(len(genuine))
     with pytest.raises(ValueError, match=r"self_forcing_dmd\.pt.*sha256.*self_forcing_dmd\.pt\.wrong"):

@@ -96,7 +96,7 @@ def generated():
 @pytest.mark.parametrize("row", [0, 1])
 def test_the_oracle_of_all_candidates_finds_a_real_bank_faultless(generated, row):
     trace, kept = generated
-    story = bank_story(trace, row)
+    story = bank_story([line.row(row) for line in trace])
     assert story.complete and story.overlap == [1.0] * len(trace)
     assert set(story.bank) == {tuple(place) for place in kept[row]} and story.evicted
     offered = [len(line.offered.scores[row]) for line in trace]

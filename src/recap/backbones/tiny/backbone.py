@@ -29,9 +29,9 @@ class WordTable(nn.Module):
     the first edition have none.
     """
 
-    def __init__(self, spec: WanSpec = EMBEDDED, num_words: int = len(WORDS), *, slots: bool = True) -> None:
+    def __init__(self, spec: WanSpec = EMBEDDED, *, slots: bool = True) -> None:
         super().__init__()
-        self.words = nn.Embedding(num_words, spec.text_dim)
+        self.words = nn.Embedding(len(WORDS), spec.text_dim)
         self.slots = nn.Parameter(torch.empty(TEXT_LENGTH, spec.text_dim).normal_(std=0.5)) if slots else None
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ class BankStory(NamedTuple):
     """(T - source frame) / T of every slot at the end, in order."""
 
 
-def bank_story(trace: Sequence[BlockTrace], row: int = 0) -> BankStory:
-    """Replay the bank of one row of the batch."""
+def bank_story(trace: Sequence[BlockTrace]) -> BankStory:
+    """Replay the bank of a trace of one row."""
     if not has_bank(trace):
         raise refuse("trace", f"{len(trace)} blocks", "its memory has no bank", "trace a run with one")
     complete = all(line.offered is not None for line in trace if line.admitted is not None)
@@ -48,9 +48,9 @@ def bank_story(trace: Sequence[BlockTrace], row: int = 0) -> BankStory:
     pool: Bank = {}
     overlap: list[float] = []
     evicted: list[float] = []
-    for line, bank in zip(trace, replay_bank(trace, row), strict=True):
-        evicted += line.evicted[row].values() if line.evicted else ()
-        pool |= line.candidates(row) if complete else line.admitted[row] if line.admitted else {}
+    for line, bank in zip(trace, replay_bank(trace), strict=True):
+        evicted += line.evicted[0].values() if line.evicted else ()
+        pool |= line.candidates(0) if complete else line.admitted[0] if line.admitted else {}
         # Ties go to the older token, then row by row.
         oracle = set(sorted(pool, key=lambda position: (-pool[position], position))[: len(bank)])
         overlap.append(len(oracle & bank.keys()) / len(bank) if bank else 1.0)
@@ -66,9 +66,9 @@ def uniform_distance(values: Sequence[float]) -> float:
     return float(max(above.max(), below.max()))
 
 
-def sources_by_block(trace: Sequence[BlockTrace], row: int = 0) -> list[Counter[int]]:
+def sources_by_block(trace: Sequence[BlockTrace]) -> list[Counter[int]]:
     """Return how many slots come from which frame, after every block."""
-    return [Counter(frame for frame, _, _ in bank) for bank in replay_bank(trace, row)]
+    return [Counter(frame for frame, _, _ in bank) for bank in replay_bank(trace)]
 
 
 def content_before(run: JudgedRun, end: int) -> list[Score]:
