@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from recap.show.chart import Bar, Place, interval_chart, plane_chart
 from recap.tables.gap_figures import TITLES
 from recap.tables.recipes import TABLES
-from recap.tables.table import JUDGES, SEED_DEVIATION, TIMED, plain_name
+from recap.tables.table import JUDGES, SEED_DEVIATION, TIMED, judged_as_in_paper, plain_name
 
 # What a measure is in a sentence, by the beginning of its name; the first that fits.
 PHRASES = (
@@ -235,8 +235,8 @@ def _bars(numbers: Numbers, measure: str) -> str:
     bars = []
     for row in numbers.rows_of(measure):
         cell = numbers.cell(row, measure)
-        same = cell["backend"] == "native" or cell["backend"].startswith(("dinov2", "vbench"))
-        bars.append(Bar(row, *_span(cell), cell["paper"] if same else None))
+        paper = cell["paper"] if judged_as_in_paper(cell["backend"]) else None
+        bars.append(Bar(row, *_span(cell), paper))
     return interval_chart(plain_name(measure), bars)
 
 

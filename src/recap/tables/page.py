@@ -34,7 +34,7 @@ from recap.show.sheet import pictures_sheet, png_bytes
 from recap.tables.gap_figures import OVER, gap_figures
 from recap.tables.recipes import Recipe
 from recap.tables.runs import Planned
-from recap.tables.table import TIMED, Cell, ScoredRun, measured_of, plain_name, remarks
+from recap.tables.table import TIMED, Cell, ScoredRun, judged_as_in_paper, measured_of, plain_name, remarks
 
 MOST_FIGURES = 4
 MOMENTS = 5
@@ -54,7 +54,7 @@ def figures_of(recipe: Recipe, cells: Sequence[Cell], runs: Sequence[ScoredRun])
     bars = []
     for measure in dict.fromkeys(cell.measure for cell in cells):
         own = [cell for cell in cells if cell.measure == measure]
-        shown = [Bar(c.row, *c.value[:3], c.paper if c.same_judge else None) for c in own]
+        shown = [Bar(c.row, *c.value[:3], c.paper if judged_as_in_paper(c.backend) else None) for c in own]
         bars.append(interval_chart(plain_name(measure), shown))
     others = [
         *_panels(recipe, cells),

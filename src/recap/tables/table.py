@@ -94,11 +94,6 @@ class Cell:
     visible: float
     paper: float | None
 
-    @property
-    def same_judge(self) -> bool:
-        """Tell whether the paper's number may stand in one figure with this one."""
-        return self.backend == "native" or self.backend.startswith("dinov2")
-
     def values(self) -> list[str | float | None]:
         """Return the values of `COLUMNS`, None where there is none."""
         against = self.against[:3] if self.against else (None, None, None)
@@ -134,6 +129,11 @@ def runs_by_row(runs: Sequence[ScoredRun]) -> dict[str, dict[tuple[str, int], Sc
     for run in runs:
         by_row.setdefault(run.row, {})[run.prompt, run.seed] = run
     return by_row
+
+
+def judged_as_in_paper(backend: str) -> bool:
+    """Tell whether the paper's number may stand in one figure with one of this judge."""
+    return backend == "native" or backend.startswith(("dinov2", "vbench"))
 
 
 def is_unseen(difference: Estimate, visible: float) -> bool:
