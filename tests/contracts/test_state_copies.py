@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recap.backbones.wan.spec import UNTRAINED
 from recap.backbones.wan.taehv import Taehv
 from recap.contracts import copies
 from recap.fast.taehv import FastTaehv
+from recap.memory.pinned import PinnedGroup, PinnedTokens
 from recap.memory.store import Store
-from recap.types import state_copy, states_on_host
+from recap.types import Candidates, state_copy, states_on_host
 
 
 def test_a_copy_is_whole_and_never_the_tensor_itself() -> None:
@@ -32,6 +34,17 @@ def test_a_decoders_state_is_the_same_either_way() -> None:
     with states_on_host():
         hosted = stream.state()
     assert usual.keys() == hosted.keys() and all(torch.equal(usual[name], hosted[name]) for name in usual)
+
+
+def test_pinned_tokens_are_saved_without_gaps() -> None:
+    spec = UNTRAINED.backbone_spec()
+    tokens = torch.randn(spec.layers, 2, spec.heads, 5, spec.head_dim).transpose(2, 3)
+    entries = Candidates(torch.zeros(2, 5, 3, dtype=torch.int64), torch.ones(2, 5))
+    pinned = PinnedTokens(spec)
+    pinned.add("fox", PinnedGroup(tokens, tokens, entries))
+    state = pinned.state()
+    assert torch.equal(state["pinned.0.keys"], tokens)
+    assert all(each.is_contiguous() for each in state.values())
 
 
 @pytest.mark.cuda

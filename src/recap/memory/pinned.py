@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recap.contracts import LAST_FRAME, Entry, MemoryPolicy, State
+from recap.contracts import LAST_FRAME, Entry, MemoryPolicy, State, copies
 from recap.errors import refuse
 from recap.io.cast import Subject
 from recap.memory.window import Window, timeless_positions
@@ -74,11 +74,11 @@ class PinnedTokens:
             return {}
         names = torch.tensor(list(json.dumps(list(self.groups)).encode()), dtype=torch.uint8)
         parts = {
-            f"pinned.{index}.{part}": value.clone()
+            f"pinned.{index}.{part}": value
             for index, group in enumerate(self.groups.values())
             for part, value in _parts(group).items()
         }
-        return {"pinned.names": names, **parts}
+        return {"pinned.names": names, **copies(parts)}
 
     def expected(self, state: State) -> dict[str, Entry]:
         """Return what a state must have of pinned tokens: names, and the tokens of each."""
