@@ -1,8 +1,8 @@
-"""Measure what a card needs: `python -m benchmarks.card [--out FILE] [--beside OTHER/src]`
+"""Measure what a card needs: `python -m benchmarks.card [--out FILE] [--other FOLDER/src]`
 
 Every setting runs in a fresh process, with random weights at the real size. A row with a card in it has the
 allocator's memory capped at that card's, less what the driver and a screen take, and either runs to the end or does
-not. With `--beside` the rows without a card are measured for another source tree too, so that two versions stand
+not. With `--other` the rows without a card are measured for another source tree too, so that two versions stand
 next to each other; `latents` is a hash of the last block, equal where two rows computed the same bits.
 """
 
@@ -159,13 +159,13 @@ def describe(row: Row, result: dict[str, Any]) -> str:
     return speed + "".join(f"{result['memory'][name]:>10.2f}" for name in names) + f"  {result['latents']}"
 
 
-def choose_rows(beside: str, only: str) -> list[Row]:
+def choose_rows(other: str, only: str) -> list[Row]:
     """Return the rows to measure; with another source tree, every row without a card is followed by its own."""
     rows = []
     for row in ROWS:
         rows.append(row)
-        if beside and not (row.card or row.plain):
-            rows.append(replace(row, source=beside))
+        if other and not (row.card or row.plain):
+            rows.append(replace(row, source=other))
     return [row for row in rows if only in str(row)]
 
 
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no further row after this time")
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--beside", default="", help="the src folder of another version")
+    parser.add_argument("--other", default="", help="the src folder of another version")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     heads = ("pictures/s", "allocated", "reserved", "at end", "outside", "card")
     print(f"{'':<40}" + "".join(f"{head:>10}" for head in heads) + "  latents")
-    for row in choose_rows(options.beside, options.only):
+    for row in choose_rows(options.other, options.only):
         if time.perf_counter() - began > options.seconds:
             print(f"{row!s:<42} left out, no time")
             continue

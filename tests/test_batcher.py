@@ -87,15 +87,15 @@ def test_cuts_prompts_lambda_edits_and_rewinds_stay_with_their_video(backbone, j
 
     batcher = Batcher(WIDTH)
     alone, led = (session_of(backbone, 0, batcher) for _ in range(2))
-    plain, beside = (session_of(backbone, 1, batcher) for _ in range(2))
+    plain, joined = (session_of(backbone, 1, batcher) for _ in range(2))
     for block in range(6):
         direct(alone, block)
         direct(led, block)
         wanted = [alone.step(), plain.step()]
-        for one, other in zip(step_together([beside, led])[::-1], wanted, strict=True):
+        for one, other in zip(step_together([joined, led])[::-1], wanted, strict=True):
             same_block(one, other)
     same_state(alone, led)
-    same_state(plain, beside)
+    same_state(plain, joined)
     assert 2 in joint
 
 

@@ -50,5 +50,5 @@ def test_sessions_of_a_failed_replica_move_and_nobody_is_lost():
 def test_a_prompt_waits_for_the_turn_of_others_and_its_own_block():
     alone = Simulation(replace(CALM, sessions=1, prompt_s=10.0)).run()
     assert 0.31 <= alone["prompt_s"] <= alone["prompt_95_s"] <= 0.63
-    beside = Simulation(replace(CALM, sessions=2, prompt_s=10.0)).run()
-    assert alone["prompt_95_s"] < beside["prompt_95_s"] <= 3 * 0.31 + 0.01
+    other = Simulation(replace(CALM, sessions=2, prompt_s=10.0)).run()
+    assert alone["prompt_95_s"] < other["prompt_95_s"] <= 3 * 0.31 + 0.01

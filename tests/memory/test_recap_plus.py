@@ -101,11 +101,11 @@ def test_a_repeated_run_with_another_memory_has_that_memory_s_admission(tmp_path
 
 def test_a_session_of_the_studio_has_an_admission_for_each_of_its_memories(tmp_path):
     settings = StudioSettings(tmp_path, backbone="untrained")
-    new = NewSession(prompt="a boat", memory="recap", beside="recap-plus")
+    new = NewSession(prompt="a boat", memory="recap", second_memory="recap-plus")
     assert make_config(settings, new).admission.name == "flow"
-    assert make_config(settings, new, new.beside).admission.name == USUAL
+    assert make_config(settings, new, new.second_memory).admission.name == USUAL
     other = replace(new, admission=OTHER)
-    assert make_config(settings, other, new.beside).admission.name == OTHER
+    assert make_config(settings, other, new.second_memory).admission.name == OTHER
     with pytest.raises(RecapError, match="admission is 'nonsense'"):
         make_config(settings, replace(new, admission="nonsense"))
 

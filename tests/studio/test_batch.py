@@ -35,11 +35,11 @@ def test_sessions_and_videos_of_a_batch_are_what_each_generates_alone(settings, 
     studio = Studio(replace(settings, batch=3, lead_blocks=BLOCKS))
     try:
         lives = [studio.create(say.NewSession(prompt=PROMPT, seed=seed)) for seed in range(3)]
-        beside = studio.create(say.NewSession(prompt=PROMPT, seed=3, beside="sink"))
+        other = studio.create(say.NewSession(prompt=PROMPT, seed=3, second_memory="sink"))
         video = studio.create_video(say.NewVideo(prompt=PROMPT, seconds=2.0, seed=4))["id"]
-        wait_for(lambda: all(live.store.count(MAIN, 0) >= BLOCKS for live in (*lives, beside)), "blocks")
+        wait_for(lambda: all(live.store.count(MAIN, 0) >= BLOCKS for live in (*lives, other)), "blocks")
         wait_for(lambda: studio.videos.find(video).status == "completed", "the video")
-        for live in (*lives, beside):
+        for live in (*lives, other):
             for track, plain in live.record.tracks.items():
                 alone = Session(RunConfig.from_dict(plain), backbone=backbone, batcher=Batcher(3))
                 found = live.store.read_latents(track, 0, range(BLOCKS))

@@ -138,23 +138,23 @@ def test_a_refused_command_changes_nothing(client, studio):
 
 
 def test_two_memories_generate_next_to_each_other(client, studio):
-    name = begin(client, beside="sink")
+    name = begin(client, second_memory="sink")
     with watch(client, name) as socket:
         viewer = Viewer(socket)
         viewer.until_block(1)
-        viewer.until_block(1, "beside")
+        viewer.until_block(1, "second")
         assert viewer.ask("prompt", text="two birds", playhead_s=0.0)["block"] == 1
         dropped = {e["track"] for e in viewer.events if e["type"] == "dropped"}
-        assert dropped == {"main", "beside"}
-        for track in ("main", "beside"):
+        assert dropped == {"main", "second"}
+        for track in ("main", "second"):
             viewer.until(
                 lambda e, t=track: e.get("type") == "block" and e["track"] == t and e["prompt"] == "two birds"
             )
         assert viewer.ask("set", reinforcement=2.0)["type"] == "done"
     live = studio.sessions[name]
-    first = [live.store.read_latents(track, 0, [0])[0] for track in ("main", "beside")]
+    first = [live.store.read_latents(track, 0, [0])[0] for track in ("main", "second")]
     assert torch.equal(*first), "before anything is remembered, memories cannot differ"
-    assert live.tracks["main"].config.memory.name != live.tracks["beside"].config.memory.name
+    assert live.tracks["main"].config.memory.name != live.tracks["second"].config.memory.name
 
 
 def test_a_failure_is_said_and_play_continues(client, studio, monkeypatch):

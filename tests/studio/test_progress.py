@@ -135,10 +135,10 @@ def test_a_run_that_is_being_read_is_not_changed(client, studio, backbone, tmp_p
 
 
 def test_progress_counts_a_block_when_all_its_tracks_are_on_disk():
-    progress = BranchProgress(("main", "beside"))
+    progress = BranchProgress(("main", "second"))
     progress.begin(0, 2)
     assert progress.first_unseen(0) == 2
-    first, second = ({"index": 2, "track": track} for track in ("main", "beside"))
+    first, second = ({"index": 2, "track": track} for track in ("main", "second"))
     progress.send(0, first)
     progress.arrive(0, first)
     progress.see(0, 9)

@@ -98,12 +98,12 @@ def opened(browser, url, **more):
     assert not problems, problems
 
 
-def begin(page, prompt=PROMPT, beside=""):
+def begin(page, prompt=PROMPT, second_memory=""):
     page.wait_for_selector("#create", state="visible")
     page.wait_for_function("() => document.querySelectorAll('#memory option').length > 1")
     page.fill("#first-prompt", prompt)
-    if beside:
-        page.select_option("#beside", beside)
+    if second_memory:
+        page.select_option("#second-memory", second_memory)
     page.click("#create .primary")
     page.wait_for_function(f"() => ({LOOK})().second > 0.2")
 
@@ -297,7 +297,7 @@ def test_a_studio_with_a_token_opens_by_its_address_alone(browser, tmp_path):
 
 @pytest.mark.slow
 def test_two_memories_play_side_by_side(page):
-    begin(page, beside="sink")
+    begin(page, second_memory="sink")
     wait_second(page, 1.0)
     seconds = page.evaluate("() => [...document.querySelectorAll('video')].map((v) => v.currentTime)")
     assert len(seconds) == 2 and abs(seconds[0] - seconds[1]) < 0.3

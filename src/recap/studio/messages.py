@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from recap.errors import RecapError, refuse
 from recap.io.extras import import_extra
 
-MAIN, BESIDE = "main", "beside"
+MAIN, SECOND = "main", "second"
 """The tracks of a session: its own memory, and another one that generates the same next to it."""
 
 SHOWN_CHARACTERS = 60
@@ -173,9 +173,9 @@ class NewWork(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession(NewWork):
-    """Asks for a session; `beside` names a second memory that generates the same next to the first."""
+    """Asks for a session; `second_memory` names another memory that generates the same next to the first."""
 
-    beside: str = ""
+    second_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class NewSubject(Message):
 
     name: str
     words: str = ""
-    track: Literal["main", "beside"] = "main"
+    track: Literal["main", "second"] = "main"
     slots: list[int] | None = None
     block: int | None = None
     box: list[float] | None = None

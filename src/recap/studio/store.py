@@ -29,7 +29,7 @@ from recap.io.run_folder import pack_state, unpack_state
 from recap.registry import ADMISSIONS
 from recap.session.batcher import MOST_ROWS, note_rows, rows_at
 from recap.session.values import Cue, MemoryState
-from recap.studio.messages import BESIDE, MAIN
+from recap.studio.messages import MAIN, SECOND
 
 RECORD = "session.json"
 ID = re.compile(r"[0-9a-f]{16}")
@@ -255,7 +255,7 @@ def _check_record(record: SessionRecord, name: str) -> None:
     # Files are data, and anybody may have written them.
     for track, config in record.tracks.items():
         refuse_code(config, RECORD)
-        if track not in (MAIN, BESIDE):
+        if track not in (MAIN, SECOND):
             raise KeyError(track)
     files = [
         change["file"] for branch in record.branches.values() for change in branch.changes if "file" in change

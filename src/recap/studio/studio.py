@@ -126,8 +126,8 @@ class Studio:
         """Begin a session."""
         check_words(new.prompt)
         tracks = {messages.MAIN: make_config(self.settings, new)}
-        if new.beside:
-            tracks[messages.BESIDE] = make_config(self.settings, new, new.beside)
+        if new.second_memory:
+            tracks[messages.SECOND] = make_config(self.settings, new, new.second_memory)
         self.folder.check_room()
         self.check_number()
         plain = {name: config.to_dict() for name, config in tracks.items()}

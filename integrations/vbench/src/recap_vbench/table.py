@@ -177,7 +177,7 @@ def write_vbench_table(
     numbers = {"prompts": len({run.prompt for run in runs}), "seeds": len(seeds)}
     made = {
         "suite": f"{first.suite}, prompts_sha256 {first.digest[:12]}",
-        "backbone": backbone or "not said",
+        "backbone": backbone or "unknown",
         **numbers,
         "runs": len(runs),
         **about,

@@ -10,7 +10,7 @@ export async function showStart(about) {
   if (!ready) {
     ready = true;
     options(byId("memory"), about.memories.map((name) => [name, name]), "recap");
-    options(byId("beside"), [["", "nothing"], ...about.memories.map((name) => [name, name])], "");
+    options(byId("second-memory"), [["", "nothing"], ...about.memories.map((name) => [name, name])], "");
     options(byId("admission-first"), [["auto", "the memory's own"], ...about.admissions.map((name) => [name, name])], "auto");
     byId("model-words").textContent = /embedded/.test(about.backbone)
       ? "The small model knows 24 actors (fox, bus, cat, boat, robot, ...), 8 scenes (beach, forest, city, ...) and day, evening, night."
@@ -29,7 +29,7 @@ async function create() {
   button.disabled = true;
   button.textContent = "Starting";
   const body = {
-    prompt: byId("first-prompt").value.trim(), seed: +byId("seed").value, memory: byId("memory").value, beside: byId("beside").value,
+    prompt: byId("first-prompt").value.trim(), seed: +byId("seed").value, memory: byId("memory").value, second_memory: byId("second-memory").value,
     admission: byId("admission-first").value, cast: [...byId("first-cast").querySelectorAll("input:checked")].map((each) => each.value),
   };
   const made = await attempt(() => request("/sessions", { method: "POST", body }));
