@@ -341,7 +341,7 @@ RECIPES = (
         REAPPEARANCE,
         name="reappearance-all",
         title="Controlled reappearance, every memory and rule",
-        rows=(*RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP),
+        rows=(*RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP, PLUS),
     ),
     replace(
         REAPPEARANCE,
