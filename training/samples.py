@@ -1,6 +1,6 @@
-"""Make the contact sheet of the README: twelve samples of the shipped weights, first seeds, not selected.
+"""Make the contact sheet of docs/concepts.md: twelve samples of the shipped weights, first seeds, not selected.
 
-    python -m training.samples --flow classical --out docs/images/samples.jpg
+    python -m training.samples --flow world-flow --out docs/images/samples.jpg
 
 Sample i has seed i. Every other setting is the default.
 """

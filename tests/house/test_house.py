@@ -112,7 +112,7 @@ OPTIONS = {
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",
         "--workers", "--rows", "--scorers", "--minutes", "--ray", "--commit", "--device", "--dtype", "--out",
-        "--judge", "--schedules", "--prompt-file", "--suite", "--half", "--help",
+        "--judge", "--schedules", "--prompt-file", "--suite", "--half", "--stored", "--help",
     },
     "report": {"--markdown", "--help"},
     "study": {"--help"},

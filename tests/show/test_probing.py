@@ -137,6 +137,8 @@ def test_the_command_writes_a_small_file(recap, tmp_path):
     code, out, error = recap("probe", "untrained", *SMALL)
     assert code == 0, error
     assert out.splitlines()[-1] == "probe-untrained.json" and "`keys` compares layers" in out
+    # Keys of random weights are all far from each other, so that four times as far is nowhere.
+    assert "That is next to nothing: with `--set admission.margin=" in out
     file = tmp_path / "probe-untrained.json"
     found = json.loads(file.read_text())
     assert found["backbone"] == "untrained" and found["flow"] == "classical"

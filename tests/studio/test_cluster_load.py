@@ -70,7 +70,7 @@ def test_those_who_watch_keep_their_rate_while_others_are_refused(cluster):
     assert all(status == 503 and f"all {SEATS} seats are taken" in told["text"] for status, told in refusals)
     assert any("2 wait already" in told["text"] for _, told in refusals)
     print(f"blocks/s of a session alone {statistics.mean(alone):.3f} (least {min(alone):.3f}), "
-          f"while {len(refusals)} were refused {statistics.mean(crowded):.3f} (least {min(crowded):.3f})")  # fmt: skip
+          f"with {len(refusals)} refused {statistics.mean(crowded):.3f} (least {min(crowded):.3f})")  # fmt: skip
     assert statistics.mean(crowded) >= 0.9 * statistics.mean(alone)
 
 

@@ -55,7 +55,7 @@ def test_the_lead_is_bounded(client, studio):
     assert live.next_block == 4
 
 
-@pytest.mark.parametrize("memory", ["recap", "deep-forcing"])
+@pytest.mark.parametrize("memory", ["recap", "recap-plus", "deep-forcing"])
 def test_a_prompt_drops_what_was_not_seen_and_the_memory_never_saw_it(client, studio, backbone, memory):
     name = begin(client, memory=memory)
     live = studio.sessions[name]

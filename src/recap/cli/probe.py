@@ -19,6 +19,9 @@ from recap.io.files import write_whole
 from recap.show.models import ModelChoice
 from recap.show.probing import ProbeSettings, probe, refuse_carried
 
+FEW = 0.1
+"""Of what flow notices, a rule that calls less than this share new is of little use."""
+
 
 def probe_command(
     name: ModelName = "embedded",
@@ -95,4 +98,10 @@ def _summary(result: dict[str, Any]) -> str:
         f" {rule['new_beyond_distance']}: {shown(called['background']).strip()} of the background,"
         f" {shown(called['new']).strip()} of what flow notices after the change"
     )
+    middle, usual = rule["distances"]["new"]["50"], rule["usual_distance"]
+    if called["new"] is not None and called["new"] < FEW and middle and usual:
+        lines.append(
+            f"That is next to nothing: with `--set admission.margin={middle / usual:.2g}`, not {rule['margin']:g},"
+            " half of it would be new; or choose `--memory recap`, whose bank is filled by flow"
+        )
     return "\n".join(lines)

@@ -46,6 +46,9 @@ SeeingJudge = Annotated[
 Schedules = Annotated[
     str, typer.Option(help="JSON file of schedules in place of ours: ours, EntityBench's or StoryMem's form.")
 ]
+Stored = Annotated[
+    bool, typer.Option("--stored", help="Generate nothing: leave out rows that lack runs, and name them.")
+]
 PromptFile = Annotated[
     str, typer.Option(help="Text file with a prompt a line in place of ours, for tables of one scene.")
 ]
@@ -90,9 +93,7 @@ def reproduce_command(
     ] = None,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster; 'local' starts one.")] = "",
     commit: Annotated[str, typer.Option(help="Commit of the code, where git does not know it.")] = "",
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Generate nothing: leave out rows that lack runs, and name them.")
-    ] = False,
+    stored: Stored = False,
     out: Annotated[Path, typer.Option(help="Folder of the results: runs, and tables.")] = Path("results"),
 ) -> None:
     """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""

@@ -136,7 +136,7 @@ def sign_flip_p(
     names, index = np.unique(np.array([str(label) for label in clusters])[known], return_inverse=True)
     if len(names) < FEWEST_CLUSTERS:
         return math.nan
-    sums = np.bincount(index, weights=gap[known])
+    sums = np.bincount(index, weights=gap[known]).astype(np.float64)
     # Sums of the same numbers in another order differ by their last bits.
     observed = abs(sums.sum()) - 1e-9 * np.abs(sums).sum()
     return float((flipped_totals(sums) >= observed).mean())
@@ -151,10 +151,12 @@ def flipped_totals(sums: Floats) -> Floats:
         totals = sums[:1]
         for each in sums[1:]:
             totals = np.concatenate((totals + each, totals - each))
-        return np.abs(totals)
-    signs = np.random.default_rng(0).integers(0, 2, (NUM_DRAWS, len(sums))) * 2.0 - 1
-    # What was observed is one of the possible choices, so that no p is 0.
-    return np.abs(np.concatenate((sums.sum(keepdims=True), signs @ sums)))
+    else:
+        signs = np.random.default_rng(0).integers(0, 2, (NUM_DRAWS, len(sums))) * 2.0 - 1
+        # What was observed is one of the possible choices, so that no p is 0.
+        totals = np.concatenate((sums.sum(keepdims=True), signs @ sums))
+    far: Floats = np.abs(totals)
+    return far
 
 
 def corrected_p(gaps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

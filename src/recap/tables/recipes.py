@@ -116,6 +116,14 @@ RIVALS = (
     Row("rolling-sink", {"name": "rolling-sink"}, paper="Self-Forcing+RollingSink"),
     Row("relax-forcing", {"name": "relax-forcing"}),
 )
+# Rivals bring their own windows, of up to 21 frames: the same with as many as a bank has, or as few as they can.
+SMALL_RIVALS = (
+    Row(
+        "deep-forcing, 7", {"name": "deep-forcing", "window_frames": 7, "budget_frames": 7, "sink_frames": 2}
+    ),
+    Row("memrope, 7", {"name": "memrope", "window_frames": 7, "sink_frames": 1}),
+    Row("rolling-sink, 9", {"name": "rolling-sink", "window_frames": 9, "replayed_frames": 3}),
+)
 RULES = ("random", "recent", "diversity-keys", "flow-texture", "keys")
 OTHER_RULES = tuple(Row(f"recap, {rule}", RECAP.memory, rule) for rule in RULES)
 PLACES = ("layers:last-half", "heads:top-0.5", "steps:0-1", "steps:2-3,clean", "gate")
@@ -130,7 +138,7 @@ AT_HALF = {**RECAP.memory, "reinforcement": "5@layers:last-half"}
 HALF = Row("keys, last half", AT_HALF, "keys", path="last half")
 BEYOND = (
     NONE,
-    *RIVALS,
+    *(*RIVALS, *SMALL_RIVALS),
     *(replace(row, path="sink") for row in (SINK, SINK_5)),
     *(replace(row, path="recap") for row in (BANK, MATCHED, RECAP)),
     Row("keys, lambda 1", BANK.memory, "keys", path="keys"),
@@ -258,13 +266,7 @@ RECIPES = (
         ("dynamics",),
         paper_table="main",
     ),
-    Recipe(
-        "rivals",
-        "Training-free rivals",
-        (MAIN_NONE, *RIVALS, MAIN_RECAP),
-        ("identity", "dynamics"),
-        paper_table="main",
-    ),
+    Recipe("rivals", "Training-free rivals", (MAIN_NONE, *RIVALS, MAIN_RECAP), IDENTITY, paper_table="main"),
     Recipe(
         "components",
         "Sink and bank, one by one",
@@ -339,7 +341,7 @@ RECIPES = (
         REAPPEARANCE,
         name="reappearance-all",
         title="Controlled reappearance, every memory and rule",
-        rows=(*RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP),
+        rows=(*RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP, PLUS),
     ),
     replace(
         REAPPEARANCE,

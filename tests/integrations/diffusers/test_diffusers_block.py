@@ -101,6 +101,15 @@ def test_with_a_memory_it_equals_an_attached_pipeline_bit_for_bit(remembered):
     assert [line["attended_tokens"].get("bank", 0) for line in ours] == [0, 32]
 
 
+def test_recap_plus_has_its_own_rule_here_too():
+    state = generate(make_modular("distilled", load()), "distilled", memory="recap-plus")
+    pipeline = make_pipeline("distilled")
+    with attach(pipeline, "recap-plus") as attached:
+        latents = call(pipeline, "distilled", chunks=CHUNKS)
+        assert not attached.memory.needs_pixels
+    assert torch.equal(torch.cat(state.get("latent_chunks"), dim=2).transpose(1, 2), latents)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_memory_it_is_diffusers_own_and_with_one_later_chunks_change(kind, request):
     ours = make_modular(kind, load(model=kind))
