@@ -139,7 +139,12 @@ def test_two_versions_are_not_mixed_and_two_machines_are_both_named(tmp_path):
 def test_a_run_made_for_one_table_serves_another(tmp_path):
     one, other = "reappearance", "reappearance-all"
     made(tmp_path, one, rows=("recap",), commit="first")
-    made(tmp_path, other, rows=[row.name for row in find_recipe(other).rows if row.name != "recap"], commit="second")
+    made(
+        tmp_path,
+        other,
+        rows=[row.name for row in find_recipe(other).rows if row.name != "recap"],
+        commit="second",
+    )
     quietly(tmp_path, tables=[other])
     shown = table_of(tmp_path, other)
     assert {cell["row"] for cell in shown["cells"]} == {row.name for row in find_recipe(other).rows}

@@ -98,10 +98,9 @@ class Umt5Tokenizer:
         if not (folder / "tokenizer.json").is_file():
             # transformers reads spiece.model through it, and where it is missing asks for something else.
             import_extra("google.protobuf")
+        automatic = import_extra("transformers").AutoTokenizer
         try:
-            self._tokenizer = import_extra("transformers").AutoTokenizer.from_pretrained(
-                folder, local_files_only=True
-            )
+            self._tokenizer = automatic.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, TypeError, RuntimeError) as problem:
             reason = str(problem).partition("\n")[0]
             limit = f"no tokenizer can be read from it ({reason})"
@@ -116,9 +115,8 @@ class Umt5Tokenizer:
         every = self._tokenizer(cleaned)["input_ids"]
         if len(every) > self.text_len:
             start = cleaned if len(cleaned) <= 40 else f"{cleaned[:40]}…"
-            self._notice(
-                f"prompt {start!r}: {len(every)} tokens, and the model reads {self.text_len}; the end is cut off"
-            )
+            counts = f"{len(every)} tokens, and the model reads {self.text_len}"
+            self._notice(f"prompt {start!r}: {counts}; the end is cut off")
         fixed = {"max_length": self.text_len, "padding": "max_length", "truncation": True}
         cut = self._tokenizer(cleaned, **fixed, return_attention_mask=True, return_tensors="pt")
         return TokenIds(cut["input_ids"], cut["attention_mask"])
@@ -133,10 +131,14 @@ class Umt5Encoder:
     @torch.no_grad()
     def __call__(self, tokens: TokenIds) -> Tensor:
         """Return 1 L text_dim in the model's precision, on its device; embeddings of the padding are zero."""
-        ids, mask = (part.to(self._model.device) for part in tokens)
+        device, slots = self._model.device, tokens.ids.shape[1]
+        # Words do not read the padding, most of the work on a CPU; a GPU computes as the released codes do.
+        length = int(tokens.mask.sum()) if device.type == "cpu" else slots
+        ids, mask = (part[:, :length].to(device) for part in tokens)
         found: Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
         # Filled instead of multiplied, because the padding may contain infinities.
-        return found.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+        words = found.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+        return torch.nn.functional.pad(words, (0, 0, 0, slots - length))
 
 
 def load_umt5(
@@ -283,8 +285,7 @@ class CachedText:
         # The transformer is loaded next and needs the memory.
         del encoder
         gc.collect()
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         return made
 
     def _keep(self, path: Path, embedding: Tensor) -> None:
