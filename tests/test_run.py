@@ -250,3 +250,12 @@ def test_a_picture_becomes_a_subject(tmp_path):
     (subject,) = read_cast(made.folder / "subjects.cast")
     assert subject.name == "fox" and subject.num_tokens == 8 * 13
     assert read_trace(made.folder / "trace.jsonl")[0].tokens["cast"] == 8 * 13
+
+
+def test_half_a_page_that_a_killed_process_left_in_a_finished_run_goes(whole, tmp_path):
+    folder = shutil.copytree(whole.folder, tmp_path / "run")
+    stray = folder / ".recap-0123.html"
+    stray.write_text("half")
+    before = {path.name for path in whole.folder.iterdir()}
+    resume(folder, reporter=SILENT)
+    assert {path.name for path in folder.iterdir()} == before

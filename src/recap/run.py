@@ -182,6 +182,8 @@ def resume(
     if about.get("versions") != versions():
         reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
     with alone_in(folder, *BUSY):
+        # In a finished run, too: its page is written last, and may have been half done when the process was killed.
+        remove_strays(folder)
         run = RunParts(RunConfig.from_dict(about["config"]), folder, reporter, ranks=ranks)
         check_record(about, run.backbone.spec, run.config.backbone.settings)
         return run.finish(from_block)
@@ -328,7 +330,6 @@ class RunParts:
 
     def _restore(self) -> int:
         """Load the last state, check all before it and drop what came after it. Returns the next block."""
-        remove_strays(self.folder)
         path, start = self.folder / STATE, 0
         if path.exists():
             start = self._load_state(path)
@@ -355,7 +356,6 @@ class RunParts:
 
     def _rebuild(self, block: int) -> int:
         """Make memory and decoder again as they were before a block, from the latents of all before it."""
-        remove_strays(self.folder)
         most = len(self.files.read())
         if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block <= most:
             raise refuse("--from-block", block, f"must be 0 to {most}", "0 starts again")
