@@ -40,7 +40,7 @@ def _differing(
     ours: dict[tuple[str, int], ScoredRun],
     by_row: dict[str, dict[tuple[str, int], ScoredRun]],
 ) -> list[str] | None:
-    """Return the rows that differ, each with the sign of its own side; None if p cannot be told."""
+    """Return the rows that differ, each with the sign of its own side; None if p is unknown."""
     gaps: dict[str, dict[str, float]] = {}
     means: dict[str, float] = {}
     judges: list[Score] = []

@@ -175,12 +175,14 @@ class _Call:
             for row, why in left_out[recipe.name].items():
                 self._notice(f"{recipe.name}: the row {row!r} is left out: {why}")
             if len(left_out[recipe.name]) == len(recipe.rows):
-                limit = (
-                    "no row of it is all there"
-                    if self._how.stored
-                    else "none of its rows can be generated here"
-                )
-                raise refuse("table", recipe.name, limit, why)
+                if self._how.stored:
+                    limit, remedy = (
+                        f"no row of it is all there ({why})",
+                        "without --stored they are generated",
+                    )
+                else:
+                    limit, remedy = "none of its rows can be generated here", why
+                raise refuse("table", recipe.name, limit, remedy)
         return left_out
 
     def _find_lacking(self, runs: TableRuns, missing: Sequence[Job]) -> dict[str, dict[str, str]]:
