@@ -217,7 +217,9 @@ class _Call:
 
     def _record(self, recipe: Recipe) -> dict[str, Any]:
         """Return what the folder of a table is begun with."""
-        asked = asdict(self._ask) | {"seeds": self._ask.seeds or recipe.seeds}
+        # As many as there are, which --half changes: a finished table names the same numbers.
+        prompts, seeds = self._ask.numbers(), self._ask.own_seeds(recipe.seeds)
+        asked = asdict(self._ask) | {"prompts": len(prompts), "seeds": len(seeds)}
         if not self._ask.half:
             # Folders from before there were halves are the same question.
             del asked["half"]
