@@ -34,7 +34,7 @@ from recap.fast.ranks.conducting import collect_state, conduct, restore_state
 from recap.fast.ranks.group import LONE, Ranks
 from recap.fast.ranks.states import split_memory
 from recap.fast.ranks.wan import RankedKernels
-from recap.fast.second_device import MovedAdmission, move_decoder
+from recap.fast.second_device import move_admission, move_decoder
 from recap.flow import build_flow, resolve_flow
 from recap.io import cast as casts
 from recap.io.devices import let_segments_grow
@@ -92,7 +92,7 @@ def build_memory(
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
-        return MovedAdmission(made, away, config.device) if away else made
+        return move_admission(made, away, config.device) if away else made
 
     led = admission if ranks.alone else partial(LedAdmission, ranks, admission)
     return split_memory(config.memory.settings.build(spec, led), ranks)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from recap.admission.keys import KeyNovelty
 from recap.config import RunConfig
 from recap.errors import RecapError
 from recap.fast.second_device import MovedAdmission, MovedDecoder, move_decoder
@@ -59,6 +60,12 @@ def test_both_parts_are_on_the_second_device() -> None:
     assert isinstance(backbone.decoder(), MovedDecoder)
     policy = build_memory(settings, backbone.spec, SILENT.notice)
     assert isinstance(policy._admission, MovedAdmission)
+
+
+def test_a_rule_without_pictures_stays_where_the_keys_are() -> None:
+    settings = config(decoder_device="cpu", backbone="embedded", admission="keys")
+    policy = build_memory(settings, build_backbone(settings, SILENT.notice).spec, SILENT.notice)
+    assert isinstance(policy._admission, KeyNovelty)
 
 
 def test_a_run_without_one_has_the_settings_of_older_runs() -> None:

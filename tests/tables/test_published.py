@@ -35,6 +35,9 @@ def test_tables_are_made_again_from_the_published_scores(table, half, tmp_path):
     assert not done.left
     made = (tmp_path / table / "table.csv").read_text()
     assert made == (RESULTS / f"{table}.csv").read_text()
+    # Asked again, it is no smaller result.
+    again = reproduce([table], ask, tmp_path, How(stored=True), notice=lambda _: None)
+    assert not again.left and (tmp_path / table / "table.csv").read_text() == made
 
 
 def test_a_setting_that_is_as_usual_changes_no_key_and_any_other_does():
