@@ -89,6 +89,12 @@ def test_what_confirms_had_no_part_in_the_search():
             Ask(**ask)
 
 
+def test_a_timed_run_is_no_run_of_a_batch():
+    keys = {name: {run.job.key for run in plan_runs(find_recipe(name), Ask())} for name in ("time", "capacity")}
+    assert not keys["time"] & keys["capacity"]
+    assert not keys["time"] & {run.job.key for run in plan_runs(find_recipe("retention-5min"), Ask())}
+
+
 def test_settings_of_the_paper():
     rows = {row.name: row for row in find_recipe("components").rows}
     assert rows["sink"].memory == {"name": "sink", "reinforcement": 5.0}

@@ -51,7 +51,10 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
         shown = [LOOK] if (number, seed) == (numbers[0], seeds[0]) else []
         wants = (*recipe.measures, *recipe.later, *shown)
         name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
-        yield Planned(row, script, own_seed, config, _job(name, config, script, ask, wants))
+        job = _job(name, config, script, ask, wants)
+        # What was generated in a batch for another table has no time: a run that is timed shares nothing.
+        job = replace(job, data={**job.data, "alone": True}) if recipe.alone else job
+        yield Planned(row, script, own_seed, config, job)
 
 
 def _config(recipe: Recipe, row: Row, script: Script, ask: Ask, seed: int) -> RunConfig:
