@@ -70,7 +70,7 @@ class KeyNovelty(Described):
         self._limit: Tensor | None = None
 
     def read_keys(self, keys: Tensor) -> None:
-        self._keys = describe_keys(keys, self._layers)
+        self._keys = describe_keys(keys, self._layers, to_compare=True)
 
     def score(self, block: Block, pixels: Tensor) -> Tensor:
         if self._keys is None:
@@ -82,10 +82,9 @@ class KeyNovelty(Described):
             self._first = tokens[:, : tokens.shape[1] // block.num_frames]
             self._limit = self._margin * usual_distance(self._first)
         kept = [self._first] if self._descriptor is None else [self._first, self._descriptor]
-        tokens = for_products(tokens)
         frames = tokens.unflatten(1, by_frame).unbind(1)
         # One product for all frames; what is new in earlier ones comes frame by frame.
-        known = torch.cat([for_products(each) for each in kept], dim=1)
+        known = torch.cat(kept, dim=1)
         apart = nearest_distance(tokens, known).unflatten(1, by_frame).unbind(1)
         worth = self._worth(block, pixels)
         scores: list[Tensor] = []
@@ -111,7 +110,9 @@ class KeyNovelty(Described):
         return stays
 
     def state(self) -> State:
-        return {**super().state(), **copies({"first": self._first, "limit": self._limit})}
+        # In files they are fp32 on any device.
+        made = {**super().state(), **copies({"first": self._first, "limit": self._limit})}
+        return {name: value.float() if value.is_floating_point() else value for name, value in made.items()}
 
     def expected(self, state: State) -> dict[str, Entry]:
         opening = {
@@ -123,5 +124,6 @@ class KeyNovelty(Described):
         return {**retained, **(opening if retained else together(state, opening))}
 
     def load_state(self, state: State) -> None:
-        super().load_state(state)
-        self._first, self._limit, self._keys = state.get("first"), state.get("limit"), None
+        rounded = {name: for_products(state[name]) for name in ("first", "descriptor") if name in state}
+        super().load_state({**state, **rounded})
+        self._first, self._limit, self._keys = rounded.get("first"), state.get("limit"), None

@@ -4,8 +4,8 @@ Keys are compared unrotated, so that the position does not count, with all heads
 over the model; cosines are averaged over these. How far is far is a matter of the model and the scene: what is usual
 is read from tokens of one frame.
 
-On a CPU all of it is computed in fp32. Elsewhere descriptors stay fp32 and their products are of fp16, summed in
-fp32, which is some ten times as fast; docs/admissions.md says how far off they are.
+On a CPU all of it is computed in fp32. Elsewhere what is compared is rounded to fp16 and products are summed in fp32,
+which is some ten times as fast; docs/admissions.md says how far off they are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ def spread_layers(number: int, layers: int) -> list[int]:
     return [int((index + 0.5) * layers / number) for index in range(number)]
 
 
-def describe_keys(keys: Tensor, layers: list[int]) -> Tensor:
-    """Return unit vectors B N E of keys L B N H D, whose products are the mean cosine of these layers."""
-    chosen = torch.stack([keys[layer] for layer in layers], dim=2)
-    parts = functional.normalize(chosen.flatten(3).float(), dim=-1)
-    # Joined and unit again.
-    joined: Tensor = parts.flatten(2) / len(layers) ** 0.5
-    return joined
+def describe_keys(keys: Tensor, layers: list[int], *, to_compare: bool = False) -> Tensor:
+    """Return unit vectors B N E of keys L B N H D, whose products are the mean cosine of these layers.
+
+    With `to_compare` they are as `for_products` makes them, else fp32.
+    """
+    # Layer by layer, as one fits into a GPU's cache where all of them do not.
+    each = (functional.normalize(keys[layer].flatten(2).float(), dim=-1) for layer in layers)
+    # Joined they are unit again.
+    parts = [part / len(layers) ** 0.5 for part in each]
+    return torch.cat([for_products(part) for part in parts] if to_compare else parts, dim=-1)
 
 
 def for_products(vectors: Tensor) -> Tensor:
-    """Return vectors as products take them: of fp16, but on a CPU. Whoever compares them often does it once."""
+    """Return vectors as products take them: of fp16, but on a CPU."""
     return vectors if vectors.device.type == "cpu" else vectors.half()
 
 
