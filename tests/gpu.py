@@ -1,16 +1,20 @@
 """Runs every test that needs CUDA, from the source tree, and keeps a log of the last run: `make test-gpu`.
 
 Only files that hold such tests are collected, so that the packages of all others need not be there. Nothing is
-installed and no environment is used: any Python with torch, Triton, pytest and OpenCV will do.
+installed and no environment is used: any Python with torch, Triton, pytest and OpenCV will do. The tests are dealt
+to several processes, because compiling and launching keep one core busy for longer than the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -54,6 +58,13 @@ class Outcomes:
         if outcome != "passed":
             self.remarks.append(f"{outcome:8} {report.nodeid}: {_reason(report.longrepr)}")
 
+    def add(self, counts: dict[str, int], by_file: dict[str, dict[str, int]], remarks: list[str]) -> None:
+        """Add what another process counted."""
+        self.counts.update(counts)
+        for file, found in by_file.items():
+            self.by_file.setdefault(file, Counter()).update(found)
+        self.remarks += remarks
+
     def describe(self) -> str:
         names = ("passed", "skipped", "failed", "error")
         total = ", ".join(f"{self.counts[name]} {name}" for name in names)
@@ -79,10 +90,52 @@ def _reason(found: Any) -> str:
     return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1]
 
 
-def run(files: list[Path], log: Path, commit: str) -> int:
-    """Run the marked tests of some files and write the log; returns pytest's exit code."""
-    outcomes, began = Outcomes(), time.time()
-    code = pytest.main(["-m", "cuda", "-rs", "--durations=8", *map(str, files)], plugins=[outcomes])
+class Share(Outcomes):
+    """Counts for one of several processes, which runs every n-th test."""
+
+    def __init__(self, part: int, parts: int) -> None:
+        super().__init__()
+        self._part, self._parts = part, parts
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = items[self._part :: self._parts]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        # All of them collect everything.
+        if self._part == 0:
+            super().pytest_collectreport(report)
+
+
+def run_share(folder: Path, file: Path, part: int, parts: int) -> int:
+    """Run one process's share of the marked tests, and write down what became of them."""
+    share = Share(part, parts)
+    options = ["-m", "cuda", "-rs", "--durations=8"]
+    code = pytest.main([*options, *map(str, find_marked(folder))], plugins=[share])
+    file.write_text(json.dumps([share.counts, share.by_file, share.remarks]), encoding="utf-8")
+    return int(code)
+
+
+def run(folder: Path, log: Path, commit: str, parts: int) -> int:
+    """Run the marked tests of a folder in several processes and write the log; returns the worst exit code."""
+    outcomes, began, codes = Outcomes(), time.time(), []
+    with tempfile.TemporaryDirectory() as made:
+        files = [Path(made) / f"{part}.json" for part in range(parts)]
+        call = "import sys; from pathlib import Path; from tests.gpu import run_share; "
+        calls = [
+            call + f"sys.exit(run_share(Path({str(folder)!r}), Path({str(file)!r}), {part}, {parts}))"
+            for part, file in enumerate(files)
+        ]
+        paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        shares = [subprocess.Popen([sys.executable, "-c", each], env=os.environ | paths) for each in calls]
+        for share, file in zip(shares, files, strict=True):
+            codes.append(abs(share.wait()))
+            if file.exists():
+                outcomes.add(*json.loads(file.read_text("utf-8")))
+            else:
+                outcomes.add(
+                    {"error": 1}, {}, [f"error    one of the processes ended with {share.returncode}"]
+                )
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
     text = "\n".join(
         [
@@ -91,12 +144,13 @@ def run(files: list[Path], log: Path, commit: str) -> int:
             f"commit   {commit}",
             f"date     {date}",
             f"machine  {describe_machine()}",
-            f"seconds  {time.time() - began:.0f}",
+            f"seconds  {time.time() - began:.0f}, {parts} processes",
             outcomes.describe(),
         ]
     )
     log.write_text(text + "\n", encoding="utf-8")
-    return int(code)
+    # Where there are fewer tests than processes, pytest says 5: nothing to do.
+    return max((code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED), default=0)
 
 
 def describe_machine() -> str:
@@ -121,11 +175,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--commit", default="", help="what is tested [default: as git says]")
     parser.add_argument("--log", type=Path, default=LOG, help="the file to write [default: docs/log/gpu.txt]")
+    parser.add_argument("--parts", type=int, default=3, help="processes that share the tests [default: 3]")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("NOT TESTED: torch finds no CUDA device here; the log of the last run stays", file=sys.stderr)
         return 2
-    return run(find_marked(), given.log, given.commit or find_commit())
+    return run(ROOT / "tests", given.log, given.commit or find_commit(), given.parts)
 
 
 if __name__ == "__main__":

@@ -51,20 +51,23 @@ def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
         "@pytest.fixture\ndef broken(): raise OSError('gone')\n"
         "def test_broken(broken): pass\n"
     )
+    (tmp_path / "test_lacking.py").write_text(
+        "import pytest\npytestmark = pytest.mark.cuda\npytest.importorskip('no_such_package')\n"
+    )
     (tmp_path / "test_other.py").write_text("import no_such_package\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
-    assert find_marked(tmp_path) == [tmp_path / "test_marked.py"]
+    assert find_marked(tmp_path) == [tmp_path / "test_lacking.py", tmp_path / "test_marked.py"]
     log = tmp_path / "gpu.txt"
     done = in_a_process(
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.gpu import find_marked, run\n"
-        f"sys.exit(run(find_marked(Path({str(tmp_path)!r})), Path({str(log)!r}), 'abc1234'))",
+        "from tests.gpu import run\n"
+        f"sys.exit(run(Path({str(tmp_path)!r}), Path({str(log)!r}), 'abc1234', 3))",
         tmp_path,
     )
     assert done.returncode == 1, done.stderr
     text = log.read_text()
-    assert "commit   abc1234\n" in text and "result   1 passed, 1 skipped, 1 failed, 1 error\n" in text
+    assert "commit   abc1234\n" in text and "result   1 passed, 2 skipped, 1 failed, 1 error\n" in text
     assert re.search(r"date     \d{4}-\d\d-\d\d", text) and "torch" in text
     assert "test_absent: Skipped: no such card" in text and "test_marked.py: " in text
     # What an error hides is told before it.

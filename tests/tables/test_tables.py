@@ -90,7 +90,9 @@ def test_what_confirms_had_no_part_in_the_search():
 
 
 def test_a_timed_run_is_no_run_of_a_batch():
-    keys = {name: {run.job.key for run in plan_runs(find_recipe(name), Ask())} for name in ("time", "capacity")}
+    keys = {
+        name: {run.job.key for run in plan_runs(find_recipe(name), Ask())} for name in ("time", "capacity")
+    }
     assert not keys["time"] & keys["capacity"]
     assert not keys["time"] & {run.job.key for run in plan_runs(find_recipe("retention-5min"), Ask())}
 
