@@ -20,15 +20,14 @@ import torch
 from benchmarks.timing import print_json
 from recap.admission.flow import FlowNoveltyConfig
 from recap.backbones.helios.backbone import HeliosBackbone
-from recap.backbones.helios.spec import DISTILLED, HeliosSpec
+from recap.backbones.helios.random import random_backbone
+from recap.backbones.helios.spec import DISTILLED
 from recap.config import DTYPES, check_device
 from recap.contracts import FlowEstimator, MemoryPolicy
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
-from recap.fast.speed import STAGES
+from recap.fast.speed import STAGES, random_flow
 from recap.fast.stopwatch import Stopwatch
-from recap.flow.classical import ClassicalFlow
-from recap.flow.raft import RaftFlow, RaftSmall
 from recap.io.extras import import_extra
 from recap.io.lookup import look_up
 from recap.plan import Shot, make_plan
@@ -39,7 +38,6 @@ from recap.types import Role
 _SMALL = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8, "height": 64, "width": 128}
 TINY = replace(DISTILLED, name="helios-tiny", **_SMALL)  # type: ignore[arg-type]
 SIZES = {"full": DISTILLED, "tiny": TINY}
-KEPT_IN_FP32 = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
 MOST_CHUNKS = 1000
 GOAL = 1.35
 """The goal for the time of a chunk without decoding, relative to no memory."""
@@ -65,46 +63,6 @@ class HeliosSettings:
             look_up("memory", memory, MEMORIES)
 
 
-def random_transformer(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> Any:
-    """Make a transformer of the family with torch's random weights, directly on the device."""
-    kind = import_extra("diffusers", "Helios", "helios").HeliosTransformer3DModel
-    width = spec.heads * spec.head_dim
-    # The released split: a third for rows, a third for columns, the rest for time.
-    side = spec.head_dim // 6 * 2
-    small = {} if spec.head_dim == DISTILLED.head_dim else {"ffn_dim": 2 * width, "freq_dim": 16}
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(dtype)
-        with device:
-            model = kind(
-                num_attention_heads=spec.heads,
-                attention_head_dim=spec.head_dim,
-                in_channels=spec.latent_channels,
-                out_channels=spec.latent_channels,
-                text_dim=spec.text_dim,
-                num_layers=spec.layers,
-                rope_dim=(spec.head_dim - 2 * side, side, side),
-                **small,
-            )
-    finally:
-        torch.set_default_dtype(before)
-    for name, parameter in model.named_parameters():
-        if any(part in name for part in KEPT_IN_FP32):
-            parameter.data = parameter.data.float()
-    return model
-
-
-def make_backbone(spec: HeliosSpec, device: torch.device, dtype: torch.dtype) -> HeliosBackbone:
-    diffusers = import_extra("diffusers", "Helios", "helios")
-    scheduler = diffusers.HeliosDMDScheduler(use_dynamic_shifting=True, time_shift_type="linear")
-    small = {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1} if spec is TINY else {}
-    with device:
-        vae = diffusers.AutoencoderKLWan(**small).eval().requires_grad_(False)
-    text = torch.randn(1, spec.text_len, spec.text_dim)
-    transformer = random_transformer(spec, device, dtype)
-    return HeliosBackbone(spec, transformer, scheduler, lambda prompt: text, vae, device=device)
-
-
 def measure(
     backbone: HeliosBackbone, memory: str, flow: FlowEstimator, settings: HeliosSettings
 ) -> dict[str, Any]:
@@ -114,8 +72,7 @@ def measure(
     config = look_up("memory", memory, MEMORIES)()
     policy: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, flow))
     decoder, watch = backbone.decoder(), Stopwatch(cuda)
-    length = settings.chunks * spec.num_pictures(spec.frames_per_block) / spec.pictures_per_second
-    plan = make_plan([[Shot("a fox", length)]], spec)
+    plan = make_plan([[Shot("a fox", settings.chunks * spec.block_s)]], spec)
     methods = list(zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True))
     if cuda:
         torch.cuda.synchronize()
@@ -157,11 +114,9 @@ def compare(settings: HeliosSettings) -> dict[str, Any]:
         raise SystemExit(f"{missing}, {remedy}") from missing
     device = torch.device(settings.device)
     torch.manual_seed(0)
-    backbone = make_backbone(SIZES[settings.size], device, DTYPES[settings.dtype])
-    flow: FlowEstimator = ClassicalFlow()
-    if device.type == "cuda":
-        flow = RaftFlow(RaftSmall().to(device))
-        flow = accelerate_flow(flow) if settings.flow == "fast" else flow
+    backbone = random_backbone(SIZES[settings.size], device, DTYPES[settings.dtype])
+    flow = random_flow(settings.device)
+    flow = accelerate_flow(flow) if settings.flow == "fast" else flow
     weights_gb = sum(p.numel() * p.element_size() for p in backbone.transformer.parameters()) / 1e9
     # The warm-up selects kernels and records the graph of the flow.
     for memory in settings.memories:

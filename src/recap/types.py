@@ -116,6 +116,16 @@ class BackboneSpec:
     def picture_size(self) -> tuple[int, int]:
         return self.grid[0] * self.token_pixels, self.grid[1] * self.token_pixels
 
+    @property
+    def block_pictures(self) -> int:
+        """Return the number of pictures of every block but the first, whose first frame may be a single one."""
+        return self.num_pictures(2 * self.frames_per_block) - self.num_pictures(self.frames_per_block)
+
+    @property
+    def block_s(self) -> float:
+        """Return the seconds of video that every block but the first has."""
+        return self.block_pictures / self.pictures_per_second
+
     def num_pictures(self, frames: int) -> int:
         """Return the number of pictures that the first `frames` frames of a video decode to."""
         streams, rest = divmod(frames, self.frames_per_block) if self.decodes_alone else (0, frames)

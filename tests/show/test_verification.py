@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recap.backbones.helios.family import HeliosBaseConfig, HeliosDistilledConfig, HeliosMidConfig
 from recap.backbones.wan import published
 from recap.backbones.wan.family import CausalForcing1StepConfig, SelfForcingConfig
 from recap.backbones.wan.spec import UNTRAINED
@@ -159,6 +160,21 @@ def test_random_weights_need_no_file(monkeypatch, tmp_path, kind):
     assert "not judged" in verdict(record)
 
 
+@pytest.mark.parametrize("kind", [HeliosDistilledConfig, HeliosMidConfig, HeliosBaseConfig])
+def test_random_weights_of_the_other_family_need_no_file_either(monkeypatch, tmp_path, kind):
+    pytest.importorskip("diffusers")
+    sizes = {"layers": 2, "heads": 2, "head_dim": 12, "text_len": 5, "text_dim": 8, "height": 64, "width": 64}
+    steps = tuple(1 for _ in kind.row.steps)
+    monkeypatch.setattr(kind, "row", replace(kind.row, **sizes, steps=steps, amplify_first=False))
+    choice = ModelChoice.of(kind.row.name, device="cpu", random_weights=True)
+    settings = VerifySettings(("a boat",), ("none", "recap"), seconds=2.75)
+    record = write_verification(choice, settings, tmp_path / "out")
+    assert record["passed"] and record["weights"] == "random"
+    # A chunk is 33 pictures of 24 a second.
+    assert [run["blocks"] for run in record["runs"]] == [2, 2]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "verify.json"}
+
+
 @pytest.mark.slow
 def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
     """Several models in one process, in 8 bits, as on a machine with nothing but torch; a failure stops nobody."""
@@ -198,7 +214,6 @@ def test_a_failed_check_is_said_and_is_the_exit_code(recap, monkeypatch):
         (("untrained", "--memories", "none,nosuch"), "nosuch"),
         (("untrained", "--seconds", "0"), "seconds"),
         (("untrained", "--random-weights"), "--random-weights"),
-        (("helios-distilled", "--random-weights"), "--random-weights"),
         (("untrained", "--set", "memory.reinforcement=2"), "--set"),
         (("untrained", "--precision", "fp4"), "precision is 'fp4': no such name"),
         (("untrained", "--precision", ""), "known: fp8, full, int8"),

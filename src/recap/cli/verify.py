@@ -39,7 +39,7 @@ def verify_command(
     eager: options.Eager = False,
     low_memory: options.LowMemory = None,
 ) -> None:
-    """Verify a model: hashes, a first block, and videos with every memory.
+    """Verify a model: hashes, a first block, and videos with three memories.
 
     Times and peak memory are measured. A page to publish and its record, verify.json, are written to a folder.
     """

@@ -137,10 +137,8 @@ def make_parts(settings: SpeedSettings) -> Parts:
     quantise(readable, settings.precision)
     public = issubclass(type(choose("backbone", settings.backbone).settings), WanConfig)
     weights = "random, at real size" if public else "the package's own"
-    flow: FlowEstimator = ClassicalFlow()
-    if device.type == "cuda":
-        flow = RaftFlow(RaftSmall().to(device))
-    elif settings.backbone == WORLD:
+    flow = random_flow(settings.device)
+    if device.type != "cuda" and settings.backbone == WORLD:
         flow = WorldFlow(load_world_flow())
     path = "readable" if settings.eager else "fast"
     about = {"weights": weights, "flow": type(flow).__name__, "path": path}
@@ -149,10 +147,18 @@ def make_parts(settings: SpeedSettings) -> Parts:
     return Parts(readable, accelerate(readable, on_cpu=True), accelerate_flow(flow), about)
 
 
+def random_flow(device: str) -> FlowEstimator:
+    """Make the paper's flow with random weights on a GPU; elsewhere return one that needs none."""
+    return RaftFlow(RaftSmall().to(device)) if device.startswith("cuda") else ClassicalFlow()
+
+
 def random_backbone(
     settings: SpeedSettings, spec: WanSpec, device: torch.device, dtype: torch.dtype
 ) -> WanBackbone:
     """Build a model of the family with torch's own random weights, directly on the device."""
+    if settings.eager and settings.decoder != "tiny":
+        limit = "the readable full decoder needs its weight files"
+        raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
@@ -172,9 +178,6 @@ def random_decoder(
         half = torch.float16 if device.type == "cuda" else dtype
         model = Taehv().requires_grad_(False).to(device, half)
         return model.open_decoder if settings.eager else FastTaehv(model).open_decoder
-    if settings.eager:
-        limit = "the readable full decoder needs its weight files"
-        raise refuse("--decoder", settings.decoder, limit, "measure --eager with --decoder tiny")
     vae = FastVae(PUBLIC_WIDTH, spec.in_channels).to(device).requires_grad_(False)
     for tensor in vae.state_dict().values():
         tensor.copy_(torch.randn_like(tensor) * (tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 0.1))
@@ -199,8 +202,7 @@ def measure(
     backbone, spec, cuda = parts.backbone, parts.backbone.spec, settings.device.startswith("cuda")
     watch = Stopwatch(cuda)
     (policy, rules), decoder = parts.policy_and_rule(settings), backbone.decoder()
-    length = blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    plan = make_plan([[Shot(prompt, length)]], spec)
+    plan = make_plan([[Shot(prompt, blocks * spec.block_s)]], spec)
     aside = at_once if settings.eager else choose_aside(settings.device)
     owners = (backbone, decoder, policy, backbone, policy)
     watched: list[tuple[object, str]] = list(zip(owners, STAGES, strict=True))
@@ -297,7 +299,7 @@ def run(settings: SpeedSettings, *, compare: bool, plot: Path | None, profile: b
     # Before and after, because a chip that gets warm gets slow, which must not count against the memory.
     after = measure(parts, plain, min(settings.blocks, 20))
     sink_ms = statistics.mean(run["block"]["median"] for run in (before, after))
-    pictures = spec.frames_per_block * spec.pictures_per_frame
+    pictures = spec.block_pictures
     for name, summary in steady["stages"].items():
         summary["cold"] = cold["stages"][name]["cold"]
     stages = {name: summary["median"] for name, summary in steady["stages"].items()}

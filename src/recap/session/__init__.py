@@ -86,8 +86,7 @@ class Session:
         self._reporter, self._kernels = reporter, kernels
         self.batcher = batcher
         spec = self.backbone.spec
-        block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-        self._history = math.ceil(history_s / block_s)
+        self._history = math.ceil(history_s / spec.block_s)
         self._states_bytes = states_bytes
         self._opening = None
         if config.opening:

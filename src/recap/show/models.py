@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from recap.backbones.helios.family import HeliosConfig
+from recap.backbones.helios.random import random_backbone
 from recap.backbones.wan.family import WanConfig
-from recap.config import Choice, RunConfig, notice_device
+from recap.config import DTYPES, Choice, RunConfig, notice_device
 from recap.errors import refuse
 from recap.fast.accelerate import accelerate_flow
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.fitting import describe_fit, fit_card
-from recap.fast.speed import Parts, SpeedSettings, make_parts
+from recap.fast.speed import Parts, SpeedSettings, make_parts, random_flow
 from recap.flow import build_flow, resolve_flow
 from recap.io.report import Notice
 from recap.plan import Shot
@@ -47,8 +51,8 @@ class ModelChoice:
         if random_weights and isinstance(chosen.settings, WanConfig):
             own = replace(chosen.settings, decoder=decoder)
             config = replace(config, backbone=Choice(chosen.name, own))
-        elif random_weights:
-            limit = "random weights are for the public models of the Wan family"
+        elif random_weights and not isinstance(chosen.settings, HeliosConfig):
+            limit = "random weights are for the public models"
             raise refuse("--random-weights", chosen.name, limit, "leave it out")
         return cls(config, random_weights)
 
@@ -80,8 +84,9 @@ class ModelChoice:
         backbone: Any
         if self.random_weights:
             notice_device(config.device, notice)
-            made = make_parts(self.speed("sink", 2))
-            backbone, about["weights"] = made.backbone, "random"
+            about["weights"] = "random"
+            made = self._make_random()
+            backbone = made.backbone
             if config.flow == "auto":
                 return replace(made, about={**made.about, **about})
         else:
@@ -94,3 +99,14 @@ class ModelChoice:
         found = build_flow(used, device=config.device, notice=notice, backbone=own)
         about |= {"flow": used, "path": "fast" if isinstance(backbone, FastWanBackbone) else "readable"}
         return Parts(backbone, backbone, found if config.eager else accelerate_flow(found), about)
+
+    def _make_random(self) -> Parts:
+        """Make the model and a flow with random weights."""
+        config, settings = self.config, self.config.backbone.settings
+        if not isinstance(settings, HeliosConfig):
+            return make_parts(self.speed("sink", 2))
+        torch.manual_seed(0)
+        backbone: Any = random_backbone(settings.spec, torch.device(config.device), DTYPES[config.dtype])
+        flow = random_flow(config.device)
+        about = {"flow": type(flow).__name__, "path": "readable"}
+        return Parts(backbone, backbone, flow if config.eager else accelerate_flow(flow), about)

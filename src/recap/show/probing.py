@@ -161,7 +161,7 @@ def probe(
     spec = backbone.spec
     if spec.carries_history:
         raise refuse_carried(spec.name)
-    seconds = settings.blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
+    seconds = settings.blocks * spec.block_s
     shots = [Shot(settings.before, seconds), Shot(settings.after, seconds, cut=False)]
     plan = make_plan([shots], spec)
     change = next(block.index for block in plan.blocks if block.prompts != plan.blocks[0].prompts)

@@ -76,8 +76,7 @@ class VerifySettings:
 
     def num_blocks(self, spec: BackboneSpec) -> int:
         """Return the blocks of one video, at least two, which have a time between them."""
-        block_s = spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-        return max(2, round(self.seconds / block_s))
+        return max(2, round(self.seconds / spec.block_s))
 
 
 def check_files(config: BackboneConfig, reporter: Reporter) -> list[dict[str, Any]]:
@@ -190,8 +189,7 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
     """
     spec = parts.backbone.spec
     count = -(-OPENING_FRAMES // spec.frames_per_block)
-    length = count * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
-    plan = make_plan([[Shot(settings.prompts[0], length)]], spec)
+    plan = make_plan([[Shot(settings.prompts[0], count * spec.block_s)]], spec)
     policy = parts.policy(choice.speed("sink", 2))
     blocks = list(rollout(parts.backbone, policy, plan, seeds=[settings.seed]))
     latents = torch.cat([block.latents for block in blocks], dim=1).float().cpu()
@@ -251,7 +249,6 @@ def run_video(
     else:
         with ClipWriter(clip, spec.picture_size, spec.pictures_per_second) as writer:
             times, watcher = generate(writer.write)
-    pictures = spec.frames_per_block * spec.pictures_per_frame
     in_use = times["memory_gb"]
     return {
         "prompt": prompt,
@@ -261,7 +258,7 @@ def run_video(
         "block_ms": times["block"],
         "stages_ms": times["stages"],
         "first_picture_s": times["first_picture_s"],
-        "pictures_per_second": 1e3 * pictures / times["block"]["median"],
+        "pictures_per_second": 1e3 * spec.block_pictures / times["block"]["median"],
         "peak_gb": times["peak_gb"],
         "memory_last_to_middle": in_use[-1] / in_use[len(in_use) // 2] if in_use else None,
     }, watcher.pictures

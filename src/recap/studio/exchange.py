@@ -87,14 +87,11 @@ def _present(live: LiveSession, track: str) -> tuple[RunConfig, list[Subject], M
 
 def shots_of(cues: dict[int, Cue], blocks: int, more_s: float, spec: BackboneSpec) -> tuple[Shot, ...]:
     """Return the script of these prompts, which continues beyond the last block."""
-    pictures = spec.pictures_per_frame * spec.frames_per_block
-    pictures = spec.num_pictures(spec.frames_per_block) if spec.decodes_alone else pictures
-    block_s = pictures / spec.pictures_per_second
     starts = sorted(cues)
-    end = max(blocks, starts[-1] + 1) + round(max(0.0, more_s) / block_s)
+    end = max(blocks, starts[-1] + 1) + round(max(0.0, more_s) / spec.block_s)
     spans = zip(starts, [*starts[1:], end], strict=True)
     return tuple(
-        Shot(cues[start].prompt, (stop - start) * block_s, cues[start].cut, cues[start].reread)
+        Shot(cues[start].prompt, (stop - start) * spec.block_s, cues[start].cut, cues[start].reread)
         for start, stop in spans
     )
 
