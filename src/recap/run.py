@@ -26,7 +26,7 @@ from recap.backbones.wan.quantised import quantise
 from recap.config import DTYPES, RunConfig, from_settings, notice_device, read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy
 from recap.errors import RecapError, refuse
-from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.accelerate import accelerate, accelerate_admission, accelerate_flow, choose_aside
 from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.ranks.admission import LedAdmission
 from recap.fast.ranks.backbone import split_backbone
@@ -92,6 +92,8 @@ def build_memory(
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
         made: Admission = rule.build(spec, flow)
+        if not config.eager:
+            made = accelerate_admission(made, away or config.device)
         return MovedAdmission(made, away, config.device) if away else made
 
     led = admission if ranks.alone else partial(LedAdmission, ranks, admission)
