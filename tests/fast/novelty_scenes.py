@@ -28,16 +28,16 @@ class Sways:
         torch.manual_seed(seed)
         height, width = size
         ground = smooth((rows, 3), (3 * height, 3 * width), max(height // 8, 3)).mul(0.6).add(0.5).clamp(0, 1)
-        clock = torch.arange(length) / 9
+        clock = torch.arange(length) / 4
         # Every row has its own way; a pixel and more a picture, by no whole numbers.
         ways = []
         for row in range(rows):
             x = 0.45 * width * torch.sin(clock * (1 + 0.3 * row))
-            y = 0.3 * height * torch.sin(0.7 * clock + row) * (clock > 1)
+            y = 0.3 * height * torch.sin(0.7 * clock + row) * (clock > 2)
             ways.append(torch.stack((x, y), dim=1))
         way = torch.stack(ways)
         # For a while the camera is at rest, but for a tremor.
-        way[:, 12:15] = way[:, 12:13] + 0.2 * torch.rand(rows, 3, 2)
+        way[:, 9:12] = way[:, 9:10] + 0.2 * torch.rand(rows, 3, 2)
         at = (
             way[:, :, :, None, None] + pixel_grid(size, ground) + torch.tensor([width, height])[:, None, None]
         )

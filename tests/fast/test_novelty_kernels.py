@@ -20,8 +20,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.cuda] if DEVICE == "cuda" else []
 
 CHECK = """
-import itertools
-import sys
 import torch
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
 from recap.admission.flow_texture import FlowTexture, FlowTextureConfig
@@ -68,27 +66,30 @@ def compare(scene, kind, config, token_pixels, swap=None):
 
 
 torch.manual_seed(0)
-for values in (torch.randn(2, 3, 37), torch.randn(1, 2, 5000).round(), torch.randn(2, 4097) * 1e-40):
+for values in (torch.randn(2, 2, 37), torch.randn(1, 2, 5000).round(), torch.randn(1, 4097) * 1e-40):
     values = values.to(device)
     assert torch.equal(median(values), values.median(dim=-1).values)
 infinite = torch.tensor([[-torch.inf, -1.0, -0.0, 0.0, torch.inf, torch.inf]], device=device)
 assert torch.equal(median(infinite), infinite.median(dim=-1).values)
+if device == "cpu":
+    # The interpreter would need most of the time for this kernel, which has just been compared.
+    novelty_kernels.median = lambda values: values.median(dim=-1).values
 
 # 667 pixels are two tiles, the second one short; 375 are less than one.
 for (rows, size, token_pixels), claims, cut in zip(
-    ((1, (23, 29), 1), (3, (15, 25), 5)), ("traced", "carried"), (9, 15), strict=True
+    ((1, (23, 29), 1), (3, (15, 25), 5)), ("traced", "carried"), (17, 13), strict=True
 ):
-    scene = Sways(rows, 29, size, cut=cut).to(device)
+    scene = Sways(rows, 21, size, cut=cut).to(device)
     fired = {}
     for borders in ("seen", "literal"):
         config = FlowNoveltyConfig(flow_downscale=1, claims=claims, borders=borders)
-        fired[borders], last = compare(scene, FlowNovelty, config, token_pixels, swap=2)
+        fired[borders], rule = compare(scene, FlowNovelty, config, token_pixels, swap=2)
+        if borders == "seen":
+            mark = rule.state()["surroundings"][:, 3]
     assert 0 < fired["seen"] < 0.95 * fired["literal"], "what came back was known"
-    canvas = compare(scene, FlowNovelty, FlowNoveltyConfig(flow_downscale=1), token_pixels)[1]
-    mark = canvas.state()["surroundings"][:, 3]
-    assert mark.sum() > 1.2 * rows * size[0] * size[1] and (mark == 0).any(), "it had been elsewhere"
+    assert mark.sum() > 1.05 * rows * size[0] * size[1] and (mark == 0).any(), "it had been elsewhere"
 config = FlowTextureConfig(flow_downscale=1, restless_everywhere=0.01)
-compare(Sways(2, 21, (16, 24), cut=9).to(device), FlowTexture, config, 8)
+compare(Sways(2, 13, (16, 24), cut=9).to(device), FlowTexture, config, 8)
 print("alike")
 """
 
@@ -106,7 +107,7 @@ def test_kernels_equal_their_meaning() -> None:
 
 @pytest.mark.cuda
 def test_at_real_size_the_same_tokens_fire_and_nobody_waits() -> None:
-    scene = Sways(1, 45, (240, 416), cut=20).to("cuda")
+    scene = Sways(1, 45, (240, 416), cut=24).to("cuda")
     mine, meant = (watcher(scene, FlowNovelty, FlowNoveltyConfig(), 8) for _ in range(2))
     mine._token_pixels = meant._token_pixels = 16
     accelerate_admission(mine, "cuda")

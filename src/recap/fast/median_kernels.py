@@ -16,7 +16,7 @@ from recap.fast.triton_import import tl, triton
 
 BITS = 4
 DIGITS = 2**BITS
-# Numbers per program: with 4 warps every thread has 32 loads in flight.
+# Numbers per program, at most: with 4 warps every thread has 32 loads in flight.
 AT_ONCE = 4096
 
 
@@ -76,7 +76,8 @@ def _finish(counts, low, found, parts, wanted, DIGITS: tl.constexpr, PARTS: tl.c
 def median(values: Tensor) -> Tensor:
     """Return `values.median(dim=-1).values` of float32 numbers; where one is NaN the result is some number."""
     length = values.shape[-1]
-    rows, parts = values.numel() // length, -(-length // AT_ONCE)
+    at_once = min(AT_ONCE, max(128, int(triton.next_power_of_2(length))))
+    rows, parts = values.numel() // length, -(-length // at_once)
     values = values.contiguous()
     found = torch.empty(values.shape[:-1], dtype=torch.float32, device=values.device)
     looks = 32 // BITS
@@ -88,7 +89,7 @@ def median(values: Tensor) -> Tensor:
         before = max(look - 1, 0)
         _look[(rows, parts)](
             values, counts[before], low[before], counts[look], low[look], length, parts, wanted,
-            32 - BITS * (look + 1), FIRST=look == 0, BITS=BITS, DIGITS=DIGITS, PARTS=wide, AT_ONCE=AT_ONCE,
+            32 - BITS * (look + 1), FIRST=look == 0, BITS=BITS, DIGITS=DIGITS, PARTS=wide, AT_ONCE=at_once,
         )  # fmt: skip
     _finish[(rows,)](counts[-1], low[-1], found, parts, wanted, DIGITS=DIGITS, PARTS=wide)
     return found
