@@ -85,15 +85,13 @@ def build_memory(
     away = config.decoder_device
 
     def admission() -> Admission:
-        rule = config.admission.settings
         flow: FlowEstimator = _no_flow
         # Otherwise neither weights nor OpenCV are needed.
-        if rule.needs_flow:
+        if config.admission.settings.needs_flow:
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
-        made: Admission = rule.build(spec, flow)
-        if not config.eager:
-            made = accelerate_admission(made, away or config.device)
+        made: Admission = config.admission.settings.build(spec, flow)
+        made = made if config.eager else accelerate_admission(made, away or config.device)
         return MovedAdmission(made, away, config.device) if away else made
 
     led = admission if ranks.alone else partial(LedAdmission, ranks, admission)

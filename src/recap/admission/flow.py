@@ -132,21 +132,22 @@ class FlowNovelty(ScoredAdmission):
         small = functional.avg_pool2d(pixels.float().flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
         opening = self._last is None
         stream = small if self._last is None else torch.cat([self._last[:, None], small], dim=1)
-        fired = torch.zeros_like(small[:, :, 0])
-        if stream.shape[1] > 1:
-            fired[:, 1 if opening else 0 :] = self._fire(stream)
-        elif self._claimed is None:
-            self._claimed = torch.zeros_like(small[:, 0, 0])
+        fired = self._fire(stream)
+        if opening:
+            fired = torch.cat([torch.zeros_like(small[:, :1, 0]), fired], dim=1)
         self._last = small[:, -1].clone()
         raw = self._pool(fired, opening or self._decodes_alone)
         return Noticed(fired, raw, raw / self._scale(raw))
 
     def _fire(self, stream: Tensor) -> Tensor:
         """Return nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
+        claimed = torch.zeros_like(stream[:, 0, 0]) if self._claimed is None else self._claimed
+        if stream.shape[1] == 1:
+            self._claimed = claimed
+            return stream[:, 1:, 0]
         flow = self._flow(stream)
         self._check_flow(flow)
         evidence = self.steps.find_evidence(stream, flow, self.config, self._surroundings)
-        claimed = torch.zeros_like(stream[:, 0, 0]) if self._claimed is None else self._claimed
         fired, self._claimed = self.steps.claim(self._sift(stream, flow, evidence), claimed)
         return fired
 
