@@ -12,7 +12,7 @@ import torch
 
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
 from recap.fast.accelerate import accelerate_admission
-from tests.fast.novelty_scenes import Sways, watcher
+from tests.fast.novelty_scenes import PER_FRAME, Sways
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,14 +76,15 @@ if device == "cpu":
     novelty_kernels.median = lambda values: values.median(dim=-1).values
 
 # 667 pixels are two tiles, the second one short; 375 are less than one.
-for (rows, size, token_pixels), claims, cut in zip(
-    ((1, (23, 29), 1), (3, (15, 25), 5)), ("traced", "carried"), (17, 13), strict=True
+for rows, size, token_pixels, length, cut, claims in (
+    (1, (23, 29), 1, 21, 17, "traced"),
+    (3, (15, 25), 5, 13, 8, "carried"),
 ):
-    scene = Sways(rows, 21, size, cut=cut).to(device)
+    scene = Sways(rows, length, size, cut=cut).to(device)
     fired = {}
     for borders in ("seen", "literal"):
         config = FlowNoveltyConfig(flow_downscale=1, claims=claims, borders=borders)
-        fired[borders], rule = compare(scene, FlowNovelty, config, token_pixels, swap=2)
+        fired[borders], rule = compare(scene, FlowNovelty, config, token_pixels, swap=length // 8)
         if borders == "seen":
             mark = rule.state()["surroundings"][:, 3]
     assert 0 < fired["seen"] < 0.95 * fired["literal"], "what came back was known"
@@ -108,12 +109,11 @@ def test_kernels_equal_their_meaning() -> None:
 @pytest.mark.cuda
 def test_at_real_size_the_same_tokens_fire_and_nobody_waits() -> None:
     scene = Sways(1, 45, (240, 416), cut=24).to("cuda")
-    mine, meant = (watcher(scene, FlowNovelty, FlowNoveltyConfig(), 8) for _ in range(2))
-    mine._token_pixels = meant._token_pixels = 16
+    mine, meant = (FlowNovelty(FlowNoveltyConfig(), scene.flow(), (30, 52), 16, PER_FRAME) for _ in range(2))
     accelerate_admission(mine, "cuda")
     assert mine.steps is not meant.steps
     differ, fires, count = 0, 0, 0
-    for number, block in enumerate(scene.blocks()[:6]):
+    for number, block in enumerate(scene.blocks()):
         large = block.repeat_interleave(2, -1).repeat_interleave(2, -2)
         right = meant.notice(large).score > 0
         # The first two blocks compile: one has fewer pictures, and no canvas before it.

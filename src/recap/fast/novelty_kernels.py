@@ -126,9 +126,9 @@ def _plan(
 
 @triton.jit
 def _walk(x, y, live, whole, cut, row, newest, pairs, height, width, across, down):
-    # Sources: a picture after the first, -1 for the canvas before the block, -2 for nothing.
-    # Find what the canvas shows at whole positions x and y when picture `newest` lies on it: a picture after the
-    # first, the canvas before the block or nowhere, where in it, and whether no cut came since.
+    # Find what the canvas shows at whole positions x and y when picture `newest` lies on it. The source is a picture
+    # after the first, -1 for the canvas before the block, or -2 for nothing; x and y are then places in the source,
+    # counted on the canvas, and it has been seen if no cut came since.
     tall, wide = height + 2 * down, width + 2 * across
     there = live & (x >= 0) & (x < wide) & (y >= 0) & (y < tall)
     source = tl.where(there, -1, -2)
@@ -279,14 +279,18 @@ def find_evidence(
     flagged, traced = (torch.empty_like(novelty, dtype=torch.bool) for _ in range(2))
     at, tiles = torch.empty_like(backward), _tiles(height * width)
     lost = torch.empty((rows * pairs, tiles), dtype=torch.int32, device=stream.device)
-    _compare[(tiles, rows * pairs)](
-        stream, forward, backward, at, novelty, flagged.view(torch.int8), traced.view(torch.int8), lost, pairs,
-        height, width, _to_unit(width), _to_unit(height), config.cycle_threshold_px, config.photometric_threshold,
-        config.photometric_weight, CARRIED=config.claims == "carried", TILE=TILE, enable_fp_fusion=False,
-    )  # fmt: skip
     evidence = Evidence(novelty, flagged, traced, at)
-    if config.borders == "seen":
-        _pass_over_known(stream, backward, lost, evidence, config.photometric_threshold, surroundings)
+    # A kernel is compiled again for whole numbers, which settings may be.
+    limits = float(config.cycle_threshold_px), float(config.photometric_threshold)
+    # Triton launches on the current device; pictures may be on a second one.
+    with torch.cuda.device_of(stream):
+        _compare[(tiles, rows * pairs)](
+            stream, forward, backward, at, novelty, flagged.view(torch.int8), traced.view(torch.int8), lost, pairs,
+            height, width, _to_unit(width), _to_unit(height), *limits, float(config.photometric_weight),
+            CARRIED=config.claims == "carried", TILE=TILE, enable_fp_fusion=False,
+        )  # fmt: skip
+        if config.borders == "seen":
+            _pass_over_known(stream, backward, lost, evidence, limits[1], surroundings)
     return evidence
 
 
@@ -327,11 +331,14 @@ def claim(evidence: Evidence, claimed: Tensor) -> tuple[Tensor, Tensor]:
     # Neighbours still read what the last picture left, so two maps take turns; the one given is left as it is.
     maps = torch.empty((2, *claimed.shape), dtype=claimed.dtype, device=claimed.device)
     before = claimed.contiguous()
-    for picture in range(pairs):
-        after = maps[picture % 2]
-        _claim[(_tiles(height * width), rows)](
-            before, novelty, flagged.view(torch.int8), traced.view(torch.int8), origin, fired, after, picture, pairs,
-            height, width, _to_unit(width), _to_unit(height), TILE=TILE, enable_fp_fusion=False,
-        )  # fmt: skip
-        before = after
+    flags, holds = flagged.view(torch.int8), traced.view(torch.int8)
+    sizes = (pairs, height, width, _to_unit(width), _to_unit(height))
+    with torch.cuda.device_of(claimed):
+        for picture in range(pairs):
+            after = maps[picture % 2]
+            _claim[(_tiles(height * width), rows)](
+                before, novelty, flags, holds, origin, fired, after, picture, *sizes, TILE=TILE,
+                enable_fp_fusion=False,
+            )  # fmt: skip
+            before = after
     return fired, before
