@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
+from recap.admission.flow_keys import FlowKeysConfig
+from recap.admission.flow_texture import FlowTextureConfig
 from recap.fast.accelerate import accelerate_admission
+from recap.registry import load_backbone
 from tests.fast.novelty_scenes import PER_FRAME, Sways
 
 pytest.importorskip("triton")
@@ -104,6 +107,14 @@ def test_kernels_equal_their_meaning() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert "alike" in found.stdout
+
+
+@pytest.mark.parametrize("config", [FlowNoveltyConfig(), FlowTextureConfig(), FlowKeysConfig()])
+def test_every_rule_by_flow_gets_them_on_a_gpu_alone(config) -> None:
+    spec = load_backbone("untrained").spec
+    plain, fast = (accelerate_admission(config.build(spec, None), device) for device in ("cpu", "cuda:1"))
+    used = [getattr(rule, "by_flow", rule).steps.__name__ for rule in (plain, fast)]
+    assert used == ["recap.admission.flow_steps", "recap.fast.novelty_kernels"]
 
 
 @pytest.mark.cuda
