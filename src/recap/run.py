@@ -26,7 +26,7 @@ from recap.backbones.wan.quantised import quantise
 from recap.config import DTYPES, RunConfig, from_settings, notice_device, read_record
 from recap.contracts import Admission, Backbone, Decoder, Flow, FlowEstimator, MemoryPolicy
 from recap.errors import RecapError, refuse
-from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.accelerate import accelerate, accelerate_admission, accelerate_flow, choose_aside
 from recap.fast.fitting import describe_fit, fit_card
 from recap.fast.ranks.admission import LedAdmission
 from recap.fast.ranks.backbone import split_backbone
@@ -85,13 +85,13 @@ def build_memory(
     away = config.decoder_device
 
     def admission() -> Admission:
-        rule = config.admission.settings
         flow: FlowEstimator = _no_flow
         # Otherwise neither weights nor OpenCV are needed.
-        if rule.needs_flow:
+        if config.admission.settings.needs_flow:
             found = build_flow(config.flow, device=away or config.device, notice=notice, backbone=spec.name)
             flow = found if config.eager else accelerate_flow(found)
-        made: Admission = rule.build(spec, flow)
+        made: Admission = config.admission.settings.build(spec, flow)
+        made = made if config.eager else accelerate_admission(made, away or config.device)
         return move_admission(made, away, config.device) if away else made
 
     led = admission if ranks.alone else partial(LedAdmission, ranks, admission)

@@ -23,17 +23,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from sys import float_info
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recap.admission import flow_steps
 from recap.admission.base import ScoredAdmission
-from recap.admission.surroundings import CUT_SHARE, Surroundings
+from recap.admission.flow_steps import Evidence, Steps
+from recap.admission.surroundings import Surroundings
 from recap.contracts import AdmissionConfig, Entry, Flow, FlowEstimator, State, copies, together
 from recap.errors import check_settings, refuse
-from recap.flow.warp import backtrace, inside, reading_grid, sample_at
 from recap.io.older import Self
 from recap.types import BackboneSpec, Block
 
@@ -86,15 +87,6 @@ class Noticed:
     score: Tensor  # B F rows columns: s(p) over the block's scale
 
 
-class Evidence(NamedTuple):
-    """Says what the pixels of a block's pictures show before claims are looked at, B P y x each."""
-
-    novelty: Tensor  # nu, 0 where a pixel is not flagged
-    flagged: Tensor  # bool
-    traced: Tensor  # bool: what was claimed at `origin` is still claimed here
-    origin: Tensor  # B P 2 y x: where in the picture before a claim is read
-
-
 class FlowNovelty(ScoredAdmission):
     """Scores tokens by eq. (novelty); the first picture of the stream scores 0."""
 
@@ -120,6 +112,8 @@ class FlowNovelty(ScoredAdmission):
         # B y x, 0..1.
         self._claimed: Tensor | None = None
         self._surroundings = Surroundings()
+        # What computes; a faster twin of it can be set before the first block or between two.
+        self.steps: Steps = flow_steps
 
     @classmethod
     def on(cls, spec: BackboneSpec, config: FlowNoveltyConfig, flow: FlowEstimator) -> Self:
@@ -138,60 +132,28 @@ class FlowNovelty(ScoredAdmission):
         small = functional.avg_pool2d(pixels.float().flatten(0, 1), factor).unflatten(0, pixels.shape[:2])
         opening = self._last is None
         stream = small if self._last is None else torch.cat([self._last[:, None], small], dim=1)
-        fired = torch.zeros_like(small[:, :, 0])
-        if stream.shape[1] > 1:
-            fired[:, 1 if opening else 0 :] = self._fire(stream)
-        elif self._claimed is None:
-            self._claimed = torch.zeros_like(small[:, 0, 0])
+        fired = self._fire(stream)
+        if opening:
+            fired = torch.cat([torch.zeros_like(small[:, :1, 0]), fired], dim=1)
         self._last = small[:, -1].clone()
         raw = self._pool(fired, opening or self._decodes_alone)
         return Noticed(fired, raw, raw / self._scale(raw))
 
     def _fire(self, stream: Tensor) -> Tensor:
         """Return nu of the pixels that fire in every picture of the stream but the first, B T-1 y x."""
+        claimed = torch.zeros_like(stream[:, 0, 0]) if self._claimed is None else self._claimed
+        if stream.shape[1] == 1:
+            self._claimed = claimed
+            return stream[:, 1:, 0]
         flow = self._flow(stream)
         self._check_flow(flow)
-        forward, backward = flow
-        before, now = stream[:, :-1], stream[:, 1:]
-        at = backtrace(backward)
-        size = (now.shape[-2], now.shape[-1])
-        within = inside(at, size)
-        found = sample_at(torch.cat([forward, before], dim=2), reading_grid(at, size)) * within[:, :, None]
-        cfg = self.config
-        cycle = torch.linalg.vector_norm(backward + found[:, :, :2], dim=2)
-        photometric = (now - found[:, :, 2:]).abs().mean(dim=2)
-        broken = within & ((cycle > cfg.cycle_threshold_px) | (photometric > cfg.photometric_threshold))
-        enters = ~within
-        if cfg.borders == "seen":
-            cut = (within & (cycle > cfg.cycle_threshold_px)).flatten(2).float().mean(dim=-1) > CUT_SHARE
-            step = backward.flatten(3).median(dim=-1).values
-            enters &= ~self._surroundings.known(stream, at, step, cut, cfg.photometric_threshold)
-        flagged = enters | broken
-        holds = within & (cycle <= cfg.cycle_threshold_px)
-        novelty = cycle + cfg.photometric_weight * photometric
-        traced = holds if cfg.claims == "traced" else within
-        return self._claim(self._sift(stream, flow, Evidence(novelty * flagged, flagged, traced, at)))
+        evidence = self.steps.find_evidence(stream, flow, self.config, self._surroundings)
+        fired, self._claimed = self.steps.claim(self._sift(stream, flow, evidence), claimed)
+        return fired
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:
         """Return the evidence that counts; a subclass can drop some of it."""
         return evidence
-
-    def _claim(self, evidence: Evidence) -> Tensor:
-        """Carry the claimed map through the pictures; only here does one picture depend on the last.
-
-        So only what must be done picture by picture is: on a GPU every operation in this loop is a launch.
-        """
-        novelty, flagged, traced, origin = evidence
-        grid = reading_grid(origin, (novelty.shape[-2], novelty.shape[-1]))
-        claimed = torch.zeros_like(novelty[:, 0]) if self._claimed is None else self._claimed
-        fired = []
-        for picture in range(novelty.shape[1]):
-            carried = sample_at(claimed[:, None], grid[:, picture])[:, 0] * traced[:, picture]
-            fires = flagged[:, picture] & (carried < 0.5)
-            claimed = torch.where(fires, 1.0, carried)
-            fired.append(fires)
-        self._claimed = claimed
-        return novelty * torch.stack(fired, dim=1)
 
     @property
     def _side(self) -> int:

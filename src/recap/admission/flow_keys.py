@@ -52,12 +52,12 @@ class FlowKeys(KeyNovelty):
 
     def __init__(self, config: FlowKeysConfig, spec: BackboneSpec, flow: FlowEstimator):
         super().__init__(config.by_keys(), spec)
-        self._flow = FlowNovelty.on(spec, config, flow)
+        self.by_flow = FlowNovelty.on(spec, config, flow)
         # What flow made of the block, B F n, if `look` was called.
         self._noticed: Tensor | None = None
 
     def look(self, block: Block, pixels: Tensor) -> None:
-        self._noticed = self._flow.notice(pixels).score.flatten(2)
+        self._noticed = self.by_flow.notice(pixels).score.flatten(2)
 
     def _worth(self, block: Block, pixels: Tensor) -> Tensor:
         if self._noticed is None:
@@ -67,15 +67,15 @@ class FlowKeys(KeyNovelty):
         return noticed
 
     def state(self) -> State:
-        return {**super().state(), **{f"{PREFIX}{name}": each for name, each in self._flow.state().items()}}
+        return {**super().state(), **{f"{PREFIX}{name}": each for name, each in self.by_flow.state().items()}}
 
     def expected(self, state: State) -> dict[str, Entry]:
-        flow = self._flow.expected(_of_flow(state))
+        flow = self.by_flow.expected(_of_flow(state))
         return {**super().expected(state), **{f"{PREFIX}{name}": entry for name, entry in flow.items()}}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._flow.load_state(_of_flow(state))
+        self.by_flow.load_state(_of_flow(state))
         self._noticed = None
 
 

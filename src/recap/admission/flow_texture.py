@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recap.admission.flow import Evidence, FlowNovelty, FlowNoveltyConfig
+from recap.admission.flow import FlowNovelty, FlowNoveltyConfig
+from recap.admission.flow_steps import Evidence
 from recap.contracts import Entry, Flow, FlowEstimator, State, copies, together
 from recap.errors import check_settings
 from recap.flow.warp import inside, pixel_grid, sample

@@ -27,6 +27,9 @@ CUT_SHARE = 0.5
 AT_REST_PX = 0.5
 """A camera that moves by less is at rest: too little enters or leaves to matter, and in rain the median wanders."""
 
+SEEN = 0.999
+"""A reading next to unseen ground is mixed with it, so all of what is read must have been seen, but for rounding."""
+
 
 class Surroundings:
     """Keeps a canvas around the last picture, with what left it, moved along with the camera."""
@@ -35,34 +38,42 @@ class Surroundings:
         self._canvas: Tensor | None = None  # B 4 y' x': RGB, and 1 where it has been seen
         self._offset: Tensor | None = None  # B 2: what whole-pixel steps of the canvas leave over, x and y
 
+    def begin(self, picture: Tensor) -> tuple[Tensor, Tensor]:
+        """Return canvas and offset; at first nothing but all of the first `picture`, B 3 y x, has been seen."""
+        if self._canvas is None or self._offset is None:
+            height, width = picture.shape[-2:]
+            across, down = margins((height, width))
+            self._canvas = picture.new_zeros(len(picture), 4, height + 2 * down, width + 2 * across)
+            self._offset = picture.new_zeros(len(picture), 2)
+            self._lay(picture)
+        return self._canvas, self._offset
+
+    def keep(self, canvas: Tensor, offset: Tensor) -> None:
+        """Continue from what was computed elsewhere."""
+        self._canvas, self._offset = canvas, offset
+
     @torch.no_grad()
     def known(self, stream: Tensor, at: Tensor, step: Tensor, cut: Tensor, tolerance: float) -> Tensor:
         """Tell, B P y x, which pixels show what was seen at their backtrace, in the picture before or around it.
 
         stream B P+1 3 y x; at B P 2 y x, the backtraces; step B P 2, the camera's; cut B P, where the scene changes.
         """
+        self.begin(stream[:, 0])
         size = (stream.shape[-2], stream.shape[-1])
-        if self._canvas is None:
-            # All of the first picture has been seen, and nothing around it.
-            across, down = _margins(size)
-            self._canvas = stream.new_zeros(len(stream), 4, size[0] + 2 * down, size[1] + 2 * across)
-            self._offset = stream.new_zeros(len(stream), 2)
-            self._lay(stream[:, 0])
         known = []
         for pair in range(at.shape[1]):
             assert self._canvas is not None
             self._canvas[:, 3] *= ~cut[:, pair, None, None]
             shown = self._read(at[:, pair], size)
             differs = (stream[:, pair + 1] - shown[:, :3]).abs().mean(dim=1)
-            # A reading next to unseen ground is mixed with it, so all of what is read must have been seen.
-            known.append((shown[:, 3] > 0.999) & (differs <= tolerance))
+            known.append((shown[:, 3] > SEEN) & (differs <= tolerance))
             self._extend(stream[:, pair + 1], step[:, pair])
         return torch.stack(known, dim=1)
 
     def _read(self, at: Tensor, size: tuple[int, int]) -> Tensor:
         """Read the canvas at positions B 2 y x of the last picture: B 4 y x; beyond it nothing has been seen."""
         assert self._canvas is not None and self._offset is not None
-        across, down = _margins(size)
+        across, down = margins(size)
         corner = torch.stack((across - self._offset[:, 0], down - self._offset[:, 1]), dim=1)
         grid = reading_grid(at + corner[:, :, None, None], (self._canvas.shape[-2], self._canvas.shape[-1]))
         return functional.grid_sample(
@@ -83,7 +94,7 @@ class Surroundings:
         """Put a picture on the middle of the canvas."""
         assert self._canvas is not None
         height, width = picture.shape[-2:]
-        across, down = _margins((height, width))
+        across, down = margins((height, width))
         centre = self._canvas[:, :, down : down + height, across : across + width]
         centre[:, :3].copy_(picture)
         centre[:, 3] = 1.0
@@ -93,7 +104,7 @@ class Surroundings:
 
     def expected(self, state: State, size: tuple[int, int]) -> dict[str, Entry]:
         """Return what a state must have of the surroundings of pictures of (rows, columns) `size`."""
-        across, down = _margins(size)
+        across, down = margins(size)
         canvas = Entry(("B", 4, size[0] + 2 * down, size[1] + 2 * across), torch.float32)
         return together(
             state, {"surroundings": canvas, "surroundings_offset": Entry(("B", 2), torch.float32)}
@@ -104,7 +115,7 @@ class Surroundings:
         self._canvas, self._offset = copy_of(state.get("surroundings")), state.get("surroundings_offset")
 
 
-def _margins(size: tuple[int, int]) -> tuple[int, int]:
+def margins(size: tuple[int, int]) -> tuple[int, int]:
     """Return the columns and rows that the canvas adds on each side of a picture of (rows, columns) `size`."""
     return size[1] // MARGIN, size[0] // MARGIN
 

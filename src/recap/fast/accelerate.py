@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
+from recap.admission.flow import FlowNovelty
+from recap.admission.flow_keys import FlowKeys
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.taehv import Taehv
 from recap.backbones.wan.vae import WanVae
-from recap.contracts import Aside, Backbone, Decoder, FlowEstimator
+from recap.contracts import Admission, Aside, Backbone, Decoder, FlowEstimator
 from recap.fast.backbone import FastWanBackbone
 from recap.fast.graphs import SideStream
 from recap.fast.raft import FastRaftFlow
@@ -52,3 +56,12 @@ def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
     if isinstance(flow, RaftFlow) and next(flow.model.parameters()).is_cuda:
         return FastRaftFlow(flow, dtype=torch.float16, captured=True)
     return flow
+
+
+def accelerate_admission(rule: Admission, device: str) -> Admission:
+    """Let a rule that finds novelty by flow on this device use kernels for it; any other rule stays as it is."""
+    novelty = rule.by_flow if isinstance(rule, FlowKeys) else rule
+    if isinstance(novelty, FlowNovelty) and device.startswith("cuda") and find_spec("triton") is not None:
+        # Imported here because importing Triton takes time.
+        novelty.steps = import_module("recap.fast.novelty_kernels")
+    return rule

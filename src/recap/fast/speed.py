@@ -28,7 +28,7 @@ from recap.backbones.wan.taehv import Taehv
 from recap.config import AUTO, DTYPES, Choice, check_device, choose, usual_admission
 from recap.contracts import Admission, AdmissionConfig, Backbone, Decoder, FlowEstimator, MemoryPolicy
 from recap.errors import refuse, unknown_name
-from recap.fast.accelerate import accelerate, accelerate_flow, choose_aside
+from recap.fast.accelerate import accelerate, accelerate_admission, accelerate_flow, choose_aside
 from recap.fast.comparing import LIMITS, largest_error
 from recap.fast.stopwatch import Stopwatch, draw_curve
 from recap.fast.taehv import FastTaehv
@@ -110,7 +110,8 @@ class Parts:
         rules: list[Admission] = []
 
         def build_rule() -> Admission:
-            rules.append(rule.build(spec, self.flow))
+            made = rule.build(spec, self.flow)
+            rules.append(made if settings.eager else accelerate_admission(made, settings.device))
             return rules[-1]
 
         return config.build(spec, build_rule), rules
