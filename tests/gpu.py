@@ -8,6 +8,7 @@ to several processes, because compiling and launching keep one core busy for lon
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -98,6 +99,12 @@ class Share(Outcomes):
         self._part, self._parts = part, parts
 
     @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self) -> None:
+        # The others need the room. Garbage is not collected by itself here, see tests/conftest.py.
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = items[self._part :: self._parts]
 
@@ -175,7 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--commit", default="", help="what is tested [default: as git says]")
     parser.add_argument("--log", type=Path, default=LOG, help="the file to write [default: docs/log/gpu.txt]")
-    parser.add_argument("--parts", type=int, default=3, help="processes that share the tests [default: 3]")
+    parser.add_argument("--parts", type=int, default=2, help="processes that share the tests [default: 2]")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("NOT TESTED: torch finds no CUDA device here; the log of the last run stays", file=sys.stderr)

@@ -142,6 +142,25 @@ def test_the_usual_distance_leaves_out_the_strangest_quarter():
     assert float(usual_distance(tokens)) == pytest.approx(1 - math.cos(0.01), rel=1e-6)
 
 
+def test_rounded_as_on_a_gpu_a_saved_state_continues_bit_for_bit(spec, looks, monkeypatch):
+    for module in ("admission.keys", "attention.likeness"):
+        monkeypatch.setattr(f"recap.{module}.for_products", torch.Tensor.half)
+    frame = [looks[n // 2] for n in range(spec.frame_tokens)]
+    shown = [frame, *([looks[20 + index], *frame[1:]] for index in range(3))]
+    blocks = [keys_like(each * 3, spec) for each in shown]
+    one, bank = KeyNoveltyConfig().build(spec, None), NoveltyBank(8, spec.layers)
+    for index in range(3):
+        feed(one, bank, index, blocks[index])
+    saved = one.state()
+    assert {value.dtype for name, value in saved.items() if name != "place"} == {torch.float32}
+    other, other_bank = KeyNoveltyConfig().build(spec, None), NoveltyBank(8, spec.layers)
+    other.load_state(saved)
+    other_bank.take_over(bank)
+    scores = [feed(rule, kept, 3, blocks[3]) for rule, kept in ((one, bank), (other, other_bank))]
+    assert scores[0].any() and torch.equal(*scores)
+    assert all(torch.equal(value, other.state()[name]) for name, value in one.state().items())
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.03, 0.3, 3.0])
 def test_half_precision_is_off_by_little_near_and_far(apart):
     """Distances as a GPU computes them, at the size of 1.3B: three layers of 12 heads of 128 channels."""

@@ -124,8 +124,8 @@ class KeyNovelty(Described):
         return {**retained, **(opening if retained else together(state, opening))}
 
     def load_state(self, state: State) -> None:
-        rounded: State = {
-            name: for_products(state[name]) for name in ("first", "descriptor") if name in state
-        }
-        super().load_state({**state, **rounded})
-        self._first, self._limit, self._keys = rounded.get("first"), state.get("limit"), None
+        super().load_state(state)
+        self._first, self._limit, self._keys = state.get("first"), state.get("limit"), None
+        self._first, self._descriptor = (
+            None if each is None else for_products(each) for each in (self._first, self._descriptor)
+        )
