@@ -10,7 +10,7 @@ import torch
 
 from recap.errors import RecapError
 from recap.io.video import ClipWriter
-from recap.show.clips import GREEN, Excerpt, tint, write_gif
+from recap.show.clips import GREEN, Badge, Excerpt, tint, write_gif
 
 
 def test_only_marked_tokens_change() -> None:
@@ -41,19 +41,25 @@ def test_tint_lets_the_picture_through() -> None:
     assert int(shown[0, 1, 32, 32]) > 200 and 100 < int(shown[0, 0, 32, 32]) < 200
 
 
-def test_a_gif_shows_the_excerpts_next_to_each_other(tmp_path: Path) -> None:
-    clips = {}
-    for name, shade in (("none", 0.2), ("recap", 0.8)):
-        with ClipWriter(tmp_path / f"{name}.mp4", (16, 48), 16) as writer:
-            writer.write(torch.full((32, 3, 16, 48), shade))
-        clips[name] = tmp_path / f"{name}.mp4"
-    write_gif(tmp_path / "a.gif", clips, [Excerpt(0.0, 0.5, "here"), Excerpt(1.0, 2.0, "again")])
+def test_a_gif_shows_the_excerpts_next_to_each_other_and_how_they_ended(tmp_path: Path) -> None:
+    clips: dict[str, list[Path]] = {"none": [], "recap": []}
+    for name, shades in (("none", (0.2, 0.4)), ("recap", (0.6, 0.8))):
+        for row, shade in enumerate(shades):
+            with ClipWriter(tmp_path / f"{name}-{row}.mp4", (16, 48), 16) as writer:
+                writer.write(torch.full((32, 3, 16, 48), shade))
+            clips[name].append(tmp_path / f"{name}-{row}.mp4")
+    badges = {"none": [Badge("x", False)] * 2, "recap": [Badge("x", False), Badge("x", True)]}
+    write_gif(tmp_path / "a.gif", clips, [Excerpt(0.0, 0.5, "here"), Excerpt(1.0, 2.0, "again")], badges)
     with av.open(tmp_path / "a.gif") as made:
         pictures = [frame.to_ndarray(format="rgb24") for frame in made.decode(video=0)]
     # Every second picture of half a second and of one.
     assert len(pictures) == 4 + 8
-    left, right = pictures[-1][32 + 4 : 32 + 12, :48], pictures[-1][32 + 4 : 32 + 12, 56:]
-    assert abs(left.mean() - 51) < 8 and abs(right.mean() - 204) < 8
+    for (top, left), shade in {(0, 0): 0.2, (0, 56): 0.6, (44, 0): 0.4, (44, 56): 0.8}.items():
+        cell = pictures[-1][32 + top + 4 : 32 + top + 12, left : left + 48]
+        assert abs(cell.mean() - 255 * shade) < 8
+    # Badges are below their clips, in the last excerpt alone; a good one is green.
+    corners = [picture[32 + 44 + 16 + 18, 56 + 44].astype(int) for picture in (pictures[0], pictures[-1])]
+    assert corners[0].max() < 40 and corners[1][1] > corners[1][[0, 2]].max() + 60
     with pytest.raises(RecapError, match=r"excerpts.*show no picture"):
-        write_gif(tmp_path / "b.gif", clips, [Excerpt(5.0, 6.0, "later")])
+        write_gif(tmp_path / "b.gif", clips, [Excerpt(5.0, 6.0, "later")], badges)
     assert not (tmp_path / "b.gif").exists()

@@ -15,7 +15,7 @@ from recap.io.files import read_json, write_whole
 from recap.io.record import versions
 from recap.io.run_folder import STATE
 from recap.plan import Shot
-from recap.show.clips import Excerpt, write_gif
+from recap.show.clips import Badge, Excerpt, write_gif
 from recap.show.comparison import RECORD, compare
 from recap.show.run_page import PAGE, read_summary
 from recap.show.sheet import moments_sheet, write_png
@@ -101,8 +101,13 @@ def _generate(script: StoryScript, flow: str) -> dict[str, Path]:
 
 
 def _write_pictures(script: StoryScript, judged: JudgedStory, runs: Mapping[str, Path]) -> None:
-    """Write the GIF and the sheet of a story's first seed."""
-    clips = {name: run / read_summary(run)["videos"][0] for name, run in runs.items()}
+    """Write the GIF of all seeds of a story and the sheet of its first."""
+    clips = {name: [run / video for video in read_summary(run)["videos"]] for name, run in runs.items()}
+    screens = [screen for _, _, line in judged.story.rows for screen in line]
+    badges = {
+        name: [Badge(screen.badge, screen.good) for screen in screens if screen.memory == name]
+        for name in clips
+    }
     _, first, gone, back = judged.starts_s
     end = judged.story.duration_s
     _, visit, left, again = script.labels
@@ -111,13 +116,13 @@ def _write_pictures(script: StoryScript, judged: JudgedStory, runs: Mapping[str,
         Excerpt(max(gone, back - 1.25), back, left),
         Excerpt(back, end, again),
     ]
-    write_gif(FOLDER / GIF, clips, excerpts)
+    write_gif(FOLDER / GIF, clips, excerpts, badges)
     ends = [*judged.starts_s[1:], end]
     moments = {
         (start + stop) / 2: label
         for start, stop, label in zip(judged.starts_s, ends, script.labels, strict=True)
     }
-    write_png(FOLDER / "figure.png", moments_sheet(clips, moments))
+    write_png(FOLDER / "figure.png", moments_sheet({name: own[0] for name, own in clips.items()}, moments))
 
 
 def _make_room() -> None:

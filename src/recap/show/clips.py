@@ -30,7 +30,8 @@ EMBED_LIMIT = 18_000_000
 _MOST_COLUMNS = 4
 # Clips narrower than this are shown at double size.
 _SMALL_PX = 480
-_BAR_PX, _GAP_PX = 32, 8
+_BAR_PX, _BADGE_PX, _GAP_PX = 32, 20, 8
+_GOOD, _OTHER = "#12a150", "#7d8796"
 GIF_PER_SECOND = 8
 
 
@@ -86,15 +87,38 @@ class Excerpt(NamedTuple):
     label: str
 
 
-def write_gif(out: Path, clips: Mapping[str, Path], excerpts: Sequence[Excerpt]) -> None:
-    """Join excerpts of clips of equal size and length into a GIF that repeats for ever."""
-    opened = [open_clip(path) for path in clips.values()]
-    fps, every = opened[0].fps, round(opened[0].fps / GIF_PER_SECOND)
+class Badge(NamedTuple):
+    """Says in a word what became of a clip, and whether that was hoped for."""
+
+    text: str
+    good: bool
+
+
+def write_gif(
+    out: Path,
+    clips: Mapping[str, Sequence[Path]],
+    excerpts: Sequence[Excerpt],
+    badges: Mapping[str, Sequence[Badge]],
+) -> None:
+    """Join excerpts of clips of equal size and length into a GIF that repeats for ever.
+
+    A column has the clips of one name, a line one clip of every name, each with its badge in the last excerpt.
+    """
+    names, lines = list(clips), [list(line) for line in zip(*clips.values(), strict=True)]
+    marks = [badge for line in zip(*(badges[name] for name in names), strict=True) for badge in line]
+    opened = [open_clip(path) for line in lines for path in line]
+    fps, every, width = opened[0].fps, round(opened[0].fps / GIF_PER_SECOND), opened[0].width
+    heads = [bar(name, (_BAR_PX, width), c) for name, c in zip(names, colours_of(names), strict=True)]
+    head, blank = lay_out(heads, len(names), _GAP_PX), bar("", (_BADGE_PX, width))
+    ends = [bar(mark.text, (_BADGE_PX, width), _GOOD if mark.good else _OTHER) for mark in marks]
     shown: list[Picture] = []
-    for index, joined in enumerate(_joined(list(clips), opened, 1)):
-        labels = [part.label for part in excerpts if part.start_s <= index / fps < part.end_s]
-        if labels and index % every == 0:
-            shown.append(np.concatenate([joined, bar(labels[0], (_BAR_PX, joined.shape[1]))]))
+    for index, pictures in enumerate(zip(*(clip.pictures() for clip in opened), strict=True)):
+        here = [part for part in excerpts if part.start_s <= index / fps < part.end_s]
+        if here and index % every == 0:
+            below = ends if here[0] is excerpts[-1] else [blank] * len(marks)
+            tiles = [np.concatenate(tile) for tile in zip(pictures, below, strict=True)]
+            foot = bar(here[0].label, (_BAR_PX, head.shape[1]))
+            shown.append(np.concatenate([head, lay_out(tiles, len(names), _GAP_PX), foot]))
     if not shown:
         limit = "show no picture of these clips"
         raise refuse("excerpts", list(excerpts), limit, "choose seconds within them")
