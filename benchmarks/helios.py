@@ -25,7 +25,7 @@ from recap.backbones.helios.spec import DISTILLED
 from recap.config import DTYPES, check_device
 from recap.contracts import FlowEstimator, MemoryPolicy
 from recap.errors import refuse
-from recap.fast.accelerate import accelerate_flow
+from recap.fast.accelerate import accelerate_admission, accelerate_flow
 from recap.fast.speed import STAGES, random_flow
 from recap.fast.stopwatch import Stopwatch
 from recap.io.extras import import_extra
@@ -70,7 +70,9 @@ def measure(
     spec, cuda = backbone.spec, settings.device.startswith("cuda")
 
     config = look_up("memory", memory, MEMORIES)()
-    policy: MemoryPolicy = config.build(spec, lambda: FlowNoveltyConfig().build(spec, flow))
+    policy: MemoryPolicy = config.build(
+        spec, lambda: accelerate_admission(FlowNoveltyConfig().build(spec, flow), settings.device)
+    )
     decoder, watch = backbone.decoder(), Stopwatch(cuda)
     plan = make_plan([[Shot("a fox", settings.chunks * spec.block_s)]], spec)
     methods = list(zip((backbone, decoder, policy, backbone, policy), STAGES, strict=True))

@@ -135,14 +135,19 @@ def run(folder: Path, log: Path, commit: str, parts: int) -> int:
         ]
         paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         shares = [subprocess.Popen([sys.executable, "-c", each], env=os.environ | paths) for each in calls]
-        for share, file in zip(shares, files, strict=True):
-            codes.append(abs(share.wait()))
-            if file.exists():
-                outcomes.add(*json.loads(file.read_text("utf-8")))
-            else:
-                outcomes.add(
-                    {"error": 1}, {}, [f"error    one of the processes ended with {share.returncode}"]
-                )
+        try:
+            for share, file in zip(shares, files, strict=True):
+                code = share.wait()
+                # A process that a signal ended has a negative code.
+                codes.append(128 - code if code < 0 else code)
+                if file.exists():
+                    outcomes.add(*json.loads(file.read_text("utf-8")))
+                else:
+                    outcomes.add({"error": 1}, {}, [f"error    one of the processes ended with {code}"])
+        finally:
+            # Whoever interrupts this wants none of them to run on.
+            for share in shares:
+                share.kill()
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
     text = "\n".join(
         [
@@ -156,8 +161,9 @@ def run(folder: Path, log: Path, commit: str, parts: int) -> int:
         ]
     )
     log.write_text(text + "\n", encoding="utf-8")
-    # Where there are fewer tests than processes, pytest says 5: nothing to do.
-    return max((code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED), default=0)
+    # Where there are fewer tests than processes, some have nothing to do; all of them must not.
+    nothing = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+    return max((code for code in codes if code != nothing), default=nothing)
 
 
 def describe_machine() -> str:

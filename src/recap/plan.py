@@ -113,9 +113,7 @@ def _block_ends(shots: Sequence[Shot], spec: BackboneSpec) -> list[int]:
     A shot shorter than half a block still gets one: a prompt that is never used would be a silent loss. What
     follows then starts where that block ends, so that no later shot pays for it.
     """
-    length = spec.frames_per_block
-    pictures = spec.num_pictures(length) if spec.decodes_alone else spec.pictures_per_frame * length
-    blocks_per_second = spec.pictures_per_second / pictures
+    blocks_per_second = spec.pictures_per_second / spec.block_pictures
     ends: list[int] = []
     elapsed = 0.0
     for shot in shots:

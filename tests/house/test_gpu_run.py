@@ -78,6 +78,25 @@ def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
     assert "::test_broken: test_marked.py:" in text and "OSError: gone" in text
 
 
+def test_where_nothing_ran_the_run_has_not_passed(tmp_path):
+    (tmp_path / "test_unmarked.py").write_text("def test_right(): pass\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
+    program = (
+        "import sys; from pathlib import Path\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.gpu import run\n"
+        f"sys.exit(run(Path({str(tmp_path)!r}), Path({str(tmp_path / 'gpu.txt')!r}), 'abc1234', 2))"
+    )
+    assert in_a_process(program, tmp_path).returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    # Killed by a signal whose number is that of the code above.
+    (tmp_path / "test_marked.py").write_text(
+        "import os, pytest\n\n@pytest.mark.cuda\ndef test_dies(): os.kill(os.getpid(), 5)\n"
+    )
+    done = in_a_process(program, tmp_path)
+    assert done.returncode == 128 + 5, done.stderr
+    assert "one of the processes ended with -5" in (tmp_path / "gpu.txt").read_text()
+
+
 def test_the_target_needs_no_environment_of_ours():
     target = re.search(r"^test-gpu:(.*)\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert target is not None

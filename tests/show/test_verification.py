@@ -175,6 +175,14 @@ def test_random_weights_of_the_other_family_need_no_file_either(monkeypatch, tmp
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "verify.json"}
 
 
+def test_random_weights_of_helios_refuse_what_they_would_ignore():
+    backbone = {"name": HeliosDistilledConfig.row.name, "offload": "group"}
+    with pytest.raises(ValueError, match=r"backbone.offload is 'group': .*leave it out"):
+        ModelChoice.of(backbone, device="cpu", random_weights=True)
+    sized = backbone | {"offload": "auto", "height": 128, "width": 128}
+    assert ModelChoice.of(sized, device="cpu", random_weights=True).config.backbone.settings.height == 128
+
+
 @pytest.mark.slow
 def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
     """Several models in one process, in 8 bits, as on a machine with nothing but torch; a failure stops nobody."""

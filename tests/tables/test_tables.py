@@ -13,6 +13,7 @@ from recap.eval.metrics import all_measures, find_measure
 from recap.eval.scores import Score
 from recap.tables.ask import Ask
 from recap.tables.baselines import on_backbone
+from recap.tables.folder import FIRST_PROMPT, begin_folder, check_folder
 from recap.tables.recipes import TABLES, find_recipe
 from recap.tables.reproduce import How, reproduce
 from recap.tables.runner import ResultStore
@@ -87,6 +88,18 @@ def test_what_confirms_had_no_part_in_the_search():
     ):
         with pytest.raises(ValueError, match=limit):
             Ask(**ask)
+
+
+def test_a_half_of_other_prompts_is_another_question(tmp_path):
+    """19 and 20 prompts both have ten in the half that confirms, of which nine are the same."""
+    begun = {"table": "reappearance", "half": "confirm", FIRST_PROMPT: 10, "prompts": 10, "seeds": 10}
+    begin_folder(tmp_path / "new", begun)
+    check_folder(tmp_path / "new", begun, ())
+    with pytest.raises(ValueError, match=f"begun with {FIRST_PROMPT} 10, not 9"):
+        check_folder(tmp_path / "new", begun | {FIRST_PROMPT: 9}, ())
+    # Folders from before it was noted are believed.
+    begin_folder(tmp_path / "old", {name: begun[name] for name in begun if name != FIRST_PROMPT})
+    check_folder(tmp_path / "old", begun, ())
 
 
 def test_a_timed_run_is_no_run_of_a_batch():

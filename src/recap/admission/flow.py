@@ -112,8 +112,8 @@ class FlowNovelty(ScoredAdmission):
         # B y x, 0..1.
         self._claimed: Tensor | None = None
         self._surroundings = Surroundings()
-        # What computes; a faster twin of it can be set before the first block or between two.
-        self.steps: Steps = flow_steps
+        # Twins of the plain steps that are faster, by the kind of device that pictures are on.
+        self.faster: dict[str, Steps] = {}
 
     @classmethod
     def on(cls, spec: BackboneSpec, config: FlowNoveltyConfig, flow: FlowEstimator) -> Self:
@@ -147,8 +147,9 @@ class FlowNovelty(ScoredAdmission):
             return stream[:, 1:, 0]
         flow = self._flow(stream)
         self._check_flow(flow)
-        evidence = self.steps.find_evidence(stream, flow, self.config, self._surroundings)
-        fired, self._claimed = self.steps.claim(self._sift(stream, flow, evidence), claimed)
+        steps = self.faster.get(stream.device.type, flow_steps)
+        evidence = steps.find_evidence(stream, flow, self.config, self._surroundings)
+        fired, self._claimed = steps.claim(self._sift(stream, flow, evidence), claimed)
         return fired
 
     def _sift(self, stream: Tensor, flow: Flow, evidence: Evidence) -> Evidence:

@@ -59,9 +59,13 @@ def accelerate_flow(flow: FlowEstimator) -> FlowEstimator:
 
 
 def accelerate_admission(rule: Admission, device: str) -> Admission:
-    """Let a rule that finds novelty by flow on this device use kernels for it; any other rule stays as it is."""
+    """Let a rule that finds novelty by flow use kernels on a GPU; any other rule stays as it is.
+
+    The device is the run's. Pictures may be elsewhere, as a backbone or a decoder that was handed in: these get the
+    plain steps.
+    """
     novelty = rule.by_flow if isinstance(rule, FlowKeys) else rule
     if isinstance(novelty, FlowNovelty) and device.startswith("cuda") and find_spec("triton") is not None:
         # Imported here because importing Triton takes time.
-        novelty.steps = import_module("recap.fast.novelty_kernels")
+        novelty.faster["cuda"] = import_module("recap.fast.novelty_kernels")
     return rule

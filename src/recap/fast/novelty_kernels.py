@@ -273,7 +273,7 @@ def _to_unit(size: int) -> float:
 def find_evidence(
     stream: Tensor, flow: Flow, config: FlowNoveltyConfig, surroundings: Surroundings
 ) -> Evidence:
-    stream, forward, backward = (each.contiguous() for each in (stream, *flow))
+    stream, forward, backward = (each.float().contiguous() for each in (stream, *flow))
     rows, pairs, _, height, width = backward.shape
     novelty = torch.empty((rows, pairs, height, width), dtype=torch.float32, device=stream.device)
     flagged, traced = (torch.empty_like(novelty, dtype=torch.bool) for _ in range(2))

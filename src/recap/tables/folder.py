@@ -33,6 +33,8 @@ from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
 RECORD, SHEET, TABLE = "record.json", "sheet.png", "table.json"
 GROWING = ("prompts", "seeds")
+# Where it is not the first of the set; older folders lack it.
+FIRST_PROMPT = "first_prompt"
 """A larger number resumes the folder of a smaller one."""
 LEFT_OUT = "left_out"
 VERSIONS = ("recap", "torch")
@@ -57,6 +59,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
             raise refuse("--out", str(folder), "holds something that is not a table", "choose another --out")
         return
     for name, value in wanted.items():
+        if name == FIRST_PROMPT and name not in found:
+            continue
         # A folder that was begun before there was such a setting was begun without it.
         if name not in (*GROWING, LEFT_OUT) and (found.get(name) or None) != (value or None):
             limit = f"it was begun with {name} {found.get(name)!r}, not {value!r}"

@@ -30,6 +30,7 @@ from recap.tables.baselines import on_backbone
 from recap.tables.batches import ROWS, Batches
 from recap.tables.executors import OnRay, Processes
 from recap.tables.folder import (
+    FIRST_PROMPT,
     LEFT_OUT,
     VERSIONS,
     about_table,
@@ -223,6 +224,9 @@ class _Call:
         if not self._ask.half:
             # Folders from before there were halves are the same question.
             del asked["half"]
+        if prompts.start:
+            # The second half of 19 prompts is as many as that of 20, but others.
+            asked[FIRST_PROMPT] = prompts.start
         return {"table": recipe.name, **asked, LEFT_OUT: list(self._left_out[recipe.name])}
 
     def finish(self) -> Reproduction:
