@@ -65,7 +65,7 @@ def test_a_table_of_many_rows_says_which_differ_if_their_number_is_counted():
         """One row that differs in every prompt, others that differ by chance."""
         near = [f"row {n}" for n in range(number)]
         return [
-            ScoredRun(row, f"p{prompt}", seed, score(value, name="return_same"))
+            ScoredRun(row, f"p{prompt}", seed, score(value, name="return_kept"))
             for prompt in range(8) for seed in range(2)
             for row, value in (
                 ("recap", 0.9), ("sink", 0.9 - seen),
@@ -74,9 +74,9 @@ def test_a_table_of_many_rows_says_which_differ_if_their_number_is_counted():
         ]  # fmt: skip
 
     text = describe_looks(recipe, runs(6))
-    assert "Corrected for 7 looks" in text and "return same: sink (lower, p 0.0078)." in text
+    assert "Corrected for 7 looks" in text and "return kept: sink (lower, p 0.0078)." in text
     # Nobody could see it, however certain it is.
-    assert "return same: no row" in describe_looks(recipe, runs(6, seen=0.04))
+    assert "return kept: no row" in describe_looks(recipe, runs(6, seen=0.04))
     # One row is one look, and without ours nothing is compared.
     assert not describe_looks(recipe, runs(0))
     assert not describe_looks(recipe, [run for run in runs(3) if run.row != "recap"])

@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 @pytest.mark.parametrize(
     ("table", "half"),
     [
-        *((name, "") for name in ("components", "bank", "motion", "length", "recurrence")),
+        *((name, "") for name in ("components", "bank", "motion", "length", "recurrence", "entering")),
         *((f"confirm{question}", "confirm") for question in ("", "-60s", "-entering")),
         *((f"beyond{question}", "search") for question in ("", "-60s", "-entering")),
     ],

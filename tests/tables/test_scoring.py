@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +20,8 @@ from recap.eval.metrics.reappearance import same_again
 from recap.eval.sampling import CLIP_S, InMemoryClip
 from recap.eval.scores import Score
 from recap.io.trace import BlockTrace
+from recap.tables.recipes import find_recipe
+from recap.tables.table import ScoredRun, build_cells
 
 FPS = 16
 SIZE = (48, 64)
@@ -222,6 +224,25 @@ def test_the_same_again_is_alike_and_there(found, likeness, same):
     value = None if likeness is None else same_from() + likeness
     by_crops = Score("reappearance_crop", value, "crops in probe", 1, {"found": list(found)})
     assert same_again(by_crops, "same_again").value == same
+
+
+def test_who_never_entered_counts_as_not_kept():
+    """Else a memory that lets nobody in would be judged by the few whom it did."""
+    measure = find_measure("entering")
+    stored = {name: asdict(Score(name, None, "crops in probe", 0)) for name in ("return_same", "return_crop")}
+    found = measure.count_all(stored)
+    assert found["return_kept"]["value"] == 0.0 and found["return_same"]["value"] is None
+    stored["return_same"]["value"] = 1.0
+    assert measure.count_all(stored)["return_kept"] == {**stored["return_same"], "name": "return_kept"}
+    assert measure.count_all({}) == {}
+    # A table of the suite has it, next to the share of those that can be compared.
+    runs = []
+    for prompt, value in enumerate((1.0, 0.0, None, None)):
+        scores = measure.count_all({"return_same": asdict(Score("return_same", value, "x", 1))})
+        runs += [ScoredRun(row, f"p{prompt}", 0, scores) for row in ("sink", "recap")]
+    cells = {cell.measure: cell.value for cell in build_cells(find_recipe("entering"), runs)}
+    assert (cells["return_same"].mean, cells["return_same"].n) == (0.5, 2)
+    assert (cells["return_kept"].mean, cells["return_kept"].n) == (0.25, 4)
 
 
 def test_a_memory_without_a_bank_is_asked_for_the_subject_alone(monkeypatch):

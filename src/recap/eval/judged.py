@@ -166,6 +166,8 @@ class Measure:
     """Score -> the paper's column for it, and the factor that makes it 0..1."""
     visible: Mapping[str, float | Mapping[str, float]] = field(default_factory=dict)
     """Score -> the smallest difference that a viewer could see, by judge where they differ (`recap.eval.visible`)."""
+    counted: Mapping[str, str] = field(default_factory=dict)
+    """Score -> what it is called where runs without it count as 0 instead of being left out."""
     of_subject: bool = False
     """It says more where somebody can find the subject."""
     uses_flow: bool = False
@@ -191,6 +193,15 @@ class Measure:
             others = [each for each in self.score(run.by_second_judge()) if each.backend.endswith(SECOND)]
             scores = [*scores, *(replace(each, name=each.name + BY_SECOND) for each in others)]
         return scores
+
+    def count_all(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run's scores, as they are stored, and those that leave out no run next to them."""
+        names = {name: new for name, new in self.counted.items() if name in scores}
+        counted = {
+            new: {**scores[name], "name": new, "value": scores[name]["value"] or 0.0}
+            for name, new in names.items()
+        }
+        return {**scores, **counted}
 
     def smallest_visible(self, score: str, backend: str) -> float:
         """Return the smallest visible difference of a score by this judge, 0 where none is declared."""

@@ -24,6 +24,10 @@ PHRASES = (
     ("semantic", "VBench's Semantic"),
     ("identity", "likeness of the late to the early subject"),
     ("retention", "likeness of the last pictures to the opening"),
+    (
+        "return_kept",
+        "the share of all videos in which the late subject is shown on both visits and is the same",
+    ),
     ("return_same", "the share of videos in which the late subject is the same again"),
     ("same_again", "the share of videos in which the subject is the same again"),
     ("reappearance", "likeness of the subject before and after its absence"),

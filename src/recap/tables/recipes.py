@@ -222,7 +222,7 @@ ENTERING = Recipe(
     (NONE, SINK, SINK_5, *RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP, PLUS),
     ("entering", "identity", "subject_motion"),
     script="entering",
-    panels=("identity_crop", "return_same", "late_found_on_return", "late_haunting", "subject_path"),
+    panels=("identity_crop", "return_kept", "late_found_on_return", "late_haunting", "subject_path"),
 )
 RETENTION = Recipe(
     "retention",

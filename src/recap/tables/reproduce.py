@@ -20,6 +20,7 @@ from typing import Any
 
 from recap.config import check_device
 from recap.errors import refuse
+from recap.eval.metrics import find_measure
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
@@ -263,7 +264,9 @@ class _Call:
         looks: dict[str, Look] = {}
         for run, result in zip(planned, results, strict=True):
             row, key = run.row.name, run.job.key
-            scores = {name: score for measure in measures for name, score in result[measure].items()}
+            scores = {}
+            for name in measures:
+                scores |= find_measure(name).count_all(result[name])
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
             if LOOK in run.job.wants & result.keys():
                 look = unpack_look(result[LOOK])

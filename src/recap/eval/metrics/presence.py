@@ -124,6 +124,7 @@ MEASURES = (
         "entering",
         _measure_entering,
         headlines=(
+            "return_kept",
             "return_same",
             "return_subject",
             "return_crop",
@@ -133,11 +134,13 @@ MEASURES = (
         ),
         visible={
             **dict.fromkeys(("return_subject", "return_crop", "return_frame"), LIKENESS),
-            "return_same": VIDEOS,
+            **dict.fromkeys(("return_kept", "return_same"), VIDEOS),
             **dict.fromkeys(
                 ("late_found_on_visit", "late_haunting", "late_found_on_return", "opening_found"), MOMENTS
             ),
         },
+        # Who is never let in cannot be told from another later; without this a memory would gain by it.
+        counted={"return_same": "return_kept"},
         of_subject=True,
     ),
 )
