@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +20,7 @@ from recap.show.chart import (
     panel_chart,
     plane_chart,
 )
+from recap.show.labels import Area, find_spots
 
 NAN = math.nan
 LEFT, RIGHT, BOTTOM = 60.0, 730.0, 300.0
@@ -108,13 +110,81 @@ def test_a_plane_joins_the_places_of_a_path_and_leaves_out_what_was_not_measured
         Place("lost", (NAN, NAN, NAN), (0.1, 0.1, 0.1)),
     ]
     svg = plane_chart("identity against motion", places, "motion", "identity")
-    assert all(f">{place.label}<" in svg for place in places[:3]) and "lost" not in svg
+    assert all(f">{label}<" in svg for label in ("none", "recap, lambda 1", "5")) and "lost" not in svg
     dots = [(float(dot["cx"]), float(dot["cy"])) for dot in drawn(svg, "circle")]
     assert len(dots) == 3 and dots[0][0] > dots[1][0] > dots[2][0] and dots[0][1] > dots[1][1] > dots[2][1]
     (path,) = drawn(svg, "polyline")
     assert [tuple(map(float, point.split(","))) for point in path["points"].split()] == dots[1:]
     # Two measures of two places have intervals.
     assert sum("stroke-opacity" in line for line in drawn(svg, "line")) == 4
+
+
+def test_later_places_of_a_path_are_labelled_with_their_number_alone():
+    names = ["sink, lambda 1", "sink, lambda 2.5", "sink", "recap, lambda 2.5"]
+    places = [
+        Place(name, (i, NAN, NAN), (i * i, NAN, NAN), name.split(",")[0]) for i, name in enumerate(names)
+    ]
+    words = [part.text for part in ElementTree.fromstring(plane_chart("t", places, "x", "y")).iter()]
+    # Nothing has an interval, so nothing explains crosses.
+    assert words[-4:] == ["sink, lambda 1", "2.5", "sink", "recap, lambda 2.5"]
+    assert "pale crosses: intervals" not in words
+
+
+def test_an_outlier_is_at_the_border_with_its_value_and_squeezes_nobody():
+    """`none` keeps 0.437 of the identity, all others 0.84 to 0.91: they had a tenth of the height."""
+    near = [(0.14 + i / 1000, 0.85 + i / 100) for i in range(6)]
+    places = [Place(f"m{i}", (x, x, x), (y, y - 0.01, y + 0.01)) for i, (x, y) in enumerate(near)]
+    below = Place("none", (0.142, 0.141, 0.143), (0.437, 0.36, 0.51))
+    svg = plane_chart("t", [below, *places], "motion", "identity")
+    heights = [float(dot["cy"]) for dot in drawn(svg, "circle")]
+    assert len(heights) == 6 and max(heights) - min(heights) > 200
+    assert ">none: identity 0.437<" in svg
+    (arrow,) = drawn(svg, "polygon")
+    tip, *base = (tuple(map(float, corner.split(","))) for corner in arrow["points"].split())
+    # At the lower border, which is where the upright lines of the grid end, and downwards.
+    assert tip[1] == max(bottom for _, _, bottom in whiskers(svg)) and all(y < tip[1] for _, y in base)
+    right = Place("far", (0.9, NAN, NAN), (0.86, NAN, NAN))
+    svg = plane_chart("t", [*places, below, right], "motion", "identity")
+    assert ">far: motion 0.9<" in svg and len(drawn(svg, "polygon")) == 2
+    both = Place("lost", (0.9, NAN, NAN), (0.437, NAN, NAN))
+    assert ">lost: motion 0.9, identity 0.437<" in plane_chart("t", [*places, both], "motion", "identity")
+
+
+def test_few_places_or_places_all_over_the_plane_are_all_on_the_axes():
+    for ys in ((0.4, 0.86, 0.87), (0.1, 0.3, 0.5, 0.6, 0.8, 0.9)):
+        places = [Place(f"m{i}", (i, NAN, NAN), (y, NAN, NAN)) for i, y in enumerate(ys)]
+        svg = plane_chart("t", places, "x", "y")
+        assert len(drawn(svg, "circle")) == len(ys) and not drawn(svg, "polygon")
+
+
+@pytest.mark.parametrize("apart", [1, 14, 25, 60])
+def test_every_label_is_nearest_to_its_point_or_has_a_line_back(apart):
+    """Labels that had to move stood at other points: 'lambda 8' at that of 2.5."""
+    points = [(300 + apart * (i % 4) + i // 4, 200 + apart * (i // 4)) for i in range(12)]
+    labels = [f"recap, lambda {i}" for i in range(12)]
+    page = Area(60, 60, 760, 500)
+    spots = find_spots(labels, points, [points[:4]], page)
+    for point, spot in zip(points, spots, strict=True):
+        assert page.holds(spot.box)
+        if spot.leader:
+            assert spot.leader == (point, spot.box.nearest(point))
+        else:
+            away = [spot.box.distance(other) for other in points if other != point]
+            assert spot.box.distance(point) < min(away)
+    assert not any(one.box.touches(other.box) for one, other in combinations(spots, 2))
+
+
+def test_in_a_chart_lines_back_lead_from_dots_and_lone_labels_have_none():
+    def leaders(svg):
+        return [line for line in drawn(svg, "line") if line.get("stroke-width") == "0.8"]
+
+    crowd = [Place(f"recap, layers {i}", (i / 100, NAN, NAN), (0.5, NAN, NAN)) for i in range(2)]
+    ends = [Place("a", (-9, NAN, NAN), (0, NAN, NAN)), Place("b", (9, NAN, NAN), (1, NAN, NAN))]
+    assert not leaders(plane_chart("t", ends, "x", "y"))
+    svg = plane_chart("t", [*crowd, *ends], "x", "y")
+    dots = {(dot["cx"], dot["cy"], dot["fill"]) for dot in drawn(svg, "circle")}
+    lines = leaders(svg)
+    assert lines and all((line["x1"], line["y1"], line["stroke"]) in dots for line in lines)
 
 
 def test_panels_have_a_line_for_every_label_and_an_axis_each():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from statistics import quantiles
 from typing import NamedTuple
 
 from recap.show import svg
+from recap.show.labels import Area, Spot, find_spots
 from recap.show.palette import MEMORY_COLOURS, colours_of
 
 _WIDTH, _LEFT, _RIGHT = 760.0, 60.0, 730.0
@@ -18,6 +20,9 @@ _LABELS_PX, _LINE_PX = 190.0, 30.0
 _PANELS_TOP, _PANEL_LINE_PX = 62.0, 20.0
 _MOST_BANDS, _SHADES = 30, 12
 _LABELS_A_LINE = 4
+_ARROW_PX = 6.0
+# An axis leaves places out if more than two thirds of it were there for them; of fewer places, most is no notion.
+_SQUEEZE, _FEWEST_OF_MOST = 3, 5
 
 
 class Bar(NamedTuple):
@@ -158,13 +163,20 @@ def plane_chart(
 ) -> str:
     """Draw places in a plane with the intervals of both measures as a cross, and a line through those of a path.
 
-    With `front` a wide line joins the places that no other exceeds in both measures.
+    With `front` a wide line joins the places that no other exceeds in both measures. Places far away from all others
+    are arrows at the border, with their values. Later points of a path over a number are labelled with it alone.
     """
     left, right, top, bottom = _LEFT, _RIGHT, _TOP + 16, _TOP + 456
     known = [place for place in places if place.x[0] == place.x[0] and place.y[0] == place.y[0]]
-    first, last = _range([value for place in known for value in place.x if value == value])
-    low, high = _range([value for place in known for value in place.y if value == value])
+    first, last = _range_of_most([place.x for place in known])
+    low, high = _range_of_most([place.y for place in known])
     across, up = svg.scale(first, last, left, right), svg.scale(low, high, bottom, top)
+
+    def at(x: float, y: float) -> svg.Point:
+        """Return where a point is in the drawing; one that the axes leave out is at the border."""
+        inner_x = min(max(across(x), left + _ARROW_PX), right - _ARROW_PX)
+        return inner_x, min(max(up(y), top + _ARROW_PX), bottom - _ARROW_PX)
+
     parts = [svg.title(title), svg.note(left, top - 12, f"↑ {y_label}")]
     for tick in svg.round_ticks(low, high):
         parts.append(svg.line(left, up(tick), right, up(tick), stroke=svg.RULE))
@@ -174,25 +186,80 @@ def plane_chart(
         parts.append(svg.note(across(tick), bottom + 18, f"{tick:g}", "middle"))
     parts.append(svg.note(right, bottom + 34, f"{x_label} →", "end"))
     if front:
-        steps = [(across(place.x[0]), up(place.y[0])) for place in not_exceeded(known)]
+        steps = [at(place.x[0], place.y[0]) for place in not_exceeded(known)]
         parts.append(svg.polyline(steps, stroke=svg.RULE, stroke_width=9, stroke_linejoin="round"))
     groups = list(dict.fromkeys(place.path or place.label for place in known))
     colours = dict(zip(groups, colours_of(groups), strict=True))
+    inks = [colours[place.path or place.label] for place in known]
+    parts += _crosses(known, inks, at)
+    if any(end == end for place in known for end in (place.x[1], place.y[1])):
+        parts.append(svg.note(right, top - 12, "pale crosses: intervals", "end"))
+    curves = []
     for path in dict.fromkeys(place.path for place in known if place.path):
-        points = [(across(place.x[0]), up(place.y[0])) for place in known if place.path == path]
-        parts.append(svg.polyline(points, stroke=colours[path], stroke_width=1.6, stroke_dasharray="5 4"))
-    taken = [(across(place.x[0]) - 6, up(place.y[0]) - 6, 12.0) for place in known]
-    for place in known:
-        x, y, colour = across(place.x[0]), up(place.y[0]), colours[place.path or place.label]
-        if place.x[1] == place.x[1]:
-            parts.append(
-                svg.line(across(place.x[1]), y, across(place.x[2]), y, stroke=colour, stroke_opacity=0.4)
-            )
-        if place.y[1] == place.y[1]:
-            parts.append(svg.line(x, up(place.y[1]), x, up(place.y[2]), stroke=colour, stroke_opacity=0.4))
-        parts.append(svg.dot(x, y, 4.5, colour))
-        parts.append(svg.text(*_free_spot(place.label, x, y, taken), place.label, fill=colour))
+        curves.append([at(place.x[0], place.y[0]) for place in known if place.path == path])
+        parts.append(svg.polyline(curves[-1], stroke=colours[path], stroke_width=1.6, stroke_dasharray="5 4"))
+    points, labels = [at(place.x[0], place.y[0]) for place in known], _short_labels(known)
+    for index, (place, colour) in enumerate(zip(known, inks, strict=True)):
+        sides = _side(place.x[0], first, last), -_side(place.y[0], low, high)
+        if any(sides):
+            measured = zip((x_label, y_label), (place.x, place.y), sides, strict=True)
+            values = [f"{name} {mean:.3g}" for name, (mean, *_), side in measured if side]
+            labels[index] = f"{place.label}: {', '.join(values)}"
+            parts.append(_arrow(points[index], sides, colour))
+        else:
+            parts.append(svg.dot(*points[index], 4.5, colour))
+    spots = find_spots(labels, points, curves, Area(left, top, _WIDTH, bottom))
+    parts += [_label(*each) for each in zip(labels, spots, inks, strict=True)]
     return svg.drawing(_WIDTH, bottom + 50, parts)
+
+
+def _crosses(
+    places: Sequence[Place], colours: Sequence[str], at: Callable[[float, float], svg.Point]
+) -> Iterator[str]:
+    """Yield the intervals of places, pale, as points and labels are read first."""
+    for place, colour in zip(places, colours, strict=True):
+        (x, *x_ends), (y, *y_ends) = place.x, place.y
+        if x_ends[0] == x_ends[0]:
+            yield svg.line(*at(x_ends[0], y), *at(x_ends[1], y), stroke=colour, stroke_opacity=0.2)
+        if y_ends[0] == y_ends[0]:
+            yield svg.line(*at(x, y_ends[0]), *at(x, y_ends[1]), stroke=colour, stroke_opacity=0.2)
+
+
+def _label(label: str, spot: Spot, colour: str) -> str:
+    """Return a label with the line back to its point; on an outline of paper it can be read over other lines."""
+    outline: dict[str, str | float] = {"stroke": svg.PAPER, "stroke_width": 3, "paint_order": "stroke"}
+    words = svg.text(spot.x, spot.y, label, spot.anchor, fill=colour, **outline)
+    if spot.leader is None:
+        return words
+    return svg.line(*spot.leader[0], *spot.leader[1], stroke=colour, stroke_width=0.8) + words
+
+
+def _short_labels(places: Sequence[Place]) -> list[str]:
+    """Return the labels of places; 'sink, lambda 5' is '5' if the path has a place 'sink, lambda 1' before it."""
+    labels, begun = [], set()
+    for place in places:
+        words, _, last = place.label.rpartition(" ")
+        counted = bool(place.path and words) and last.replace(".", "", 1).isdigit()
+        labels.append(last if counted and (place.path, words) in begun else place.label)
+        if counted:
+            begun.add((place.path, words))
+    return labels
+
+
+def _side(value: float, low: float, high: float) -> int:
+    """Return -1 below an axis, 1 above it, 0 on it."""
+    return (value > high) - (value < low)
+
+
+def _arrow(middle: svg.Point, sides: tuple[int, int], colour: str) -> str:
+    """Return a triangle that points to the right or the left and down or up, by the signs of `sides`."""
+    (x, y), (right, down) = middle, (side / math.hypot(*sides) * _ARROW_PX for side in sides)
+    corners = [
+        (x + right, y + down),
+        (x - right - down, y - down + right),
+        (x - right + down, y - down - right),
+    ]
+    return svg.polyline(corners, "polygon", fill=colour)
 
 
 def not_exceeded(places: Sequence[Place]) -> list[Place]:
@@ -206,32 +273,29 @@ def not_exceeded(places: Sequence[Place]) -> list[Place]:
     return sorted(kept, key=lambda place: place.x[0])
 
 
-def _free_spot(
-    label: str, x: float, y: float, taken: list[tuple[float, float, float]]
-) -> tuple[float, float]:
-    """Return where a label next to a point covers no other one, and take the place; the last spot if all are taken.
-
-    `taken` has the left edge, the upper edge and the width of every label and point; all are as high as a line.
-    """
-    width, height = 6.3 * len(label), 13.0
-    for down in (-3.0, 13.0, -16.0, 26.0, -29.0, 39.0, -42.0):
-        for left in (x + 9, x - 9 - width):
-            top = y + down - 10
-            free = all(
-                left + width < other or other + wide < left or top + height < upper or upper + height < top
-                for other, upper, wide in taken
-            )
-            if free and left >= _LEFT and left + width <= _WIDTH:
-                taken.append((left, top, width))
-                return left, y + down
-    return x + 9, y - 3
-
-
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Return the ends of an axis, with room beyond the lowest and the highest value."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = (high - low) * 0.08 or 0.05 * max(abs(high), 1.0)
     return low - room, high + room
+
+
+def _range_of_most(spans: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return the ends of an axis for means and their intervals, without the few means that would squeeze all others.
+
+    These lie outside the quartiles by three times what is between them.
+    """
+
+    def reach(some: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+        return _range([value for span in some for value in span if value == value])
+
+    if len(spans) < _FEWEST_OF_MOST:
+        return reach(spans)
+    lower, _, upper = quantiles([span[0] for span in spans], method="inclusive")
+    away = 3 * (upper - lower)
+    most = reach([span for span in spans if lower - away <= span[0] <= upper + away])
+    every = reach(spans)
+    return most if (most[1] - most[0]) * _SQUEEZE < every[1] - every[0] else every
 
 
 def draw_bank(title: str, history: BankHistory) -> str:

@@ -199,10 +199,8 @@ def plane_of(numbers: Numbers) -> Claim | None:
         Place(row, _span(numbers.cell(row, motion)), _span(numbers.cell(row, identity)), paths.get(row, ""))
         for row in rows
     ]
-    far = _far_below(places)
-    shown = [place for place in places if place is not far]
     labels = plain_name(motion), plain_name(identity)
-    chart = plane_chart("Identity against motion", shown, *labels, front=True)
+    chart = plane_chart("Identity against motion", places, *labels, front=True)
     sides = {
         row: (_side(numbers.cell(row, identity)), _side(numbers.cell(row, motion)))
         for row in rows
@@ -219,16 +217,8 @@ def plane_of(numbers: Numbers) -> Claim | None:
         if len(better + beaten + traded) < len(sides)
         else "",
         "The wide line joins rows that, by their means, no other row exceeds in both.",
-        f"{far.label} lies far below the others, at {_short(far.y[0])}, and is not drawn." if far else "",
     ]
     return Claim(headline, [text for text in sentences if text], chart)
-
-
-def _far_below(places: Sequence[Place]) -> Place | None:
-    """Return the lowest place if all others would be squeezed into a third of the chart because of it."""
-    lowest, second, *_ = by_height = sorted(places, key=lambda place: place.y[0])
-    rest = by_height[-1].y[0] - second.y[0]
-    return lowest if len(places) > FEWEST_OF_PLANE and second.y[0] - lowest.y[0] > 2 * rest else None
 
 
 def _none_or(rows: Sequence[str]) -> str:

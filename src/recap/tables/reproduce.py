@@ -264,7 +264,7 @@ class _Call:
         looks: dict[str, Look] = {}
         for run, result in zip(planned, results, strict=True):
             row, key = run.row.name, run.job.key
-            scores = {}
+            scores: dict[str, Any] = {}
             for name in measures:
                 scores |= find_measure(name).count_all(result[name])
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
