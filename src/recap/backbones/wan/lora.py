@@ -111,6 +111,10 @@ def read_choice(text: str, field: str = "--lora") -> LoraChoice:
     number = number_in(tail)
     if colon and number is not None:
         path, strength = head, number
+    if any(character < " " for character in path):
+        # What JSON makes of C:\new.safetensors.
+        limit = "a backslash in it was read as part of another character"
+        raise refuse(field, text, limit, "write the path with / instead")
     if not path or not 0 < abs(strength) <= MOST_STRENGTH:
         limit = f"must be FILE or FILE:strength, the strength not 0 and at most {MOST_STRENGTH:,.0f}"
         raise refuse(field, text, limit, "for example style.safetensors:0.8")
