@@ -58,7 +58,9 @@ def test_a_session_is_not_continued_with_other_loras(styled):
     with_it, without = (make_config(each, NewSession(prompt=PROMPT)) for each in (styled, plain))
     check_model(with_it, styled)
     check_model(without, plain)
-    with pytest.raises(RecapError, match=r"lora is \['/a\.pt:0\.5'\].*start the studio with --lora /a\.pt:0\.5"):
+    with pytest.raises(
+        RecapError, match=r"lora is \['/a\.pt:0\.5'\].*start the studio with --lora /a\.pt:0\.5"
+    ):
         check_model(with_it, plain)
     with pytest.raises(RecapError, match=r"lora is \[\].*start the studio with no --lora") as refusal:
         check_model(without, styled)

@@ -195,7 +195,7 @@ def check_options(backbone: str | None, used: Mapping[str, Any]) -> None:
 
 
 def _settings_of(kind: type[BackboneConfig]) -> set[str]:
-    return {each.name for each in fields(kind)}
+    return {each.name for each in fields(kind)}  # type: ignore[arg-type]
 
 
 def takes_generation(command: Callable[..., None]) -> Callable[..., None]:
