@@ -1,4 +1,4 @@
-# `recap` in the versions of constraints.txt.
+# `recap` in the versions of constraints.txt and constraints-image.txt.
 #
 #   docker build -t recap .                          for a CPU
 #   docker build -t recap:cuda --target cuda .       for NVIDIA GPUs, with what the public models need
@@ -6,28 +6,33 @@
 #   docker run --rm -v "$PWD:/work" recap generate "a fox on a beach by day"
 #   docker run --rm --gpus all -v "$PWD:/work" -v recap-weights:/weights recap:cuda verify longlive
 
-FROM python:3.11-slim AS sources
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 RECAP_HOME=/weights
+FROM python:3.11-slim AS base
+# Below HOME, Triton keeps the kernels that it compiled: where anybody may write, and in a volume that outlives --rm.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 RECAP_HOME=/weights HOME=/weights
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY src src
+COPY constraints.txt constraints-image.txt ./
 # Anybody may run it, so that results in /work belong to whoever asked for them: docker run --user "$(id -u)".
 RUN mkdir -m 1777 /weights /work
 ENTRYPOINT ["recap"]
 CMD ["--help"]
 
-FROM sources AS cuda
+FROM base AS cuda
 # torch from its own index, as PyPI has one build only; the driver of the host must know this CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
 # Triton compiles a few lines of C when kernels are first used.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
-RUN pip install -c constraints.txt '.[wan,studio]'
+# After torch, so that a change of the sources does not install it again.
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN pip install -c constraints.txt -c constraints-image.txt '.[wan,studio]'
 WORKDIR /work
 
 # The last one is what is built when none is named.
-FROM sources AS cpu
+FROM base AS cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
-RUN pip install -c constraints.txt '.[studio]'
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN pip install -c constraints.txt -c constraints-image.txt '.[studio]'
 WORKDIR /work

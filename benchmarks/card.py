@@ -87,6 +87,8 @@ def measure_row(row: Row, blocks: int, backbone: str, device: str) -> dict[str, 
         backbone, "recap", row.decoder, device, dtype, blocks, eager=row.path == "readable", **more
     )
     began = time.perf_counter()
+    # Before anything is on the card: what of `outside` is CUDA's context, and what others take.
+    context = read_memory()["outside"] if cuda else 0.0
     parts = make_parts(settings)
     latents: list[torch.Tensor] = []
     reserved: list[float] = []
@@ -103,7 +105,11 @@ def measure_row(row: Row, blocks: int, backbone: str, device: str) -> dict[str, 
         "pictures_per_s": 1e3 * pictures / found["block"]["median"],
         "seconds": time.perf_counter() - began,
         "latents": hashlib.sha256(bits).hexdigest()[:12],
-        **({"memory": read_memory(), "peak_reserved_by_block": reserved} if cuda else {}),
+        **(
+            {"memory": {**read_memory(), "context": context}, "peak_reserved_by_block": reserved}
+            if cuda
+            else {}
+        ),
     }
 
 

@@ -34,14 +34,14 @@ class LoadModelNode(io.ComfyNode):
             description="A video model that works block by block. 'embedded' is small, needs no weights and no GPU.",
             inputs=[
                 io.Combo.Input("backbone", options=list(BACKBONES), default="embedded"),
-                io.Combo.Input("device", options=["auto", "cpu", "cuda"], default="auto"),
+                io.Combo.Input("device", options=["auto", "cpu", "cuda", "mps"], default="auto"),
                 io.Combo.Input("dtype", options=["auto", "float32", "bfloat16", "float16"], default="auto"),
                 io.String.Input(
                     "settings",
                     multiline=True,
                     default="",
                     optional=True,
-                    tooltip="Settings of the model, a line name=value each, such as decoder=tiny.",
+                    tooltip="Settings of the model, a line name=value each, such as decoder=tiny or loras=FILE:0.8.",
                 ),
                 io.Combo.Input(
                     "precision",

@@ -7,6 +7,7 @@ import json
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -271,10 +272,7 @@ def override(
         part, dot, name = path.partition(".")
         if not equals or not part:
             raise refuse("--set", assignment, "must read name=value", "for example memory.reinforcement=5")
-        try:
-            value = json.loads(text)
-        except (json.JSONDecodeError, RecursionError, ValueError):
-            value = text
+        value = _read_value(text)
         if not dot:
             result[part] = value
             continue
@@ -283,8 +281,23 @@ def override(
             raise refuse("--set", assignment, f"there is no part {part!r}", remedy)
         usual = getattr(RunConfig(shots=(Shot("", 1.0),)), part)
         chosen = result.get(part) or (AUTO.name if usual.usual else usual.name)
-        result[part] = {**(chosen if isinstance(chosen, Mapping) else {"name": chosen}), name: value}
+        table = chosen if isinstance(chosen, Mapping) else {"name": chosen}
+        kind = PARTS[part].get(str(table.get("name")))
+        if isinstance(value, str) and kind is not None and _hints(kind).get(name) == tuple[str, ...]:
+            if value.startswith("["):
+                raise refuse(path, value, "it is no list of texts in quotes", 'write it as ["one", "two"]')
+            # A list of one need not be written as one.
+            value = [value]
+        result[part] = {**table, name: value}
     return result
+
+
+def _read_value(text: str) -> Any:
+    """Return the JSON value that a text is, or the text; in a list, backslashes of paths need not be doubled."""
+    for spelled in (text, text.replace("\\", "\\\\")):
+        with suppress(RecursionError, ValueError):
+            return json.loads(spelled)
+    return text
 
 
 def refuse_code(config: Any, source: Path | str) -> None:

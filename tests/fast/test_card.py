@@ -32,7 +32,7 @@ from recap.types import GeneratedBlock
 GB = 1e9
 WAN = Demand(WAN_1_3B, frames=7)
 CARDS = (6, 8, 10, 12, 16, 24, 32, 48, 80)
-# A card "of 8 GB" has 8 GiB, and some of it is not free: a screen, and the context.
+# A card "of 8 GB" has 8 GiB, and some of it is not free: a screen, and CUDA's context.
 TAKEN = 0.4 * GB
 
 
@@ -115,7 +115,7 @@ def test_auto_takes_the_quickest_path_that_fits(gigabytes: int, decoder: str) ->
     found = fitting.choose(WAN, asked, "auto", free)
     plans = [WAN.plan(replace(asked, path=path)) for path in fitting.PATHS]
     smallest = min(plans, key=lambda plan: plan.total)
-    assert found == next((plan for plan in plans if plan.total <= free), smallest)
+    assert found == next((plan for plan in plans if plan.fits(free)), smallest)
     assert found.setting.decoder == decoder and found.setting.precision == "full"
     assert fitting.choose(WAN, asked, "off", free).setting == asked
     assert fitting.choose(WAN, asked, "on", free) == smallest
@@ -127,13 +127,23 @@ def test_the_plan_says_what_fits_or_what_to_add(gigabytes: int) -> None:
     setting = fitting.choose(WAN, CardSetting(), "auto", free).setting
     first, verdict = describe_plan(WAN, setting, "auto", free)
     assert f"about {WAN.plan(setting).total / GB:.1f} GB" in first and "transformer 2.84" in first
-    if WAN.plan(setting).total <= free:
-        assert verdict == f"memory: fits into the {free / GB:.1f} GB that are free"
+    if WAN.plan(setting).fits(free):
+        assert verdict.startswith(f"memory: fits into the {free / GB:.1f} GB that are free and the 0.5 GB")
         return
     added = what_to_add(WAN, CardSetting(), "auto", free)
     assert added is not None, "the smallest card needs all options, and then fits"
     options, plan = added
-    assert f"fits with {options} ({plan.setting}" in verdict and plan.total <= free
+    assert f"fits with {options} ({plan.setting}" in verdict and plan.fits(free)
+
+
+def test_the_context_is_not_counted_twice() -> None:
+    """It is there before free memory is asked for: 5.5 GB of a card of 6 GB are enough for what takes 5.9 in all."""
+    plan = WAN.plan(CardSetting("readable", "tiny", "int8"))
+    assert 5.5 * GB < plan.total < 5.9 * GB and plan.fits(5.5 * GB)
+    assert not plan.fits(plan.total - fitting.CONTEXT - 1) and 0 < fitting.CONTEXT < fitting.DRIVER
+    found = what_to_add(WAN, CardSetting(), "auto", 5.5 * GB)
+    assert found == ("--decoder tiny --precision int8", plan)
+    assert "no option makes it fit" not in describe_plan(WAN, CardSetting(), "auto", 5.5 * GB)[1]
 
 
 def test_nothing_helps_on_a_card_that_is_too_small_for_all() -> None:
@@ -156,13 +166,15 @@ def test_a_run_is_fitted_to_its_card(on_card) -> None:
     config = public_run(decoder="tiny")
     assert fitting.fit_card(config, notices.append) is config and not notices
     assert "tiny decoder, int8 weights" in fitting.describe_fit(replace(config, precision="int8"))[0]
-    assert fitting.describe_fit(config)[1] == "memory: fits into the 80.0 GB that are free"
+    assert fitting.describe_fit(config)[1] == (
+        "memory: fits into the 80.0 GB that are free and the 0.5 GB that CUDA has taken already"
+    )
     assert fitting.describe_fit(config)[2].endswith("the text encoder alone: about 11.4 GB on cuda")
     assert len(fitting.describe_fit(config, random_weights=True)) == 2
     on_card(8 * GB)
     assert "11.4 GB on the CPU, since it does not fit into the 8.0 GB" in fitting.describe_fit(config)[-1]
     assert fitting.fit_card(config, notices.append) == replace(config, eager=True)
-    assert "the readable path is used" in notices[0] and "8.0 are free" in notices[0]
+    assert "the readable path is used" in notices[0] and "8.0 GB that are free" in notices[0]
     off = replace(config, low_memory="off")
     assert fitting.fit_card(off, notices.append) is off
     on_card(80 * GB)

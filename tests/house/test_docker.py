@@ -6,7 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import requires, version
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from recap.io.older import tomllib
 
@@ -18,7 +22,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def copied() -> list[str]:
     """The files and folders that reach the image."""
-    return [name for line in LINES if line.startswith("COPY ") for name in line.split()[1:-1]]
+    names = [name for line in LINES if line.startswith("COPY ") for name in line.split()[1:-1]]
+    # Both images copy the sources.
+    return list(dict.fromkeys(names))
 
 
 def test_the_package_can_be_built_from_what_is_copied(tmp_path):
@@ -33,13 +39,59 @@ def test_the_package_can_be_built_from_what_is_copied(tmp_path):
     assert len(list((tmp_path / "dist").glob("*.whl"))) == 1
 
 
+def pins() -> dict[str, str]:
+    """Every package whose version is fixed in the images."""
+    lines = [
+        line
+        for name in ("constraints.txt", "constraints-image.txt")
+        for line in (ROOT / name).read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    pinned = dict(line.split("==") for line in lines)
+    assert len(pinned) == len(lines), "a package is pinned twice"
+    return pinned
+
+
+def test_everything_that_is_installed_is_pinned():
+    """What the images' extras need, what that needs, and so on, as installed here: constraints.txt was not all."""
+    pinned, seen = pins(), set[tuple[str, str]]()
+    waiting = [("recap-forcing", extra) for extra in ("", "wan", "studio")]
+    while waiting:
+        name, extra = waiting.pop()
+        # Another version than the pinned one may need other packages.
+        other = name in pinned and version(name).partition("+")[0] != pinned[name]
+        if (name, extra) in seen or other:
+            continue
+        seen.add((name, extra))
+        for line in requires(name) or []:
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                waiting += [(canonicalize_name(needed.name), each) for each in ("", *needed.extras)]
+    # What a CUDA build of torch brings is fixed by torch.
+    names = {name for name, _ in seen if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert {"huggingface-hub", "starlette"} <= names
+    assert names - {"recap-forcing"} <= pinned.keys()
+
+
+def test_a_change_of_the_sources_does_not_install_torch_again():
+    """Docker runs again whatever stands below a changed COPY."""
+    for stage in TEXT.split("\nFROM base AS ")[1:]:
+        torch_at, sources_at, package_at = (
+            stage.index(text) for text in ("^torch==", "\nCOPY src src", "RUN pip install -c")
+        )
+        assert torch_at < sources_at < package_at
+    assert "COPY src" not in TEXT.partition("\nFROM base AS")[0]
+
+
 def test_versions_are_those_of_the_constraints():
     pinned = (ROOT / "constraints.txt").read_text()
     assert len(re.findall(r"^torch==", pinned, flags=re.MULTILINE)) == 1
     installs = [line for line in LINES if line.startswith("RUN pip install")]
     assert len(installs) == 4
     for line in installs:
-        assert "-c constraints.txt" in line or "grep '^torch==' constraints.txt" in line
+        assert (
+            "-c constraints.txt -c constraints-image.txt" in line or "grep '^torch==' constraints.txt" in line
+        )
     extras = {
         name
         for line in installs
@@ -52,8 +104,8 @@ def test_versions_are_those_of_the_constraints():
 def test_stages_commands_and_the_usage_at_its_top_fit_together():
     stages = [line.split()[-1] for line in LINES if line.startswith("FROM")]
     # The default is the last.
-    assert stages == ["sources", "cuda", "cpu"]
-    assert re.findall(r"^FROM (\S+) AS", TEXT, flags=re.MULTILINE)[1:] == ["sources", "sources"]
+    assert stages == ["base", "cuda", "cpu"]
+    assert re.findall(r"^FROM (\S+) AS", TEXT, flags=re.MULTILINE)[1:] == ["base", "base"]
     assert set(re.findall(r"--target (\w+)", TEXT)) <= set(stages)
     assert re.findall(r'ENTRYPOINT \["(\w+)"\]', TEXT) == list(PROJECT["scripts"])
     from recap.cli.main import COMMANDS
@@ -67,3 +119,5 @@ def test_stages_commands_and_the_usage_at_its_top_fit_together():
 def test_the_weights_folder_is_the_one_that_is_mounted():
     home = re.search(r"RECAP_HOME=(\S+)", TEXT)
     assert home and f"recap-weights:{home[1]}" in TEXT and f"mkdir -m 1777 {home[1]} /work" in TEXT
+    # With docker run --user, HOME was / otherwise, where Triton cannot keep what it compiled.
+    assert re.findall(r" HOME=(\S+)", TEXT) == [home[1]]

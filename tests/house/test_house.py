@@ -87,12 +87,12 @@ OPTIONS = {
     "show": {"--open", "--trust-code", "--help"},
     "studio": {
         "--port", "--host", "--token", "--folder", "--backbone", "--batch", "--demo", "--open", "--no-open",
-        "--precision", "--low-memory", "--help",
+        "--precision", "--low-memory", "--lora", "--help",
     },
     "serve": {
         "--port", "--host", "--token", "--store", "--backbone", "--ray", "--replicas", "--most-replicas",
         "--sessions", "--batch", "--cpus", "--gpus", "--queue", "--patience", "--idle", "--memory-gb", "--help",
-        "--precision", "--low-memory",
+        "--precision", "--low-memory", "--lora",
     },
     "inspect": {"--out", "--flow", "--capacity-frames", "--size", "--set", "--device", "--help"},
     "list": {"--help"},
@@ -106,8 +106,8 @@ OPTIONS = {
         "--eager", "--precision", "--low-memory", "--help",
     },
     "verify": {
-        "--out", "--prompt", "--seconds", "--memories", "--seed", "--random-weights", "--decoder", "--set", "--flow",
-        "--device", "--dtype", "--eager", "--precision", "--low-memory", "--help",
+        "--out", "--prompt", "--seconds", "--memories", "--seed", "--random-weights", "--decoder", "--lora", "--set",
+        "--flow", "--device", "--dtype", "--eager", "--precision", "--low-memory", "--help",
     },
     "reproduce": {
         "--backbone", "--prompts", "--seeds", "--seconds", "--flow", "--judge-flow", "--embedder", "--detector",

@@ -128,7 +128,8 @@ def test_a_page_a_record_and_videos_are_written(recap, tmp_path):
         run["blocks"] == 2 and run["finite"] and run["block_ms"]["median"] > 0 for run in record["runs"]
     )
     assert record["overhead"]["none"] == 1.0 and record["runs"][2]["bank_tokens"] > 0
-    # Its weights are random: what only a trained model can pass is not judged.
+    # What only a trained model can pass is not judged.
+    assert record["weights"] == "random" and "untrained (random weights)" in output
     assert record["checks"]["first block: finite"] and record["checks"]["first block: contrast"] is None
     page = (folder / "index.html").read_text()
     assert "a &lt;b&gt;" in page and "<b>" not in page.partition("a &lt;b&gt;")[2][:200]

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import Host, LowMemory, Port, Precision, Token, used
+from recap.cli.options import Host, Loras, LowMemory, Port, Precision, Token, used
+from recap.cli.settings import read_loras
 from recap.io.extras import import_extra
 from recap.studio.cluster.deploy import Cluster
 from recap.studio.cluster.front import Front
@@ -44,6 +45,7 @@ def serve_command(
     ] = DEFAULT.most_replicas,
     sessions: Annotated[int, typer.Option(help="Sessions open on a replica at once.")] = DEFAULT.sessions,
     batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = DEFAULT.batch,
+    lora: Loras = None,
     precision: Precision = None,
     low_memory: LowMemory = None,
     cpus: Annotated[float, typer.Option(help="Cores of a replica.")] = DEFAULT.cpus,
@@ -71,9 +73,9 @@ def serve_command(
     import_extra("ray.serve", "recap serve", "ray")
     address = store if "://" in store else str(Path(store).expanduser().resolve())
     settings = ClusterSettings(
-        address, backbone, **used(precision=precision, low_memory=low_memory), replicas=replicas,
-        most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus, queue=queue,
-        patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
+        address, backbone, loras=read_loras(backbone, lora), **used(precision=precision, low_memory=low_memory),
+        replicas=replicas, most_replicas=most_replicas, sessions=sessions, batch=batch, cpus=cpus, gpus=gpus,
+        queue=queue, patience_s=patience_s, idle_s=idle_s, memory_gb=memory_gb,
     )  # fmt: skip
     own = StudioSettings(Path(), backbone, host=host, port=port, token=token)
     # As on a CPU, since this machine need not have what replicas have.

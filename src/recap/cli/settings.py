@@ -15,9 +15,10 @@ import typer
 from recap.backbones.wan.lora import read_choice, spell_choice
 from recap.cli import options
 from recap.config import MOST_ROWS, RunConfig, choose, override, refuse_code, usual_admission
+from recap.contracts import BackboneConfig
 from recap.errors import refuse
 from recap.io.files import read_json
-from recap.registry import MEMORIES
+from recap.registry import BACKBONES, MEMORIES
 from recap.tables.schedules import parse_schedules
 
 DEFAULT_SECONDS = 10.0
@@ -160,16 +161,41 @@ class Generation:
             "decoder": self.decoder,
             "prompt_embeds": None if self.prompt_embeds is None else str(self.prompt_embeds),
             "as_released": self.as_released or None,
-            # With whole paths: a run may be resumed from another folder.
-            "loras": [spell_choice(read_choice(text)) for text in self.lora] if self.lora else None,
+            "loras": spell_loras(self.lora) or None,
         }
         used = {name: value for name, value in settings.items() if value is not None}
-        if used and self.backbone is None:
-            option, value = next(iter(used.items()))
-            spelled = {"loras": "--lora"}.get(option, f"--{option.replace('_', '-')}")
-            limit = "it is a setting of the public models"
-            raise refuse(spelled, value, limit, "name one with --backbone")
+        check_options(self.backbone, used)
         return {"name": self.backbone, **used} if used else self.backbone
+
+
+def spell_loras(texts: Sequence[str] | None) -> list[str]:
+    """Return the LoRAs of --lora with whole paths: a run may be resumed from another folder."""
+    return [spell_choice(read_choice(text)) for text in texts or ()]
+
+
+def read_loras(backbone: str, texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the LoRAs of --lora, with whole paths; refuses them where the backbone takes none."""
+    loras = spell_loras(texts)
+    check_options(backbone, {"loras": loras} if loras else {})
+    return tuple(loras)
+
+
+def check_options(backbone: str | None, used: Mapping[str, Any]) -> None:
+    """Refuse an option whose setting the backbone does not have; with None, none was named."""
+    for setting, value in used.items():
+        option = {"loras": "--lora"}.get(setting, f"--{setting.replace('_', '-')}")
+        if backbone is None:
+            limit = "it is a setting of the public models"
+            raise refuse(option, value, limit, "name one with --backbone")
+        # Code of the user's own has its settings checked when they are read.
+        kind = BACKBONES.get(backbone)
+        if kind is not None and setting not in _settings_of(kind):
+            have = ", ".join(name for name, other in BACKBONES.items() if setting in _settings_of(other))
+            raise refuse(option, value, f"{backbone} has no such setting", f"leave it out, or choose {have}")
+
+
+def _settings_of(kind: type[BackboneConfig]) -> set[str]:
+    return {each.name for each in fields(kind)}  # type: ignore[arg-type]
 
 
 def takes_generation(command: Callable[..., None]) -> Callable[..., None]:

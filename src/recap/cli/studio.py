@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from recap.cli.console import show_notice
-from recap.cli.options import Host, LowMemory, OpenPage, Port, Precision, Token, used
+from recap.cli.options import Host, Loras, LowMemory, OpenPage, Port, Precision, Token, used
+from recap.cli.settings import read_loras
 from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
 from recap.studio.server import make_app
 from recap.studio.settings import StudioSettings
@@ -28,6 +29,7 @@ def studio_command(
         str, typer.Option(help="Which model generates; see `recap list backbones`.")
     ] = "embedded",
     batch: Annotated[int, typer.Option(help="Sessions generated in one forward.")] = 1,
+    lora: Loras = None,
     precision: Precision = None,
     low_memory: LowMemory = None,
     demo: Annotated[bool, typer.Option("--demo", help="Begin with a ready story.")] = False,
@@ -42,7 +44,7 @@ def studio_command(
     wait_asleep()
     settings = StudioSettings(
         folder, backbone=backbone, batch=batch, host=host, port=port, token=token,
-        **used(precision=precision, low_memory=low_memory),
+        loras=read_loras(backbone, lora), **used(precision=precision, low_memory=low_memory),
     )  # fmt: skip
     with bound_socket(settings) as listening:
         address = page_address(settings, listening) + ("#demo" if demo else "")

@@ -9,6 +9,7 @@ import typer
 
 from recap.cli import options
 from recap.cli.console import byte_bar, progress_bar
+from recap.cli.settings import check_options, spell_loras
 from recap.config import override
 from recap.errors import refuse
 from recap.show.models import ModelChoice
@@ -31,6 +32,7 @@ def verify_command(
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = USUAL.seed,
     random_weights: options.RandomWeights = False,
     decoder: options.DecoderName = None,
+    lora: options.Loras = None,
     settings: options.Setting = None,
     flow: options.Flow = None,
     device: options.Device = None,
@@ -53,8 +55,14 @@ def verify_command(
         if not text.startswith("backbone."):
             limit = "only the model has settings here"
             raise refuse("--set", text, limit, "for example backbone.checkpoint=FILE")
-    own = [*(settings or []), *([f"backbone.decoder={decoder}"] if decoder and not random_weights else [])]
-    backbone = override({"backbone": {"name": name}}, own)["backbone"]
+    loras = spell_loras(lora)
+    if loras and random_weights:
+        raise refuse("--lora", loras, "random weights take none", "leave out one of the two")
+    # That of random weights is no setting of theirs.
+    named = {"decoder": None if random_weights else decoder, "loras": loras or None}
+    used = {option: value for option, value in named.items() if value}
+    check_options(name, used)
+    backbone = override({"backbone": {"name": name, **used}}, settings or [])["backbone"]
     choice = ModelChoice.of(
         backbone, random_weights=random_weights, decoder="full" if decoder is None else decoder, flow=flow,
         device=device, dtype=dtype, precision=precision, eager=eager, low_memory=low_memory,

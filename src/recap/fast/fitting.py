@@ -37,6 +37,12 @@ UNFUSED = 190.0
 SHOWN = 5e6
 DRIVER = 0.84e9
 """What a process takes of a card besides its tensors, on an H200 (2026-11-17): context, kernels, libraries."""
+CONTEXT = 0.5e9
+"""What of it is taken before free memory can be asked for: CUDA's context, which asking opens.
+
+An estimate: only the sum was measured so far; `python -m benchmarks.card` measures both. On a smaller card both are
+presumably smaller, by as much, so that what is still to come, kernels and libraries, is the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,10 @@ class CardPlan:
     @property
     def total(self) -> float:
         return sum(self.parts.values())
+
+    def fits(self, free: float) -> bool:
+        """Tell whether it fits into the free bytes of a card; the context is there already and takes none of them."""
+        return self.total - CONTEXT <= free
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +148,7 @@ def choose(demand: Demand, asked: CardSetting, low_memory: str, free: float) -> 
     """
     paths = (asked.path,) if low_memory == "off" else PATHS[PATHS.index(asked.path) :]
     plans = [demand.plan(replace(asked, path=path)) for path in paths]
-    fitting = [plan for plan in plans if plan.total <= free and low_memory != "on"]
+    fitting = [plan for plan in plans if plan.fits(free) and low_memory != "on"]
     return fitting[0] if fitting else min(plans, key=lambda plan: plan.total)
 
 
@@ -152,7 +162,7 @@ def what_to_add(
         if any(getattr(asked, name) != "full" for name in changes):
             continue
         plan = choose(demand, replace(asked, **changes), low_memory, free)
-        if plan.total <= free:
+        if plan.fits(free):
             return " ".join(options), plan
     return None
 
@@ -164,8 +174,8 @@ def describe_plan(demand: Demand, setting: CardSetting, low_memory: str, free: f
     lines = [f"memory: {setting}: about {plan.total / 1e9:.1f} GB ({parts})"]
     if free is None:
         return lines
-    if plan.total <= free:
-        return [*lines, f"memory: fits into the {free / 1e9:.1f} GB that are free"]
+    if plan.fits(free):
+        return [*lines, f"memory: fits into {_describe_room(free)}"]
     # Whatever another path was chosen for may be gone with another decoder.
     asked = replace(setting, path="fast") if low_memory == "auto" else setting
     found = what_to_add(demand, asked, low_memory, free)
@@ -173,7 +183,11 @@ def describe_plan(demand: Demand, setting: CardSetting, low_memory: str, free: f
         remedy = "no option makes it fit, so close other programs or use a larger card"
     else:
         remedy = f"fits with {found[0]} ({found[1].setting}: about {found[1].total / 1e9:.1f} GB)"
-    return [*lines, f"memory: that is more than the {free / 1e9:.1f} GB that are free; {remedy}"]
+    return [*lines, f"memory: that is more than {_describe_room(free)}; {remedy}"]
+
+
+def _describe_room(free: float) -> str:
+    return f"the {free / 1e9:.1f} GB that are free and the {CONTEXT / 1e9:.1f} GB that CUDA has taken already"
 
 
 def fit_card(config: RunConfig, notice: Notice, *, random_weights: bool = False) -> RunConfig:
@@ -187,8 +201,9 @@ def fit_card(config: RunConfig, notice: Notice, *, random_weights: bool = False)
     asked = _setting(config)
     path = choose(demand, asked, config.low_memory, free).setting.path
     if path != asked.path:
-        needs = f"{demand.plan(asked).total / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
-        notice(f"memory: the {path} path is used: the {asked.path} one takes {needs}")
+        needs = f"{demand.plan(asked).total / 1e9:.1f} GB"
+        reason = f"the {asked.path} one takes {needs}, and there are {_describe_room(free)}"
+        notice(f"memory: the {path} path is used: {reason}")
         config = replace(config, eager=True)
     settings = config.backbone.settings
     if config.low_memory == "on" and isinstance(settings, WanConfig) and not settings.text_device:

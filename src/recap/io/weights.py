@@ -36,7 +36,10 @@ SINGLE_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 LARGEST_PICKLE = 1 << 25
 _PICKLES = (".pt", ".pth", ".bin")
 _INDEX = ".safetensors.index.json"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
 
 Shape = tuple[int, ...]
 Choose = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]

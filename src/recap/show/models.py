@@ -10,6 +10,7 @@ import torch
 
 from recap.backbones.helios.family import HeliosConfig
 from recap.backbones.helios.random import random_backbone
+from recap.backbones.wan.backbone import UntrainedConfig
 from recap.backbones.wan.family import WanConfig
 from recap.config import DTYPES, Choice, RunConfig, notice_device
 from recap.errors import refuse
@@ -89,11 +90,11 @@ class ModelChoice:
 
     def load(self, prompts: Sequence[str], notice: Notice) -> Parts:
         """Load the model and its flow; with random weights no file is read, except for a flow that was chosen."""
-        config, about = self.config, {"precision": self.config.precision}
+        config = self.config
+        about = {"precision": config.precision, "weights": self._weights()}
         backbone: Any
         if self.random_weights:
             notice_device(config.device, notice)
-            about["weights"] = "random"
             made = self._make_random()
             backbone = made.backbone
             if config.flow == "auto":
@@ -101,13 +102,18 @@ class ModelChoice:
         else:
             shots = tuple(Shot(prompt, 1.0) for prompt in prompts)
             backbone = build_backbone(replace(config, shots=shots), notice)
-            public = isinstance(config.backbone.settings, WanConfig)
-            about["weights"] = "published" if public else "the package's own"
         own = backbone.spec.name
         used = resolve_flow(config.flow, notice, backbone=own, device=config.device)
         found = build_flow(used, device=config.device, notice=notice, backbone=own)
         about |= {"flow": used, "path": "fast" if isinstance(backbone, FastWanBackbone) else "readable"}
         return Parts(backbone, backbone, found if config.eager else accelerate_flow(found), about)
+
+    def _weights(self) -> str:
+        """Say where the weights come from."""
+        settings = self.config.backbone.settings
+        if self.random_weights or isinstance(settings, UntrainedConfig):
+            return "random"
+        return "published" if isinstance(settings, WanConfig | HeliosConfig) else "the package's own"
 
     def _make_random(self) -> Parts:
         """Make the model and a flow with random weights."""

@@ -201,7 +201,7 @@ def check_opening(parts: Parts, choice: ModelChoice, settings: VerifySettings) -
         "motion": motion_of(shown),
         "smoothness": smoothness_of(shown[-1]),
     }
-    learnt = not (choice.random_weights or spec.name == "untrained")
+    learnt = parts.about["weights"] != "random"
     checks: dict[str, dict[str, Any]] = {"finite": {"value": finite, "passed": finite}}
     for name, value in values.items():
         passed = value >= LEAST[name] if learnt and finite else None

@@ -45,6 +45,8 @@ class StudioSettings:
     # Of the model, as in a `RunConfig`; sessions are opened again only with the precision that they began with.
     precision: str = "full"
     low_memory: str = "auto"
+    # LoRAs of a public Wan model, FILE or FILE:strength each; sessions are opened again only with the same ones.
+    loras: tuple[str, ...] = ()
     # Blocks that are generated ahead of what was seen.
     lead_blocks: int = 2
     # Sessions that are generated in one forward where their memories have equal shapes; 1 generates them one by one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -314,7 +315,7 @@ def make_config(settings: StudioSettings, new: messages.NewWork, memory: str = "
     return RunConfig.from_dict(
         {
             "shots": [{"prompt": new.prompt, "seconds": getattr(new, "seconds", FIRST_SHOT_S)}],
-            "backbone": settings.backbone,
+            "backbone": {"name": settings.backbone, **({"loras": settings.loras} if settings.loras else {})},
             "memory": {"name": memory, **own},
             "admission": new.admission,
             "flow": settings.flow,
@@ -334,13 +335,20 @@ def plain_config(settings: StudioSettings) -> RunConfig:
 
 
 def check_model(config: RunConfig, settings: StudioSettings) -> None:
-    """Refuse a session that was begun with another model or precision: it would continue as another video."""
+    """Refuse a session that was begun with another model, precision or LoRA: it would continue as another video."""
     for field in ("backbone", "precision"):
         found = getattr(config, field)
         began = found if isinstance(found, str) else found.name
         if began != getattr(settings, field):
             limit = f"it was begun so, and this studio has {getattr(settings, field)}"
             raise refuse(field, began, limit, f"start the studio with --{field} {began}")
+    loras = tuple(getattr(config.backbone.settings, "loras", ()))
+    if loras != settings.loras:
+        own = " ".join(f"--lora {shlex.quote(each)}" for each in loras) or "no --lora"
+        # Paths of this studio's are not for its clients.
+        raise refuse(
+            "lora", list(loras), "it was begun so, and this studio has others", f"start the studio with {own}"
+        )
 
 
 def check_words(prompt: str) -> None:

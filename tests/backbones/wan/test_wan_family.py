@@ -202,7 +202,15 @@ def test_loras_are_an_option_of_the_wan_rows(tmp_path: Path, monkeypatch: pytest
     here = tmp_path.resolve()
     assert config.backbone.settings.loras == (f"{here}/a.pt:0.5", f"{here}/b.pt:1.0:alpha=8.0")
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    for backbone, words in (("embedded", "backbone setting is 'loras'"), (None, "--lora is ")):
+    for backbone, words in (
+        (
+            "embedded",
+            r"--lora is .*a\.pt.*: embedded has no such setting; leave it out, or choose self-forcing, ",
+        ),
+        ("helios-mid", r"--lora is .*: helios-mid has no such setting"),
+        (None, "--lora is .*name one with --backbone"),
+        ("selfforcing", "backbone is 'selfforcing': no such name"),
+    ):
         with pytest.raises(ValueError, match=words):
             full_config(Generation(prompt="a fox", backbone=backbone, lora=["a.pt"]).values(), [])
     for loras in ([3], ["a.pt:0"]):
@@ -247,7 +255,10 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(
     for arguments, words in (
         (("--backbone", "embedded", "--decoder", "tiny"), "decoder"),
         (("--decoder", "tiny"), "--backbone"),
-        (("--backbone", "embedded", "--as-released"), "no public code"),
+        (
+            ("--backbone", "embedded", "--as-released"),
+            "embedded has no such setting; leave it out, or choose self-",
+        ),
         (("--backbone", "longlive", "--decoder", "huge"), "full"),
     ):
         assert words in error_of(*arguments)

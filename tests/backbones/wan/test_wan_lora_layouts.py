@@ -12,6 +12,7 @@ from checkpoint_fakes import LORA_MODULES, MINI, State, empty_model, longlive, m
 from safetensors.torch import load_file, save_file
 
 from recap.backbones.wan.checkpoint import load_checkpoint, shapes_of
+from recap.backbones.wan.family import SelfForcingConfig
 from recap.backbones.wan.lora import LoraChoice, open_lora, read_choice, spell_choice
 
 RANK, ALPHA = 4, 10.0
@@ -187,10 +188,20 @@ def test_a_wrong_layout_names_what_was_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"diffusion_model.blocks.0.ffn.0.diff_b": torch.ones(12)}, ("1 unknown", "ffn.0.diff_b")),
+        (
+            {"diffusion_model.blocks.0.ffn.0.diff_b": torch.ones(12)},
+            ("biases, norms and DoRA are not read", "1 of them (diffusion_model.blocks.0.ffn.0.diff_b)"),
+        ),
+        (
+            {"diffusion_model.blocks.0.norm3.diff": torch.ones(8), "other": torch.ones(1)},
+            ("1 unknown (other)", "1 not read", "norm3.diff"),
+        ),
         ({"diffusion_model.blocks.7.ffn.0.lora_down.weight": torch.ones(4, 8)}, ("1 unknown", "blocks.7")),
         ({"diffusion_model.blocks.0.ffn.0.lora_down.weight": torch.ones(4, 9)}, ("misshapen", "[4, 9]")),
-        ({"diffusion_model.blocks.0.ffn.0.dora_scale": torch.ones(12, 1)}, ("1 unknown", "dora_scale")),
+        (
+            {"diffusion_model.blocks.0.ffn.0.dora_scale": torch.ones(12, 1)},
+            ("biases, norms and DoRA are not read", "name a LoRA without them"),
+        ),
         ({"diffusion_model.head.head.alpha": torch.ones(())}, ("2 missing", "head.head.lora_A.weight")),
         ({"lora_unet_blocks_0_ffn_0.alpha": torch.ones(())}, ("is there twice", "lora_unet_blocks_0_ffn_0")),
     ],
@@ -201,6 +212,49 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, change: State, wor
     with pytest.raises(ValueError, match="lora is ") as refusal:
         opened(tmp_path / "c.safetensors", whole=False)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("half", ["lora_down", "lora_up"])
+def test_factors_that_are_not_finite_are_refused(tmp_path: Path, half: str, value: float) -> None:
+    """They were merged, and every picture was NaN."""
+    name = f"lora_unet_blocks_1_ffn_2.{half}.weight"
+    tensors = load_file(kohya(tmp_path))
+    tensors[name][1, 1] = value
+    save_file(tensors, tmp_path / "spoiled.safetensors")
+    with pytest.raises(ValueError, match=rf"lora is '\S*spoiled\.safetensors'.*{name}.*NaN or infinite"):
+        merged(tmp_path, LoraChoice(tmp_path / "spoiled.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_factors_in_8_bit_floats_are_used_as_they_are(
+    tmp_path: Path, dtype: torch.dtype, suffix: str
+) -> None:
+    def halves(kept: Callable[[torch.Tensor], torch.Tensor], path: Path) -> Path:
+        tensors = load_file(comfyui(tmp_path))
+        made = {name: t if name.endswith("alpha") else kept(t) for name, t in tensors.items()}
+        save_file(made, path) if path.suffix == ".safetensors" else torch.save(made, path)
+        return path
+
+    stored = halves(lambda t: t.to(dtype), tmp_path / f"eight{suffix}")
+    widened = halves(lambda t: t.to(dtype).float(), tmp_path / f"wide{suffix}")
+    found = merged(tmp_path, LoraChoice(stored))
+    wanted = merged(tmp_path, LoraChoice(widened))
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert not any(torch.equal(found[f"{layer}.weight"], STATE[f"{layer}.weight"]) for layer in LAYERS)
+
+
+def test_a_missing_or_damaged_file_is_not_called_weights_of_the_model(tmp_path: Path) -> None:
+    """`recap weights` fetches the LoRA that belongs to a model, and no other."""
+    (tmp_path / "damaged.safetensors").write_bytes(comfyui(tmp_path).read_bytes()[:-8])
+    for name in ("gone.safetensors", "damaged.safetensors"):
+        with pytest.raises(ValueError, match=rf"{name}.*; check the path, or fetch the file again$"):
+            opened(tmp_path / name, whole=False)
+        with pytest.raises(ValueError, match=rf"{name}.*fetch the weights of this model again$"):
+            opened(tmp_path / name, whole=True)
+    with pytest.raises(ValueError, match=r"loras is .*; check the path, or fetch the file again$"):
+        SelfForcingConfig(loras=(str(tmp_path / "gone.safetensors"),)).added_files()
 
 
 @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)

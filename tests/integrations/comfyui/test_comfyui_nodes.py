@@ -182,6 +182,38 @@ def test_what_is_wrong_is_said(pack, widgets, words):
         run(changed(**{**plain, **widgets}), pack)
 
 
+@pytest.mark.parametrize(
+    ("line", "loras"),
+    [
+        ("loras=x.safetensors", ["x.safetensors"]),
+        (r"loras=C:\loras\x.safetensors:0.8", [r"C:\loras\x.safetensors:0.8"]),
+        (r'loras="C:\loras\x.safetensors"', [r"C:\loras\x.safetensors"]),
+        (r'loras=["C:\loras\x.safetensors:0.8", "y.pt"]', [r"C:\loras\x.safetensors:0.8", "y.pt"]),
+        (r'loras=["C:\\loras\\x.safetensors:0.8"]', [r"C:\loras\x.safetensors:0.8"]),
+    ],
+)
+def test_loras_are_plain_text_or_a_list(pack, line, loras):
+    """Windows' paths, too, as they are copied from a window."""
+    node = pack["RecapLoadModel"].EXECUTE_NORMALIZED(
+        backbone="self-forcing", device="cpu", dtype="auto", settings=line
+    )
+    assert node.result[0].values["backbone"] == {"name": "self-forcing", "loras": loras}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("loras=[x.safetensors]", 'it is no list of texts in quotes; write it as ["one", "two"]'),
+        (r'loras=["C:\new.safetensors"]', "write the path with / instead"),
+        ("loras=3", "must be of type tuple"),
+    ],
+)
+def test_loras_that_cannot_be_read_are_refused_with_what_to_write(pack, line, words):
+    node = pack["RecapLoadModel"]
+    with pytest.raises(recap.RecapError, match=re.escape(words)):
+        node.EXECUTE_NORMALIZED(backbone="self-forcing", device="cpu", dtype="auto", settings=line)
+
+
 def test_widgets_are_the_arguments_of_their_node(pack):
     for name, node in pack.items():
         schema, types = node.GET_SCHEMA(), node.INPUT_TYPES()
@@ -195,6 +227,9 @@ def test_widgets_are_the_arguments_of_their_node(pack):
     for setting in ("reinforcement", "capacity_frames"):
         assert widgets[setting][1]["default"] == getattr(defaults, setting)
     assert list(BACKBONES) == pack["RecapLoadModel"].INPUT_TYPES()["required"]["backbone"][1]["options"]
+    assert set(pack["RecapLoadModel"].INPUT_TYPES()["required"]["device"][1]["options"]) == {
+        "auto", "cpu", "cuda", "mps",
+    }  # fmt: skip
     # ComfyUI's own nodes in the workflow take what ours give: pictures, and how many a second.
     kinds = [socket.io_type for socket in pack["RecapSampler"].GET_SCHEMA().outputs]
     assert kinds[:2] == ["IMAGE", "FLOAT"]

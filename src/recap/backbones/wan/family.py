@@ -19,6 +19,7 @@ from recap.backbones.text import open_text
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.checkpoint import load_checkpoint, shapes_of
 from recap.backbones.wan.lora import LoraChoice, open_lora, read_choice
+from recap.backbones.wan.lora_alpha import REMEDY as LORA_REMEDY
 from recap.backbones.wan.model import empty_model
 from recap.backbones.wan.published import SETS, TEXT_ENCODER, find_tiny_decoder, find_weights
 from recap.backbones.wan.spec import RELEASED, ROWS, WanSpec
@@ -128,7 +129,8 @@ class WanConfig:
 
     def added_files(self) -> list[Path]:
         """List the files of the LoRAs on top of the model: they decide what a run generates, and may change."""
-        return [file for choice in self._added() for file in files_of(choice.path, "backbone.loras")]
+        added = self._added()
+        return [file for choice in added for file in files_of(choice.path, "backbone.loras", LORA_REMEDY)]
 
     def _added(self) -> list[LoraChoice]:
         return [read_choice(text, "backbone.loras") for text in self.loras]

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recap.backbones.wan.lora_alpha import MOST_ALPHA, Alphas, find_alphas, number_in
-from recap.backbones.wan.names import ALPHA, DOWN, UP, lora_layers, split_lora
+from recap.backbones.wan.lora_alpha import FIELD, MOST_ALPHA, REMEDY, Alphas, find_alphas, number_in
+from recap.backbones.wan.names import ALPHA, DOWN, UP, is_unread_change, lora_layers, split_lora
 from recap.errors import refuse
 from recap.io.files import from_home
+from recap.io.weights import REMEDY as MODEL_REMEDY
 from recap.io.weights import Stored, files_of, listing, open_tensors
 
-FIELD = "lora"
 TARGETS = tuple(
     f".{module}.weight"
     for module in (
@@ -32,6 +32,8 @@ TARGETS = tuple(
 """Every linear layer of a block; the LoRA that belongs to a model changes them all."""
 
 
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Some tools store factors so, to save space; they are changes as they are, without scales."""
 MOST_STRENGTH = 1e6
 """Far above any use, of either sign; beyond it, weights in fp32 could overflow."""
 
@@ -82,9 +84,18 @@ class Lora:
         """Return the weight of that name with its change, in fp32; other tensors are returned as they are."""
         if name not in self.factors:
             return weight
-        down, up = (factor.read().to(torch.float32) for factor in self.factors[name])
+        down, up = (_read_finite(factor) for factor in self.factors[name])
         scale = self.choice.strength * self.alphas[name] / down.shape[0]
         return torch.addmm(weight.to(torch.float32), up, down, alpha=scale)
+
+
+def _read_finite(factor: Stored) -> Tensor:
+    """Return a factor in fp32; refuses one that would spoil the whole model in silence."""
+    found = factor.read().to(torch.float32)
+    if not found.isfinite().all():
+        limit = f"its {factor.name} has values that are NaN or infinite"
+        raise refuse(FIELD, str(factor.file), limit, "fetch the file again, or leave it out")
+    return found
 
 
 def read_choice(text: str, field: str = "--lora") -> LoraChoice:
@@ -100,6 +111,10 @@ def read_choice(text: str, field: str = "--lora") -> LoraChoice:
     number = number_in(tail)
     if colon and number is not None:
         path, strength = head, number
+    if any(character < " " for character in path):
+        # What JSON makes of C:\new.safetensors.
+        limit = "a backslash in it was read as part of another character"
+        raise refuse(field, text, limit, "write the path with / instead")
     if not path or not 0 < abs(strength) <= MOST_STRENGTH:
         limit = f"must be FILE or FILE:strength, the strength not 0 and at most {MOST_STRENGTH:,.0f}"
         raise refuse(field, text, limit, "for example style.safetensors:0.8")
@@ -117,7 +132,8 @@ def open_lora(choice: LoraChoice, wanted: Mapping[str, torch.Size]) -> Lora:
 
     An alpha of the choice that contradicts the file is refused too.
     """
-    path, files = choice.path, files_of(choice.path, FIELD)
+    path, remedy = choice.path, MODEL_REMEDY if choice.whole else REMEDY
+    files = files_of(path, FIELD, remedy)
     weights = [name for name in wanted if name.endswith(TARGETS if choice.whole else ".weight")]
     weights = [name for name in weights if len(wanted[name]) == 2]
     layers = lora_layers(weights)
@@ -126,7 +142,7 @@ def open_lora(choice: LoraChoice, wanted: Mapping[str, torch.Size]) -> Lora:
         layer, kind = split_lora(name)
         return _of(layers[layer][0], kind) if kind and layer in layers else name
 
-    parts = open_tensors(path, FIELD, choose=_generator, clean=ours)
+    parts = open_tensors(path, FIELD, remedy, choose=_generator, clean=ours)
     layouts = {layers[layer][1] for p in parts.values() if (layer := split_lora(p.name)[0]) in layers}
     if not layouts:
         example = next(name for name in weights if name.endswith(TARGETS))
@@ -137,12 +153,18 @@ def open_lora(choice: LoraChoice, wanted: Mapping[str, torch.Size]) -> Lora:
     # Alphas for every layer or for none: what a single one means for the other layers is not known.
     kinds = (DOWN, UP, ALPHA) if any(name.endswith(f".{ALPHA}") for name in parts) else (DOWN, UP)
     expected = {_of(weight, kind) for weight in changed for kind in kinds}
+    unknown = [part.name for name, part in parts.items() if name not in expected]
+    unread = [name for name in unknown if is_unread_change(name)]
     faults = {
         "missing": sorted(expected - parts.keys()),
-        "unknown": [part.name for name, part in parts.items() if name not in expected],
+        "unknown": [name for name in unknown if name not in unread],
         "misshapen or not floats": [f for weight in changed for f in _misfits(wanted[weight], weight, parts)],
     }
+    if unread and not any(faults.values()):
+        limit = f"changes of biases, norms and DoRA are not read, and it has {listing('of them', unread)}"
+        raise refuse(FIELD, str(path), limit, "name a LoRA without them")
     if any(faults.values()):
+        faults["not read, as changes of biases, norms and DoRA are not"] = unread
         described = "; ".join(listing(kind, names) for kind, names in faults.items() if names)
         what = f"change the {len(weights)}" if choice.whole else f"fit the {len(weights)}"
         names = ", ".join(sorted(layouts))
@@ -185,7 +207,9 @@ def _misfits(weight: torch.Size, name: str, parts: Mapping[str, Stored]) -> Iter
     down, up = parts.get(_of(name, DOWN)), parts.get(_of(name, UP))
     if down is None or up is None:
         return
-    yield from (f"{part.name} {part.dtype}" for part in (down, up) if not part.is_float)
+    yield from (
+        f"{part.name} {part.dtype}" for part in (down, up) if not part.is_float and part.dtype not in FLOAT8
+    )
     rank = down.shape[0] if down.shape else 0
     if not (rank > 0 and down.shape[1:] == weight[1:] and up.shape == (weight[0], rank)):
         yield f"{down.name} and {up.name} {list(down.shape)} and {list(up.shape)} for {list(weight)}"

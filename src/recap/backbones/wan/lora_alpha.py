@@ -17,7 +17,7 @@ from recap.backbones.wan.published import published_lora_alpha
 from recap.errors import refuse
 from recap.io.weights import read_json_object, read_metadata
 
-FIELD = "lora"
+FIELD, REMEDY = "lora", "check the path, or fetch the file again"
 CALLER = "lora_alpha"
 CONFIG, CONFIG_OF = "adapter_config.json", "adapter_model"
 """peft writes the first next to a file of the second name."""
@@ -86,7 +86,7 @@ def _written(files: Sequence[Path], ranks: Collection[int]) -> Iterator[tuple[st
             yield from _of_peft(_parsed(metadata[_PEFT], file), f"{_PEFT} of {file.name}", ranks)
     for folder in dict.fromkeys(file.parent for file in files):
         if (folder / CONFIG).is_file() and _is_about(folder, files):
-            yield from _of_peft(read_json_object(folder / CONFIG, FIELD), CONFIG, ranks)
+            yield from _of_peft(read_json_object(folder / CONFIG, FIELD, REMEDY), CONFIG, ranks)
 
 
 def _is_about(folder: Path, files: Sequence[Path]) -> bool:

@@ -64,6 +64,14 @@ LORA_LAYOUTS: dict[str, Callable[[str], str]] = {
 # peft puts the adapter's name into the state dict of a live model, older diffusers a dot for the underscore.
 _KIND = re.compile(r"\.(?:lora[._](A|B|down|up)(?:\.[^.]+)?\.weight|alpha)$")
 
+_UNREAD = re.compile(r"\.(?:diff|diff_b|dora_scale|lora_magnitude_vector(?:\.[^.]+)?(?:\.weight)?)$")
+"""What a LoRA may have next to its factors: changes that are added whole, of norms and biases, and DoRA's scales."""
+
+
+def is_unread_change(name: str) -> bool:
+    """Tell whether a tensor is a change of a kind that is not read."""
+    return _UNREAD.search(name) is not None
+
 
 def lora_layers(weights: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Map every name that a layer can have in a LoRA to its weight and the layout that names it so."""

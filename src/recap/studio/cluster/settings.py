@@ -36,6 +36,8 @@ class ClusterSettings:
     device: str = "auto"
     precision: str = "full"
     low_memory: str = "auto"
+    # Every machine has them at the same paths.
+    loras: tuple[str, ...] = ()
     # With `most_replicas` above it, Ray Serve adds replicas as seats fill, and takes idle ones away.
     replicas: int = 1
     most_replicas: int = 0
@@ -68,7 +70,7 @@ class ClusterSettings:
 
     def as_studio(self, own: StudioSettings) -> StudioSettings:
         """Return the settings of a studio that has the model of this cluster."""
-        names = ("backbone", "flow", "device", "precision", "low_memory", "batch")
+        names = ("backbone", "flow", "device", "precision", "low_memory", "loras", "batch")
         return replace(own, **{name: getattr(self, name) for name in names})
 
     @property
