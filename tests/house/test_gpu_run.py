@@ -37,6 +37,7 @@ def test_all_its_files_are_collected_without_the_packages_of_other_tests():
     assert len(re.findall(r"^tests/.*: \d+$", done.stdout, flags=re.MULTILINE)) > 10
 
 
+@pytest.mark.slow
 def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
     (tmp_path / "test_marked.py").write_text(
         "import pytest\n"
@@ -78,6 +79,7 @@ def test_the_log_says_what_ran_where_and_why_something_did_not(tmp_path):
     assert "::test_broken: test_marked.py:" in text and "OSError: gone" in text
 
 
+@pytest.mark.slow
 def test_where_nothing_ran_the_run_has_not_passed(tmp_path):
     (tmp_path / "test_unmarked.py").write_text("def test_right(): pass\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
@@ -85,7 +87,7 @@ def test_where_nothing_ran_the_run_has_not_passed(tmp_path):
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from tests.gpu import run\n"
-        f"sys.exit(run(Path({str(tmp_path)!r}), Path({str(tmp_path / 'gpu.txt')!r}), 'abc1234', 2))"
+        f"sys.exit(run(Path({str(tmp_path)!r}), Path({str(tmp_path / 'gpu.txt')!r}), 'abc1234', 1))"
     )
     assert in_a_process(program, tmp_path).returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     # Killed by a signal whose number is that of the code above.
