@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -39,10 +40,17 @@ def test_both_commands_take_loras(command, monkeypatch, tmp_path):
 
     monkeypatch.setattr("recap.cli.studio.Studio", stop)
     monkeypatch.setattr("recap.cli.serve.Cluster", stop)
+    for name in ("a.pt", "b.pt"):
+        (tmp_path / name).touch()
     command("studio", "--no-open", "--port", "0", *WORDS)
     command("serve", "--port", "0", *WORDS)
     here = tmp_path.resolve()
     assert [each.loras for each in asked] == [(f"{here}/a.pt:0.5", f"{here}/b.pt:1.0")] * 2
+
+
+def test_a_missing_file_is_named_before_the_page_opens(command):
+    answer = command("studio", "--no-open", "--port", "0", *WORDS)
+    assert re.search(r"--lora is '.*/a\.pt': there is no such file; check the path", str(answer.exception))
 
 
 def test_sessions_have_the_loras_on_every_replica(styled):

@@ -11,9 +11,12 @@ from typing import Annotated
 
 import typer
 
+from recap.backbones.wan.lora import read_choice
+from recap.backbones.wan.lora_alpha import REMEDY
 from recap.cli.console import show_notice
 from recap.cli.options import Host, Loras, LowMemory, OpenPage, Port, Precision, Token, used
 from recap.cli.settings import read_loras
+from recap.io.weights import files_of
 from recap.studio.listening import bound_socket, check_packages, page_address, serve_app
 from recap.studio.server import make_app
 from recap.studio.settings import StudioSettings
@@ -42,9 +45,13 @@ def studio_command(
     """
     check_packages("recap studio")
     wait_asleep()
+    loras = read_loras(backbone, lora)
+    for text in loras:
+        # The model is loaded with the first session, which is late to hear of a misspelt name.
+        files_of(read_choice(text).path, "--lora", REMEDY)
     settings = StudioSettings(
-        folder, backbone=backbone, batch=batch, host=host, port=port, token=token,
-        loras=read_loras(backbone, lora), **used(precision=precision, low_memory=low_memory),
+        folder, backbone=backbone, batch=batch, host=host, port=port, token=token, loras=loras,
+        **used(precision=precision, low_memory=low_memory),
     )  # fmt: skip
     with bound_socket(settings) as listening:
         address = page_address(settings, listening) + ("#demo" if demo else "")
