@@ -60,6 +60,16 @@ def test_handed_back_as_longlive_does(window, sink):
         wan.CausalWanModel._apply_cache_updates([cache], [(0, mine)])
 
 
+@pytest.mark.parametrize("emptied", ["global_end_index", "local_end_index"])
+def test_a_cache_emptied_amid_a_video_is_refused(emptied):
+    """Also where another thread has emptied it between the reading of its two indices, and only one is 0."""
+    cache = {**empty(6), "global_end_index": torch.tensor([36]), "local_end_index": torch.tensor([36])}
+    cache[emptied] = torch.tensor([0])
+    for start in (0, 18, 36):
+        with pytest.raises(ValueError, match=f"kv_cache is 0: it was emptied.*come to token {start}"):
+            plan_write(cache, start, 18, sink_tokens=0, rolls=True, protects_sink=False)
+
+
 def test_keys_are_turned_by_the_checkouts_table_to_the_last_bit_of_fp64():
     """In fp64 and at the real head size, where angles computed in another way show; beyond the table they are."""
 

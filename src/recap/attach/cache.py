@@ -41,7 +41,8 @@ def plan_write(
     """Plan the write of `new` tokens, the first of which is token `start` of the video."""
     capacity, end = cache["k"].shape[1], start + new
     global_end, filled = int(cache["global_end_index"].item()), int(cache["local_end_index"].item())
-    if start and not global_end:
+    # Another thread may empty the cache between the two reads: then one of them is 0.
+    if (start and not global_end) or (global_end > 0) != (filled > 0):
         limit = f"it was emptied, but the video has come to token {start}"
         raise refuse("kv_cache", 0, limit, "generate one video at a time through a pipeline")
     evicted = max(filled + new - capacity, 0) if rolls and end > global_end else 0
