@@ -17,7 +17,7 @@ from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.drift import contrast, sharpness
-from recap.eval.metrics.subject_motion import subject_motion
+from recap.eval.metrics.subject_motion import camera_steps, subject_motion
 from recap.eval.sampling import PER_SECOND, InMemoryClip, sample_clip
 from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
@@ -138,7 +138,8 @@ def _travelled(bench: Bench, case: Case, pictures: Tensor) -> list[float]:
     # Judges of tables work on a CPU.
     witness = ProbeWitness(copy.deepcopy(bench.probe).cpu())
     shares = witness.where(sampled.pictures, case.actor)
-    scores = subject_motion(sampled, shares, ClassicalFlow().forward, (witness.backend, "dis"))
+    camera = camera_steps(sampled, ClassicalFlow().forward, shares)
+    scores = subject_motion(sampled, shares, camera, (witness.backend, "dis"))
     return [math.nan if score.value is None else score.value for score in scores]
 
 

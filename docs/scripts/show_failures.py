@@ -22,7 +22,7 @@ from recap.eval.judged import build_motion_judge
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.presence import LEAVING_S, Stretch, stretches
 from recap.eval.metrics.reappearance import SETTLING_S
-from recap.eval.metrics.subject_motion import subject_motion
+from recap.eval.metrics.subject_motion import camera_steps, subject_motion
 from recap.eval.sampling import PER_SECOND, Sampled, Span, sample_clip
 from recap.io.report import SILENT
 from recap.io.video import Picture, open_clip
@@ -97,7 +97,8 @@ def look_at(run: Run, name: str, who: str, witness: ProbeWitness) -> Seen:
     doubled = np.array([bodies(each) > 1 for each in cells]) & there
     flow, judge = build_motion_judge()
     kept = Sampled(sampled.seconds[back], sampled.pictures[back], sampled.duration_s)
-    _, change = subject_motion(kept, cells[back], flow, (witness.backend, judge))
+    camera = camera_steps(kept, flow, cells[back])
+    _, change = subject_motion(kept, cells[back], camera, (witness.backend, judge))
     return Seen(
         name,
         sampled,

@@ -12,7 +12,7 @@ from recap.eval.judged import MotionJudge
 from recap.eval.judges.subject import FARTHEST, KEPT, ProbeWitness
 from recap.eval.metrics.presence import Stretch, presence, stretches
 from recap.eval.metrics.reappearance import ABSENT, PRESENT, SETTLING_S, reappearance
-from recap.eval.metrics.subject_motion import subject_motion
+from recap.eval.metrics.subject_motion import camera_steps, subject_motion
 from recap.eval.sampling import PER_SECOND, Footage, Sampled, sample_clip
 from recap.io.trace import BlockTrace
 
@@ -65,7 +65,8 @@ def judge_return(
     inside = sampled.within(back.without_first(SETTLING_S))
     after = Sampled(sampled.seconds[inside], sampled.pictures[inside], sampled.duration_s)
     cells = witness.where(after.pictures, subject)
-    path, _ = subject_motion(after, cells, motion.flow, (witness.backend, motion.backend))
+    camera = camera_steps(after, motion.flow, cells)
+    path, _ = subject_motion(after, cells, camera, (witness.backend, motion.backend))
     seen = Return(score.value, shares["B"], absent.value or 0.0, shares["D"], path.value)
     return seen, parts
 

@@ -33,6 +33,7 @@ PHRASES = (
     ("reappearance", "likeness of the subject before and after its absence"),
     ("dynamic_degree", "the share of clips that move"),
     ("subject_path", "the way of the subject, in picture widths a second,"),
+    ("camera_path", "the way of the camera, in picture widths a second,"),
     ("recurrence_kept", "the share of returns in which the subject is the same again"),
     ("recurrence_gate", "the share of returns whose subject is there before and after, and away between,"),
     ("late_found_on_return", "the share of moments that show the late subject on its return"),

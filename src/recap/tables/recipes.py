@@ -204,6 +204,8 @@ TIMED = tuple(
 OVERLAP = {"bank_overlap": paper_value("scalars", "oracle_overlap")}
 
 IDENTITY = ("identity", "dynamics")
+# Drawn before the camera was measured on its own, these tables have it where all their runs are newer.
+CAMERA = ("camera_motion",)
 REAPPEARANCE = Recipe(
     "reappearance",
     "Controlled reappearance",
@@ -213,7 +215,8 @@ REAPPEARANCE = Recipe(
     seconds=24.0,
     paper_table="identity",
     paper_key={"table": "reappear_ctrl"},
-    panels=("same_again", "reappearance_crop", "haunting", "subject_path"),
+    panels=("same_again", "reappearance_crop", "haunting", "subject_path", "camera_path"),
+    later=CAMERA,
 )
 # Who comes late and leaves again is in no opening, and no cut tells a memory to keep it.
 ENTERING = Recipe(
@@ -222,7 +225,11 @@ ENTERING = Recipe(
     (NONE, SINK, SINK_5, *RIVALS, BANK, MATCHED, *OTHER_RULES, RECAP, PLUS),
     ("entering", "identity", "subject_motion"),
     script="entering",
-    panels=("identity_crop", "return_kept", "late_found_on_return", "late_haunting", "subject_path"),
+    panels=(
+        *("identity_crop", "return_kept", "late_found_on_return", "late_haunting"),
+        *("subject_path", "camera_path"),
+    ),
+    later=CAMERA,
 )
 RETENTION = Recipe(
     "retention",
@@ -244,7 +251,8 @@ def three_questions(name: str, about: str, rows: tuple[Row, ...], ours: str) -> 
             rows,
             (*IDENTITY, "subject_motion"),
             ours=ours,
-            panels=("identity_crop", "identity_subject", "subject_path", "dynamic_degree"),
+            panels=("identity_crop", "identity_subject", "subject_path", "camera_path", "dynamic_degree"),
+            later=CAMERA,
             plane=("subject_path", "identity_crop"),
         ),
         replace(
@@ -309,6 +317,8 @@ RECIPES = (
         ),
         (*IDENTITY, "subject_motion"),
         ours="recap, lambda 5",
+        panels=("identity_crop", "subject_path", "camera_path"),
+        later=CAMERA,
         # Dynamic degree is 0.98 to 1 with every memory on the embedded model, and a camera alone can raise it.
         plane=("subject_path", "identity_crop"),
     ),

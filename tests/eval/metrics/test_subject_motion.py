@@ -8,7 +8,7 @@ from made_clips import texture
 
 from recap.eval.judged import build_motion_judge
 from recap.eval.metrics.presence import presence, stretches
-from recap.eval.metrics.subject_motion import outline_change, subject_motion
+from recap.eval.metrics.subject_motion import camera_motion, camera_steps, outline_change, subject_motion
 from recap.eval.sampling import Sampled, Span
 from recap.io.trace import BlockTrace
 
@@ -37,7 +37,8 @@ def made(corners, *, pan=0, sizes=None):
 
 
 def measure(sampled, shares, cuts=()):
-    path, shape = subject_motion(sampled, shares, JUDGE.flow, ("squares", JUDGE.backend), cuts)
+    camera = camera_steps(sampled, JUDGE.flow, shares, cuts)
+    path, shape = subject_motion(sampled, shares, camera, ("squares", JUDGE.backend))
     assert (path.name, shape.name) == ("subject_path", "subject_shape_change")
     assert (path.backend, shape.backend) == ("squares and dis", "squares")
     assert path.n == shape.n
@@ -65,6 +66,31 @@ def test_the_camera_is_not_the_subject():
     against = measure(*made([(2, 4)] * 4, pan=CELL // 2))
     assert with_it[0] == pytest.approx(0, abs=0.01) and with_it[1] == 0
     assert against[0] == pytest.approx(0.1, abs=0.01) and against[1] == 0
+
+
+def camera_path(sampled, shares=None, cuts=()):
+    (score,) = camera_motion(sampled, camera_steps(sampled, JUDGE.flow, shares, cuts), JUDGE.backend)
+    assert (score.name, score.backend) == ("camera_path", "dis")
+    return score.value, score.n
+
+
+def test_the_subject_is_not_the_camera():
+    """The background moves by a tenth of the width a second, whatever the subject does and wherever nobody is."""
+    for corners in ([(2, 4)] * 4, [(2, 6), (2, 5), (2, 4), (2, 3)], [None, (2, 4), None, None]):
+        path, pairs = camera_path(*made(corners, pan=CELL // 2))
+        assert path == pytest.approx(0.1, abs=0.01) and pairs == 3
+    # One so large that it would be taken for the camera if nobody said what it is.
+    large = made([(0, 0), (0, 1), (0, 2)], sizes=[(6, 7)] * 3)
+    assert camera_path(*large)[0] == pytest.approx(0, abs=0.01)
+    assert camera_path(large[0])[0] == pytest.approx(0.2, abs=0.02)
+
+
+def test_the_camera_needs_a_pair_without_a_cut():
+    sampled, shares = made([(2, 4)] * 4, pan=CELL // 2)
+    path, pairs = camera_path(sampled, shares, cuts=[0.5, 0.7])
+    assert path == pytest.approx(0.1, abs=0.01) and pairs == 1
+    assert camera_path(sampled, shares, cuts=[0.5, 1.0, 1.5]) == (None, 0)
+    assert camera_path(*made([(2, 4)])) == (None, 0)
 
 
 def test_a_change_of_shape_is_seen_wherever_the_square_is():

@@ -1,9 +1,9 @@
-"""Measures subject motion: how far the subject's centroid travels, and how much its outline changes.
+"""Measures how far the subject's centroid travels, how much its outline changes, and how far the camera travels.
 
 Dynamic degree counts camera motion, and a memory that freezes its subject loses little of it. Here a witness reports
 which cells show the subject, in pictures half a second apart. A step is that of its centroid minus the camera's,
 which is the median flow of the rest of the picture. A subject that stands still, or is pasted in repeatedly, scores 0
-on both.
+on the first two; what a memory holds still besides its subject is the third.
 """
 
 from __future__ import annotations
@@ -25,30 +25,49 @@ Shares = NDArray[np.float32]
 """The probability that each cell of N pictures shows the subject, N rows columns."""
 
 
+def camera_steps(
+    sampled: Sampled, flow: ForwardFlow, shares: Shares | None = None, cuts_s: Sequence[float] = ()
+) -> Floats:
+    """Return the camera's steps from picture to picture, N - 1 of (down, right) in pixels; nan across a cut.
+
+    A step is the median flow off the subject that `shares` show, or of the whole picture.
+    """
+    steps = np.full((max(len(sampled.pictures) - 1, 0), 2), np.nan)
+    for index, (start, end) in enumerate(itertools.pairwise(sampled.seconds)):
+        if not any(start < cut <= end for cut in cuts_s):
+            on_subject = None if shares is None else np.any(shares[index : index + 2] > 0, axis=0)
+            steps[index] = _camera_step(sampled.pictures[index : index + 2], on_subject, flow)
+    return steps
+
+
+def camera_motion(sampled: Sampled, camera: Floats, backend: str) -> list[Score]:
+    """Measure the camera's path in picture widths per second, given its steps; `backend` names who found them."""
+    known = ~np.isnan(camera).any(axis=1)
+    path = None
+    if known.any():
+        lasted = float(np.diff(sampled.seconds)[known].sum())
+        path = float(np.linalg.norm(camera[known], axis=1).sum()) / sampled.pictures.shape[2] / lasted
+    return [Score("camera_path", path, backend, int(known.sum()))]
+
+
 def subject_motion(
-    sampled: Sampled,
-    shares: Shares,
-    flow: ForwardFlow,
-    backends: tuple[str, str],
-    cuts_s: Sequence[float] = (),
+    sampled: Sampled, shares: Shares, camera: Floats, backends: tuple[str, str]
 ) -> list[Score]:
     """Measure the path in picture widths per second and 1 - IoU of neighbouring outlines.
 
-    Both are None unless the subject is found in two neighbouring pictures. `backends` name the witness and the flow.
-    A pair with a cut in between is skipped.
+    Both are None unless the subject is found in two neighbouring pictures with a step of the camera between them.
+    `backends` name the witness and the flow.
     """
     steps, lasted, changes = [], 0.0, []
     outlines = shares > 0
     visible = np.array([outline.any() for outline in outlines], bool)
     cell = np.array(sampled.pictures.shape[1:3], np.float64) / shares.shape[1:]
     for before, after in itertools.pairwise(range(len(shares))):
-        start, end = sampled.seconds[before], sampled.seconds[after]
-        if not (visible[before] and visible[after]) or any(start < cut <= end for cut in cuts_s):
+        if not (visible[before] and visible[after]) or np.isnan(camera[before]).any():
             continue
         moved = _centroid(shares[after]) - _centroid(shares[before])
-        camera = _camera_step(sampled.pictures[before : after + 1], outlines[before] | outlines[after], flow)
-        steps.append(float(np.linalg.norm(moved * cell - camera)) / sampled.pictures.shape[2])
-        lasted += float(end - start)
+        steps.append(float(np.linalg.norm(moved * cell - camera[before])) / sampled.pictures.shape[2])
+        lasted += float(sampled.seconds[after] - sampled.seconds[before])
         changes.append(outline_change(outlines[before], outlines[after], moved))
     path = sum(steps) / lasted if steps else None
     change = float(np.mean(changes)) if changes else None
@@ -78,24 +97,42 @@ def _centroid(shares: Shares) -> Floats:
     return centre
 
 
-def _camera_step(pair: Pictures, on_subject: NDArray[np.bool_], flow: ForwardFlow) -> Floats:
+def _camera_step(pair: Pictures, on_subject: NDArray[np.bool_] | None, flow: ForwardFlow) -> Floats:
     """Return the median flow off the subject in pixels, down and right; of the whole picture if it fills it."""
     across, down = flow(as_tensor(pair))[0, 0].cpu().numpy()
-    rows, columns = (side // cells for side, cells in zip(down.shape, on_subject.shape, strict=True))
-    off = ~np.kron(on_subject, np.ones((rows, columns), bool))
-    off = off if off.any() else np.ones_like(off)
+    off = np.ones(down.shape, bool)
+    if on_subject is not None and not on_subject.all():
+        rows, columns = (side // cells for side, cells in zip(down.shape, on_subject.shape, strict=True))
+        off = ~np.kron(on_subject, np.ones((rows, columns), bool))
     return np.array([np.median(down[off]), np.median(across[off])], np.float64)
 
 
-def _measure(run: JudgedRun) -> list[Score]:
-    """Use the cells that show the subject: a box would change its outline with every wobble of its detector."""
+def _found(run: JudgedRun) -> tuple[Shares | None, str]:
+    """Return the cells that show the subject, and who found them; None where nobody sees cells.
+
+    A box would change its outline with every wobble of its detector.
+    """
     witness = run.subject_witness
     if not isinstance(witness, ProbeWitness):
-        return []
-    flow, judge = run.motion_judge
-    shares = witness.where(run.sampled.pictures, run.subject)
+        return None, ""
+    return witness.where(run.sampled.pictures, run.subject), witness.backend
+
+
+def _camera(run: JudgedRun) -> Floats:
     cuts = starts_from_trace(run.trace, run.clip.fps)[1:]
-    return subject_motion(run.sampled, shares, flow, (witness.backend, judge), cuts)
+    flow, _ = run.motion_judge
+    return run.once("camera_steps", lambda: camera_steps(run.sampled, flow, _found(run)[0], cuts))
+
+
+def _measure_camera(run: JudgedRun) -> list[Score]:
+    return camera_motion(run.sampled, _camera(run), run.motion_judge.backend)
+
+
+def _measure(run: JudgedRun) -> list[Score]:
+    shares, finder = _found(run)
+    if shares is None:
+        return []
+    return subject_motion(run.sampled, shares, _camera(run), (finder, run.motion_judge.backend))
 
 
 MEASURES = (
@@ -105,4 +142,5 @@ MEASURES = (
         visible={"subject_path": PATH, "subject_shape_change": CELL_OF_SUBJECT},
         uses_flow=True,
     ),
+    Measure("camera_motion", _measure_camera, visible={"camera_path": PATH}, uses_flow=True),
 )
