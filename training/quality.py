@@ -17,8 +17,9 @@ from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import parse_prompt
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.drift import contrast, sharpness
-from recap.eval.metrics.subject_motion import camera_steps, subject_motion
-from recap.eval.sampling import PER_SECOND, InMemoryClip, sample_clip
+from recap.eval.metrics.subject_motion import camera_motion, camera_steps, subject_motion
+from recap.eval.sampling import PER_SECOND, InMemoryClip, Sampled, sample_clip
+from recap.eval.scores import Floats
 from recap.flow.classical import ClassicalFlow
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
@@ -33,6 +34,7 @@ from training.measures import (
 )
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES
+from training.world import Clips
 
 
 def autoencoder(bench: Bench) -> Answer:
@@ -98,17 +100,22 @@ def stability(bench: Bench) -> Answer:
 
 
 def motion(bench: Bench) -> Answer:
-    """Compare how far subjects travel with a plain sink with rendered clips of the same prompts, decoded as well."""
+    """Compare how far subjects and cameras travel with a plain sink with rendered clips of the same prompts.
+
+    Rendered clips are encoded and decoded as well. Their camera is known, so it also says how well it is measured.
+    """
     seconds, memory = bench.options.seconds or 20.0, "sink"
     cases = make_cases(bench.count(20), bench.options.repeats, bench.options.seed)
     cameras = random.Random(bench.options.seed).choices(CAMERAS, CAMERA_SHARES, k=len(cases))
-    rendered = []
+    rendered, known, num = [], [], bench.spec.num_pictures(round(4 * seconds))
     for row, (case, camera) in enumerate(zip(cases, cameras, strict=True)):
-        prompt, num = parse_prompt(case.prompt), bench.spec.num_pictures(round(4 * seconds))
+        prompt = parse_prompt(case.prompt)
         script = Script(prompt.scene, prompt.time, (ActorScript(case.actor),), camera)
         model = bench.models.autoencoder
-        clip = bench.world.film([script], bench.options.seed, num, first_index=row).pictures
-        rendered.append(_travelled(bench, case, model.decode(model.encode(clip))[0]))
+        clip = bench.world.film([script], bench.options.seed, num, first_index=row, flow=True)
+        decoded = model.decode(model.encode(clip.pictures))[0]
+        rendered.append(_travelled(bench, case, decoded))
+        known.append(_travelled(bench, case, decoded, scene_steps(clip)))
 
     def generate(memory: str, rows: slice) -> list[list[float]]:
         some = cases[rows]
@@ -118,29 +125,79 @@ def motion(bench: Bench) -> Answer:
         return [_travelled(bench, case, row) for case, row in zip(some, pictures, strict=True)]
 
     parts = bench.sweep(cases, generate, [memory])[memory]
-    found = {"generated": [values for part in parts for values in part], "rendered": rendered}
+    generated = [values for part in parts for values in part]
+    found = {"generated": generated, "rendered": rendered, "rendered, known camera": known}
     clusters = [case.cluster for case in cases]
-    result: dict[str, Any] = {"n": len(found["generated"]), "seconds": seconds, "rollouts": found}
-    table = [["", "path of the subject, picture widths/s", "change of its outline"]]
+    result: dict[str, Any] = {"n": len(generated), "seconds": seconds, "rollouts": found}
+    names = ("path", "shape_change", "camera_path")
+    table = [["", "path of the subject, picture widths/s", "change of its outline", "path of the camera"]]
     for name, rows in found.items():
         values = torch.tensor(rows, dtype=torch.float64).T
         estimates = [cluster_interval(each, clusters[: len(each)]) for each in values]
-        result[name] = dict(zip(("path", "shape_change"), estimates, strict=True))
+        result[name] = dict(zip(names, estimates, strict=True))
         table.append([name, *(interval(each, lambda x: f"{x:.3f}") for each in estimates)])
+    by_kind = _outlines_by_kind(
+        [case.actor for case in cases], {"generated": generated, "rendered": rendered}
+    )
+    result["shape_change_by_kind"] = by_kind
+    listed = [f"{kind} {each['generated']:.2f} ({each['rendered']:.2f})" for kind, each in by_kind.items()]
+    table.append(["outlines by kind, generated (rendered)", ", ".join(listed), "", ""])
     return result, table
 
 
-def _travelled(bench: Bench, case: Case, pictures: Tensor) -> list[float]:
-    """Return the path and the change of outline of the subject of pictures T 3 Y X; nan where it is not found."""
+def scene_steps(clip: Clips) -> Tensor:
+    """Return the steps of the scene from picture to picture of the first clip, T - 1 of (down, right) in pixels."""
+    assert clip.forward_flow is not None
+    steps = []
+    for flow, instances in zip(clip.forward_flow[0], clip.instances[0], strict=False):
+        across, down = (part[instances == 0].median() for part in flow)
+        steps.append(torch.stack((down, across)))
+    return torch.stack(steps)
+
+
+def _travelled(bench: Bench, case: Case, pictures: Tensor, scene: Tensor | None = None) -> list[float]:
+    """Return the path and the change of outline of the subject of pictures T 3 Y X, and the path of the camera.
+
+    They are nan where the subject is not found. `scene` replaces the steps of the camera that a judge would find.
+    """
     rate = bench.spec.pictures_per_second
     levels = pictures.clamp(0, 1).mul(255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
     sampled = sample_clip(InMemoryClip(levels, rate), PER_SECOND)
     # Judges of tables work on a CPU.
     witness = ProbeWitness(copy.deepcopy(bench.probe).cpu())
     shares = witness.where(sampled.pictures, case.actor)
-    camera = camera_steps(sampled, ClassicalFlow().forward, shares)
-    scores = subject_motion(sampled, shares, camera, (witness.backend, "dis"))
+    if scene is None:
+        camera = camera_steps(sampled, ClassicalFlow().forward, shares)
+    else:
+        camera = _sum_steps(scene, sampled, rate)
+    scores = [
+        *subject_motion(sampled, shares, camera, (witness.backend, "dis")),
+        *camera_motion(sampled, camera, "dis"),
+    ]
     return [math.nan if score.value is None else score.value for score in scores]
+
+
+def _sum_steps(scene: Tensor, sampled: Sampled, rate: float) -> Floats:
+    """Return the steps between the sampled pictures."""
+    at = (torch.as_tensor(sampled.seconds) * rate).round().long()
+    summed = torch.cat((scene.new_zeros(1, 2), scene.double().cumsum(0)))
+    return (summed[at[1:]] - summed[at[:-1]]).cpu().numpy()
+
+
+def _outlines_by_kind(
+    kinds: Sequence[str], found: dict[str, list[list[float]]]
+) -> dict[str, dict[str, float]]:
+    """Return the mean change of outline of every kind, the least first where it was rendered."""
+    means: dict[str, dict[str, float]] = {}
+    for name, rows in found.items():
+        own: dict[str, list[float]] = {}
+        for kind, (_, change, _) in zip(kinds, rows, strict=False):
+            if not math.isnan(change):
+                own.setdefault(kind, []).append(change)
+        for kind, changes in own.items():
+            means.setdefault(kind, {})[name] = sum(changes) / len(changes)
+    whole = {kind: each for kind, each in means.items() if len(each) == len(found)}
+    return dict(sorted(whole.items(), key=lambda item: item[1]["rendered"]))
 
 
 def _rendered_ratios(bench: Bench, cases: Sequence[Case], seconds: float, edge: float) -> dict[str, Tensor]:

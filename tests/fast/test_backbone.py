@@ -125,7 +125,8 @@ def test_only_the_largest_group_is_read_aside_and_is_waited_for(plain: WanBackbo
         assert torch.equal(one.latents, other.latents)
     # On a CPU the first block is the only one that reads a single group.
     passes = plain.spec.num_steps + 1
-    assert asked == plain.spec.layers * passes * (len(blocks) - 1)
+    # The last layer of the clean pass reads for nobody.
+    assert asked == (plain.spec.layers * passes - 1) * (len(blocks) - 1)
 
 
 @pytest.mark.cuda

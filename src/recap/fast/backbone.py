@@ -43,15 +43,6 @@ def _denoise(
     return clean, torch.stack(shares).mean(dim=0)
 
 
-def _settle(
-    fast: FastWan, step: int, text: TextConditioning, window: WindowStorage, latents: Tensor
-) -> list[LayerTokens]:
-    """Run the clean pass; returns every layer's tokens."""
-    tokens: list[LayerTokens] = []
-    fast.forward(latents, step, text, window, tokens)
-    return tokens
-
-
 class FastWanBackbone(WanBackbone):
     """Generates with the weights of a readable backbone, and as that one does where a window cannot be foreseen.
 
@@ -91,7 +82,7 @@ class FastWanBackbone(WanBackbone):
 
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: TextConditioning, context: Context) -> None:
-        """Run one forward at the clean time; every layer's tokens go to the memory."""
+        """Run the layers at the clean time; every one's tokens go to the memory."""
         if not self._supports(context):
             return super().settle(latents, conditioning, context)
         latents = self._take(latents)
@@ -127,9 +118,9 @@ class FastWanBackbone(WanBackbone):
         if key not in self._runners:
             self._widen(WindowStorage.elements(self.model, layout, rows, frames))
             window = WindowStorage(self.model, layout, rows, frames, len(self._sigmas) + 1, self._room)
-            # Functions instead of methods: without a reference cycle a dropped runner frees its gigabytes at once.
+            # None refers to this object: without a reference cycle a dropped runner frees its gigabytes at once.
             denoise = partial(_denoise, self._fast, self._sigmas, own_text, window)
-            settle = partial(_settle, self._fast, len(self._sigmas), own_text, window)
+            settle = partial(self._fast.settle, step=len(self._sigmas), text=own_text, window=window)
             self._runners[key] = BlockRunner(window, Graphed(denoise), Graphed(settle))
         runner = self._runners[key]
         # The memory does not change within a block, so the clean pass finds the window as the steps left it.

@@ -172,55 +172,71 @@ class FastWan:
             head = (model.head.modulation + embedded).squeeze(0).float() + ones[:2]
             self.steps.append(TimeTables(tables, head))
 
-    def forward(
-        self,
-        latents: Tensor,
-        step: int,
-        text: TextConditioning,
-        window: WindowStorage,
-        tokens: list[LayerTokens] | None = None,
-    ) -> Pair:
-        """Return flow B F C rows columns and each group's share of attention, groups B.
-
-        What every layer made of the block is appended to `tokens` if it is a list.
-        """
-        model, eps, kernels, float8 = self.model, self.model.spec.eps, self.kernels, self.float8
-        table, head = self.steps[step]
-        x = model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
-        _, hidden = kernels.norm(x, (table[0, 1], table[0, 0]), eps, float8=float8)
-        shares = []
-        for index, layer in enumerate(self.layers):
-            _, _, gate1, shift2, scale2, gate2 = table[index]
-            last = index + 1 == len(self.layers)
-            following = head if last else table[index + 1]
-            attended, share = self._attend(index, step, hidden, window, tokens)
+    def forward(self, latents: Tensor, step: int, text: TextConditioning, window: WindowStorage) -> Pair:
+        """Return flow B F C rows columns and each group's share of attention, groups B."""
+        model, shares = self.model, []
+        x, hidden = self._begin(latents, step)
+        for index in range(len(self.layers)):
+            attended, share = self._attend(index, step, hidden, window)
             shares.append(share)
-            merged = kernels.linear(attended, layer.block.self_attn.o)
-            x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
-            read = self._read_text(index, hidden, text)
-            x, hidden = kernels.norm(x, (scale2, shift2), eps, read, None, float8)
-            fed = kernels.linear(kernels.widen(hidden, layer.block.ffn[0]), layer.block.ffn[2])
-            # The head is no layer of 8 bits.
-            x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2, float8 and not last)
+            x, hidden = self._finish(index, step, x, attended, text)
         patches = model.head.head(hidden).unflatten(1, (latents.shape[1], -1))
         return model.unpatchify(patches), torch.stack(shares).mean(dim=(0, 3))
 
-    def _attend(
-        self, index: int, step: int, hidden: Hidden, window: WindowStorage, tokens: list[LayerTokens] | None
-    ) -> tuple[Hidden, Tensor]:
+    def settle(
+        self, latents: Tensor, step: int, text: TextConditioning, window: WindowStorage
+    ) -> list[LayerTokens]:
+        """Return what every layer makes of the block; of the last layer nothing else is computed."""
+        found: list[LayerTokens] = []
+        x, hidden = self._begin(latents, step)
+        for index in range(len(self.layers)):
+            tokens, attended = self._leave(index, step, hidden, window)
+            found.append(tokens)
+            if attended is not None:
+                x, hidden = self._finish(index, step, x, attended, text)
+        return found
+
+    def _begin(self, latents: Tensor, step: int) -> tuple[Tensor, Hidden]:
+        """Return the tokens B N M of latents, and their norm for the first layer."""
+        x = self.model.patch_embedding(latents.transpose(1, 2)).flatten(2).transpose(1, 2).contiguous()
+        shift, scale = self.steps[step].layers[0, :2]
+        _, hidden = self.kernels.norm(x, (scale, shift), self.model.spec.eps, float8=self.float8)
+        return x, hidden
+
+    def _attend(self, index: int, step: int, hidden: Hidden, window: WindowStorage) -> tuple[Hidden, Tensor]:
         """Read the window; returns B N M, before its projection, and each group's share, groups B N."""
+        rotated, *_ = self._own(index, hidden, window)
+        return self._join(index, step, self._read_groups(index, rotated, window), window)
+
+    def _leave(
+        self, index: int, step: int, hidden: Hidden, window: WindowStorage
+    ) -> tuple[LayerTokens, Hidden | None]:
+        """Return the layer's tokens and what it read, B N M; None of the last layer, which reads for no other."""
+        rotated, query, keys = self._own(index, hidden, window, keep=True)
+        asked, last = window.measured, index + 1 == len(self.layers)
+        parts = [] if last and asked is None else self._read_groups(index, rotated, window)
+        plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
+        tokens = LayerTokens(*window.leave(index, query, keys), plain)
+        return tokens, None if last else self._join(index, step, parts, window)[0]
+
+    def _own(
+        self, index: int, hidden: Hidden, window: WindowStorage, keep: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Write the block's own keys and values into the window; returns rotated queries, then both unrotated.
+
+        Queries are B H N D for reading; the unrotated ones, only with `keep`, and keys are B N H D.
+        """
         layer, kernels = self.layers[index], self.kernels
         norms = layer.block.self_attn.norm_q.weight, layer.block.self_attn.norm_k.weight
-        own = window.own_slices(index)
         qkv = kernels.linear(hidden, layer.qkv)
         rotated, query, keys = kernels.split_rotate(
-            qkv, norms, window.rope, own, self.model.spec.eps, tokens is not None
+            qkv, norms, window.rope, window.own_slices(index), self.model.spec.eps, keep
         )
-        parts = self._read_groups(index, rotated.transpose(1, 2), window)
-        if tokens is not None:
-            asked = window.measured
-            plain = None if asked is None else plain_share([mass for _, mass in parts], asked)
-            tokens.append(LayerTokens(*window.leave(index, query, keys), plain))
+        return rotated.transpose(1, 2), query, keys
+
+    def _join(self, index: int, step: int, parts: list[Pair], window: WindowStorage) -> tuple[Hidden, Tensor]:
+        """Merge what was read of each group."""
+        kernels = self.kernels
         if len(parts) == 1:
             read = parts[0][0].transpose(1, 2).flatten(2)
             share = read.new_ones((1, *read.shape[:2]), dtype=torch.float32)
@@ -229,6 +245,25 @@ class FastWan:
         biases = [None if table is None else table.values[step, index] for table in window.biases]
         joined: tuple[Hidden, Tensor] = kernels.merge(outputs, masses, biases, self.float8)
         return joined
+
+    def _finish(
+        self, index: int, step: int, x: Tensor, attended: Hidden, text: TextConditioning
+    ) -> tuple[Tensor, Hidden]:
+        """Compute a layer after its self-attention; also returns the norm for the next layer, or for the head."""
+        eps, kernels, float8 = self.model.spec.eps, self.kernels, self.float8
+        table, head = self.steps[step]
+        _, _, gate1, shift2, scale2, gate2 = table[index]
+        last = index + 1 == len(self.layers)
+        following = head if last else table[index + 1]
+        layer = self.layers[index]
+        merged = kernels.linear(attended, layer.block.self_attn.o)
+        x, hidden = kernels.norm(x, layer.norm_text, eps, merged, gate1, float8)
+        read = self._read_text(index, hidden, text)
+        x, hidden = kernels.norm(x, (scale2, shift2), eps, read, None, float8)
+        fed = kernels.linear(kernels.widen(hidden, layer.block.ffn[0]), layer.block.ffn[2])
+        # The head is no layer of 8 bits.
+        x, hidden = kernels.norm(x, (following[1], following[0]), eps, fed, gate2, float8 and not last)
+        return x, hidden
 
     def _read_groups(self, index: int, query: Tensor, window: WindowStorage) -> list[Pair]:
         """Read every group of keys with queries B H N D; returns each one's output and log-sum-exp.

@@ -215,6 +215,26 @@ def test_every_layer_hands_over_unrotated_tokens_at_one_set_of_positions() -> No
     assert torch.equal(query, late.seen[0][1]) and torch.equal(own.keys, late.seen[0][2].keys)
 
 
+def test_a_settled_block_shows_the_context_what_a_forward_does() -> None:
+    model = random_model(UNTRAINED)
+    conditioning, latents = model.condition(text_rows(2)), noise_of(2, rows=2, dtype=DOUBLE)()
+    forward, settled = fresh(), fresh()
+    model(latents, 0.0, conditioning, forward)
+    model.settle(latents, 0.0, conditioning, settled)
+    assert len(settled.seen) == len(forward.seen) == UNTRAINED.layers
+    for (layer, query, own), (other, asked, wanted) in zip(settled.seen, forward.seen, strict=True):
+        assert layer == other and torch.equal(query, asked)
+        assert torch.equal(own.keys, wanted.keys) and torch.equal(own.values, wanted.values)
+
+
+def test_a_settled_block_is_not_computed_to_its_end(monkeypatch) -> None:
+    model = random_model(UNTRAINED)
+    conditioning, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()
+    for part in (model.blocks[-1].cross_attn, model.blocks[-1].ffn, model.head):
+        monkeypatch.setattr(part, "forward", lambda *_: pytest.fail("nobody reads it"))
+    model.settle(latents, 0.0, conditioning, fresh())
+
+
 def test_only_differences_of_phases_matter() -> None:
     model = random_model(UNTRAINED)
     conditioning, latents = model.condition(text_rows(1)), noise_of(1, dtype=DOUBLE)()

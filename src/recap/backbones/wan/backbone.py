@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,18 @@ from recap.types import BackboneSpec
 EncodePixels = Callable[[Tensor], Tensor]
 """Encodes pictures B T 3 Y X in 0..1 as latents B F C rows columns."""
 
-Forward = Callable[[Tensor, float, TextConditioning, Context], Tensor]
-"""Predicts the flow of latents at one time, as `CausalWan.forward` does."""
+
+class Transformer(Protocol):
+    """Predicts the flow of latents at one time, and settles them, as `CausalWan` does."""
+
+    def __call__(
+        self, latents: Tensor, timestep: float, conditioning: TextConditioning, context: Context, /
+    ) -> Tensor: ...
+
+    def settle(
+        self, latents: Tensor, timestep: float, conditioning: TextConditioning, context: Context, /
+    ) -> None: ...
+
 
 CLEAN_TIME = 0.0
 
@@ -45,8 +56,8 @@ class WanBackbone:
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.spec: BackboneSpec = model.spec.backbone_spec()
-        # What runs the model's forward: the model, or several processes together.
-        self._forward: Forward = self.model
+        # What runs the model: itself, or several processes together.
+        self._transformer: Transformer = self.model
         self._encode = encode
         self.open_decoder = open_decoder
         self.autoencoder = autoencoder
@@ -72,8 +83,8 @@ class WanBackbone:
 
     @torch.no_grad()
     def settle(self, latents: Tensor, conditioning: TextConditioning, context: Context) -> None:
-        """Run one forward at the clean time, in which the context passes keys and values to the memory."""
-        self._forward(self._take(latents), CLEAN_TIME, conditioning, context)
+        """Run the layers at the clean time, in which the context passes keys and values to the memory."""
+        self._transformer.settle(self._take(latents), CLEAN_TIME, conditioning, context)
 
     def decoder(self) -> Decoder:
         """Open a new decoding stream."""
@@ -90,7 +101,7 @@ class WanBackbone:
     def _estimate(
         self, noisy: Tensor, sigma: float, conditioning: TextConditioning, context: Context
     ) -> Tensor:
-        flow = self._forward(noisy, model_time(sigma), conditioning, context)
+        flow = self._transformer(noisy, model_time(sigma), conditioning, context)
         return clean_estimate(noisy, flow, sigma)
 
     def _next(self, noise: Noise) -> Tensor:

@@ -109,13 +109,18 @@ class TransformerBlock(nn.Module):
         self, x: Tensor, time: Tensor, text: tuple[Tensor, Tensor], positions: Tensor, context: Context
     ) -> Tensor:
         """Compute x B F S M from time B F 6 M or 1 1 6 M, text keys and values B L H D, positions 1 N 3."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = (self.modulation + time).chunk(6, dim=2)
-        hidden = self.norm1(x) * (1 + scale1) + shift1
-        attended = self.self_attn(hidden.flatten(1, 2), self.layer, positions, context)
-        x = x + gate1 * attended.view_as(x)
+        _, _, gate1, shift2, scale2, gate2 = (self.modulation + time).chunk(6, dim=2)
+        x = x + gate1 * self.attend(x, time, positions, context)
         x = x + self.cross_attn(self.norm3(x).flatten(1, 2), *text).view_as(x)
         changed: Tensor = x + gate2 * self.ffn(self.norm2(x) * (1 + scale2) + shift2)
         return changed
+
+    def attend(self, x: Tensor, time: Tensor, positions: Tensor, context: Context) -> Tensor:
+        """Compute the self-attention alone, which is all that a context sees of a layer."""
+        shift, scale = (self.modulation + time)[:, :, :2].split(1, dim=2)
+        hidden = self.norm1(x) * (1 + scale) + shift
+        attended: Tensor = self.self_attn(hidden.flatten(1, 2), self.layer, positions, context)
+        return attended.view_as(x)
 
 
 class Head(nn.Module):

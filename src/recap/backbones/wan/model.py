@@ -75,10 +75,33 @@ class CausalWan(nn.Module):
         embedded, projected = self.embed_time(timestep)
         # One tensor for all layers and steps, because the context caches rotary tables by the identity of positions.
         positions = context.positions(self.spec.grid, latents.device)
-        x = self.embed_patches(latents)
-        for block, *text in zip(self.layers(), conditioning.keys, conditioning.values, strict=True):
-            x = block(x, projected, text, positions, context)
+        x = self.pass_layers(self.embed_patches(latents), projected, conditioning, positions, context)
         return self.unpatchify(self.head(x, embedded))
+
+    def settle(
+        self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
+    ) -> None:
+        """Show the context all that `forward` would, and leave out what only the flow needs."""
+        self.check(latents, timestep, conditioning, context)
+        _, projected = self.embed_time(timestep)
+        positions = context.positions(self.spec.grid, latents.device)
+        x = self.embed_patches(latents)
+        self.pass_layers(x, projected, conditioning, positions, context, settles=True)
+
+    def pass_layers(
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: TextConditioning,
+        positions: Tensor,
+        context: Context,
+        settles: bool = False,
+    ) -> Tensor:
+        """Pass x B F S M through all layers; with `settles` the last one ends with its self-attention."""
+        layers = list(zip(self.layers(), conditioning.keys, conditioning.values, strict=True))
+        for block, *text in layers[: -1 if settles else None]:
+            x = block(x, time, text, positions, context)
+        return layers[-1][0].attend(x, time, positions, context) if settles else x
 
     def embed_patches(self, latents: Tensor) -> Tensor:
         """Turn latents B F C rows columns into tokens B F S M."""

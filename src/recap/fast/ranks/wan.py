@@ -72,20 +72,37 @@ class RankedWan:
         self, latents: Tensor, timestep: float, conditioning: TextConditioning, context: Context
     ) -> Tensor:
         model, ranks = self._model, self._ranks
+        x, tokens = self._pass_layers(latents, timestep, conditioning, context)
+        patches = model.head(x, model.embed_time(timestep)[0]).squeeze(1)
+        shapes = [(patches.shape[0], size, patches.shape[2]) for size in tokens]
+        joined = torch.cat(ranks.swap([patches] * ranks.count, shapes), dim=1)
+        return model.unpatchify(joined.unflatten(1, (latents.shape[1], -1)))
+
+    def settle(
+        self, latents: Tensor, timestep: float, conditioning: TextConditioning, context: Context
+    ) -> None:
+        """Show the context what `CausalWan.settle` does."""
+        self._pass_layers(latents, timestep, conditioning, context, settles=True)
+
+    def _pass_layers(
+        self,
+        latents: Tensor,
+        timestep: float,
+        conditioning: TextConditioning,
+        context: Context,
+        settles: bool = False,
+    ) -> tuple[Tensor, list[int]]:
+        """Pass this process's tokens through all layers; also returns how many tokens each process has."""
+        model, ranks = self._model, self._ranks
         model.check(latents, timestep, conditioning, context)
-        embedded, projected = model.embed_time(timestep)
+        _, projected = model.embed_time(timestep)
         positions = context.positions(model.spec.grid, latents.device)
         tokens = ranks.tokens(positions.shape[1])
         ranked = RankedContext(context, ranks, tokens)
         # One time holds for all frames, so that a slice of tokens passes as one frame: B 1 n M.
         whole = model.embed_patches(latents).flatten(1, 2)
         x = whole.split(tokens, dim=1)[ranks.rank].unsqueeze(1).contiguous()
-        for block, *text in zip(model.layers(), conditioning.keys, conditioning.values, strict=True):
-            x = block(x, projected, text, positions, ranked)
-        patches = model.head(x, embedded).squeeze(1)
-        shapes = [(patches.shape[0], size, patches.shape[2]) for size in tokens]
-        joined = torch.cat(ranks.swap([patches] * ranks.count, shapes), dim=1)
-        return model.unpatchify(joined.unflatten(1, (latents.shape[1], -1)))
+        return model.pass_layers(x, projected, conditioning, positions, ranked, settles), tokens
 
 
 class RankedWanBackbone(WanBackbone):
@@ -94,4 +111,4 @@ class RankedWanBackbone(WanBackbone):
     def __init__(self, plain: WanBackbone, ranks: Ranks, open_decoder: Callable[[], Decoder]) -> None:
         vars(self).update(vars(plain))
         self.open_decoder = open_decoder
-        self._forward = RankedWan(self.model, ranks)
+        self._transformer = RankedWan(self.model, ranks)
