@@ -16,7 +16,8 @@ from recap.plan import Shot, make_plan
 from recap.registry import MEMORIES
 from recap.rollout import Resume, rollout
 from recap.tables.ask import Ask
-from recap.tables.recipes import RECIPES, Row
+from recap.tables.recipes import RECIPES
+from recap.tables.rows import Row
 from recap.tables.runs import plan_runs
 from recap.types import Block
 from tests.contracts.test_policies import SeededAdmission

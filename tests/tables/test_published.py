@@ -12,8 +12,9 @@ from tables_help import jobs_of
 from recap.config import RunConfig
 from recap.tables.ask import Ask
 from recap.tables.generating import config_of
-from recap.tables.recipes import RECAP, find_recipe
+from recap.tables.recipes import find_recipe
 from recap.tables.reproduce import How, reproduce
+from recap.tables.rows import RECAP
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

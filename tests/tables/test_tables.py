@@ -211,7 +211,8 @@ def test_what_cannot_be_asked_is_refused():
 TOY = """
 from recap.eval.judged import Measure
 from recap.eval.scores import Score
-from recap.tables.recipes import RECAP, Recipe, Row
+from recap.tables.recipes import Recipe
+from recap.tables.rows import RECAP, Row
 
 def brightness(run):
     return [Score("brightness", float("nan") if run.late_subject else float(run.sampled.pictures.mean()), "native")]

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from recap.backbones.wan.family import released_memory
 from recap.backbones.wan.spec import PUBLIC, RELEASED
-from recap.tables.recipes import NONE, Recipe, Row
+from recap.tables.recipes import Recipe
+from recap.tables.rows import NONE, Row
 
 AS_RELEASED = "as released"
 """The name of the row that is a backbone's own baseline."""

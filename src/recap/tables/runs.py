@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from recap.config import PARTS, RunConfig
 from recap.eval.metrics import find_measures
 from recap.tables.ask import MOST_SEEDS, Ask
-from recap.tables.recipes import Recipe, Row
+from recap.tables.recipes import Recipe
+from recap.tables.rows import Row
 from recap.tables.runner import Job, ResultStore
 from recap.tables.scripts import Script, scripts
 

@@ -30,7 +30,8 @@ from recap.eval.scores import (
 from recap.show.page import Measured
 from recap.tables.ask import MOST_SEEDS
 from recap.tables.paper_numbers import paper_table, paper_value
-from recap.tables.recipes import NONE, Recipe, Row
+from recap.tables.recipes import Recipe
+from recap.tables.rows import NONE, Row
 
 PAPER_BASE = "Self-Forcing"
 # Whose lines of the paper's main table are compared with a backbone's; with all others, Self-Forcing's.

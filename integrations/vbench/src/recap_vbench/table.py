@@ -23,7 +23,8 @@ from recap.show.page import Section
 from recap.tables.folder import LEFT_OUT, begin_folder, begun_with, check_folder, write_table
 from recap.tables.page import figures_of
 from recap.tables.paper_numbers import paper_table
-from recap.tables.recipes import Recipe, Row
+from recap.tables.recipes import Recipe
+from recap.tables.rows import Row
 from recap.tables.table import Cell, ScoredRun, build_cells, measured_of, remarks
 from recap_vbench.records import read_records
 from recap_vbench.scores import DIMENSIONS, QUALITY, SEMANTIC

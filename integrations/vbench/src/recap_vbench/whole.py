@@ -18,7 +18,8 @@ from recap.tables.baselines import on_backbone
 from recap.tables.folder import begun_with
 from recap.tables.paper_numbers import paper_value
 from recap.tables.preflight import find_missing_weights
-from recap.tables.recipes import TABLES, Recipe, Row
+from recap.tables.recipes import TABLES, Recipe
+from recap.tables.rows import Row
 from recap.tables.runner import canonical
 from recap_vbench.environment import installed
 from recap_vbench.judge import Question, judge
