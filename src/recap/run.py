@@ -40,7 +40,7 @@ from recap.io import cast as casts
 from recap.io.devices import let_segments_grow
 from recap.io.files import alone_in, append_line, check_plain, is_vacant, remove_strays, write_whole
 from recap.io.opening import read_opening
-from recap.io.record import check_record, versions, write_record
+from recap.io.record import check_record, notice_changes, versions, write_record
 from recap.io.report import SILENT, Notice, Reporter
 from recap.io.run_folder import CAST, LATENTS, OPENING, STATE, RunFolder, load_opening
 from recap.io.trace import BlockTrace, read_seconds
@@ -179,8 +179,7 @@ def resume(
     A config that names code to import is refused without `trust_code`.
     """
     about = read_record(folder, "--resume", trust_code=trust_code)
-    if about.get("versions") != versions():
-        reporter.notice("resuming under other versions than the run began with: bits may differ from here on")
+    notice_changes(about, reporter.notice)
     with alone_in(folder, *BUSY):
         # In a finished run, too: its page is written last, and may have been half done when the process was killed.
         remove_strays(folder)

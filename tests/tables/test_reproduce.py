@@ -170,7 +170,7 @@ def test_every_measure_has_something_to_say_of_one_run(tmp_path):
 def test_rows_that_do_not_exist_here_are_left_out_and_named(tmp_path, monkeypatch):
     """Before anything is generated."""
     monkeypatch.delitem(ADMISSIONS, "random", raising=False)
-    rows = {row.name: row.available for row in find_recipe("admission").rows}
+    rows = {row.name: not row.unknown for row in find_recipe("admission").rows}
     assert not rows["random"] and rows["recap"]
     notices = []
 

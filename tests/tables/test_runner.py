@@ -150,7 +150,9 @@ def test_a_damaged_line_among_whole_ones_is_refused_and_nothing_is_lost(tmp_path
     lines = file.read_bytes().splitlines()
     damaged = b"\n".join([lines[0], line, *lines[1:], b""])
     file.write_bytes(damaged)
-    with pytest.raises(ValueError, match=rf"{FILE}.*line 2 is damaged.*copy it again"):
+    with pytest.raises(
+        ValueError, match=rf"{FILE}.*line 2 is damaged.*copy the file again, or delete that line"
+    ):
         ResultStore(tmp_path)
     assert file.read_bytes() == damaged
 

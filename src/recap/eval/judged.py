@@ -8,6 +8,7 @@ A metric is a file of `recap.eval.metrics`: functions of pictures and trace, and
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from recap.errors import unknown_name
+from recap.errors import refuse, unknown_name
 from recap.eval.embedders import Remembering, build_embedder
 from recap.eval.judges.crops import build_crop_witness
 from recap.eval.judges.probe import Judged, load_probe
@@ -186,6 +187,9 @@ class Measure:
         """
         marks = {model: len(model.answers) for model in run.asked}
         scores = self.score(run)
+        if not isinstance(scores, list) or not all(isinstance(each, Score) for each in scores):
+            limit = f"its function returned {reprlib.repr(scores)}"
+            raise refuse("measure", self.name, limit, "return a list of recap.eval.scores.Score")
         new = [answer for model, mark in marks.items() for answer in model.answers[mark:]]
         if scores and new:
             scores[0] = replace(scores[0], details={**scores[0].details, "answers": new})

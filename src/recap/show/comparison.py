@@ -19,6 +19,7 @@ from recap.contracts import Judge
 from recap.errors import refuse
 from recap.fast.fitting import fit_card
 from recap.flow import FLOWS
+from recap.io.code import changed_code
 from recap.io.files import read_json, remove_strays, write_whole
 from recap.io.opening import read_opening
 from recap.io.report import SILENT, Notice, Progress, Reporter, each_once, no_progress
@@ -143,7 +144,11 @@ def _claim(out: Path, configs: Mapping[str, RunConfig]) -> None:
     for name, wanted in written.items():
         if (out / name / "run.json").is_file():
             about = read_json(out / name / "run.json")
-            _refuse_other(out / name, about.get("config") if isinstance(about, dict) else None, wanted)
+            about = about if isinstance(about, dict) else {}
+            _refuse_other(out / name, about.get("config"), wanted)
+            if changed := changed_code(about.get("code"), wanted):
+                limit = f"{' and '.join(changed)} changed since its run began"
+                raise refuse("--out", str(out / name), limit, "choose another folder, or put the code back")
     # Whichever memory comes first: an admission that goes with it is recorded as the default memory's.
     first = replace(next(iter(configs.values())), memory=choose("memory", DEFAULT_MEMORY))
     shared = {key: value for key, value in json.loads(json.dumps(first.to_dict())).items() if key != "memory"}

@@ -33,9 +33,11 @@ from recap.tables.table import COLUMNS, Cell, ScoredRun, as_csv, as_markdown
 
 RECORD, SHEET, TABLE = "record.json", "sheet.png", "table.json"
 GROWING = ("prompts", "seeds")
-# Where it is not the first of the set; older folders lack it.
-FIRST_PROMPT = "first_prompt"
 """A larger number resumes the folder of a smaller one."""
+# Where it is not the first of the set.
+FIRST_PROMPT = "first_prompt"
+LATER = (FIRST_PROMPT, "script", "table_seconds")
+"""Older folders lack these."""
 LEFT_OUT = "left_out"
 VERSIONS = ("recap", "torch")
 """A table has one of each: numbers of two versions of the code do not belong into one table."""
@@ -59,7 +61,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
             raise refuse("--out", str(folder), "holds something that is not a table", "choose another --out")
         return
     for name, value in wanted.items():
-        if name == FIRST_PROMPT and name not in found:
+        if name in LATER and name not in found:
             continue
         # A folder that was begun before there was such a setting was begun without it.
         if name not in (*GROWING, LEFT_OUT) and (found.get(name) or None) != (value or None):
@@ -91,10 +93,9 @@ def write_table(
     section: Section,
     about: Mapping[str, Any],
     left_out: Sequence[str],
-    command: str = "",
+    command: str,
 ) -> None:
-    """Write everything that the folder of a finished table holds; `command` made it, by default `recap reproduce`."""
-    command = command or f"recap reproduce {recipe.name}"
+    """Write everything that the folder of a finished table holds; `command` made it."""
     record = {**read_json(folder / RECORD), **{name: about[name] for name in GROWING}}
     record |= {LEFT_OUT: left_out, "rows": list(dict.fromkeys(cell.row for cell in cells))}
     # Without the bytes, which are in a file, and the video, which only the table's own page shows.

@@ -36,9 +36,10 @@ from recap.io.trace import BlockTrace
 from recap.plan import make_plan
 from recap.rollout import rollout
 from recap.run import build_backbone, build_memory
+from recap.tables.executors import describe
 from recap.tables.page import look_at, pack_look
-from recap.tables.runner import Job, Result, canonical
-from recap.tables.runs import LOOK
+from recap.tables.runner import FAILED, Job, Result, canonical
+from recap.tables.runs import LOOK, measure_of
 from recap.types import GeneratedBlock
 
 CLIP, VECTORS, JUDGED = "video.mp4", ".vectors.npy", ".judged.safetensors"
@@ -87,7 +88,7 @@ def config_of(job: Job) -> RunConfig:
 
 def needs_readable_path(wants: Iterable[str]) -> bool:
     """Tell whether a measure needs what the fast path of a GPU does not report."""
-    return any(find_measure(name).reads_shares for name in wants if name != LOOK)
+    return any(find_measure(measure_of(name)).reads_shares for name in wants if name != LOOK)
 
 
 class _Fetched:
@@ -226,11 +227,16 @@ def score_generated(job: Job, folder: Path) -> Result:
     judged_file = made.pictures.with_suffix(JUDGED)
     judged = Judged(**load_file(judged_file)) if judged_file.is_file() else None
     run = JudgedRun(data, clip, made.trace, made.seconds, embedder, judged)
-    result: Result = {
-        name: {score.name: score.as_dict() for score in find_measure(name).scores(run)}
-        for name in sorted(job.wants)
-        if name != LOOK
-    }
+    result: Result = {}
+    for entry in sorted(job.wants - {LOOK}):
+        name = measure_of(entry)
+        try:
+            result[entry] = {score.name: score.as_dict() for score in find_measure(name).scores(run)}
+        except Exception as error:
+            # Of the package's own the whole run is tried again: it may have failed for want of memory.
+            if ":" not in name:
+                raise
+            result.setdefault(FAILED, {})[name] = describe(error)
     if LOOK in job.wants:
         shots_s = [shot["seconds"] for shot in data["config"]["shots"]]
         result[LOOK] = pack_look(look_at(clip, made.trace, shots_s))

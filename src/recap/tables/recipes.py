@@ -71,6 +71,17 @@ class Recipe:
     later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        names = [row.name for row in self.rows]
+        if twice := {name for name in names if names.count(name) > 1}:
+            limit = f"{len(names)} rows have {len(set(names))} names"
+            raise refuse(
+                f"a row of {self.name!r}", sorted(twice)[0], limit, "give each row a name of its own"
+            )
+        if len(names) > 1 and self.ours not in names:
+            limit = f"the other rows are compared with it, and the rows are {', '.join(names)}"
+            raise refuse(
+                f"ours of {self.name!r}", self.ours, limit, f"say which row is yours: ours={names[0]!r}"
+            )
         if BANK_CONTENT not in self.measures and any(row.may_keep_bank for row in self.rows):
             object.__setattr__(self, "measures", (*self.measures, BANK_CONTENT))
 
@@ -288,7 +299,14 @@ TABLES = {recipe.name: replace(recipe, note=NOTES.get(recipe.name, "")) for reci
 def find_recipe(name: str) -> Recipe:
     """Return the recipe of that name, or the one that `module:NAME` points at or returns."""
     found = look_up("table", name, TABLES)
-    made = found() if callable(found) else found
+    try:
+        made = found() if callable(found) else found
+    # A user's function may raise anything.
+    except Exception as error:
+        limit = f"cannot be made ({type(error).__name__}: {error})"
+        raise refuse(
+            "table", name, limit, "name a Recipe, or a function without arguments that returns one"
+        ) from error
     if not isinstance(made, Recipe):
         raise refuse("table", name, "is not a Recipe", "make one by recap.tables.recipes.Recipe(...)")
     return made

@@ -48,7 +48,7 @@ from recap.tables.page import Look, film_side_by_side, section_of, unpack_look
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.runner import Executor, Job, ResultStore, run_jobs
-from recap.tables.runs import LOOK, TableRuns, plan_runs
+from recap.tables.runs import LOOK, TableRuns, entry_of, plan_runs
 from recap.tables.table import ScoredRun, build_cells
 
 SHOWN = "shown"
@@ -123,6 +123,12 @@ class _Call:
     def __init__(self, tables: Sequence[str], ask: Ask, out: Path, how: How, notice: Notice):
         self._out, self._how, self._notice = out, how, notice
         self._recipes = [on_backbone(find_recipe(name), ask.backbone) for name in dict.fromkeys(tables)]
+        # A table outside the package is asked for by another name than it has.
+        asked = zip(self._recipes, dict.fromkeys(tables), strict=True)
+        self._asked_as = {recipe.name: name for recipe, name in asked}
+        if len(self._asked_as) < len(self._recipes):
+            limit = "two of the tables have the same name, and so the same folder"
+            raise refuse("table", ", ".join(tables), limit, "make them one after the other, with two --out")
         for recipe in self._recipes:
             # What cannot be asked is refused before anything is fetched.
             next(plan_runs(recipe, ask), None)
@@ -161,8 +167,7 @@ class _Call:
 
     def _find_left_out(self, store: ResultStore) -> dict[str, dict[str, str]]:
         """Return, by table, the rows that cannot be generated here, and why."""
-        why = "this version has no such memory or admission rule"
-        left_out = {r.name: {row.name: why for row in r.rows if not row.available} for r in self._recipes}
+        left_out = {r.name: {row.name: row.unknown for row in r.rows if row.unknown} for r in self._recipes}
         runs = TableRuns(self._recipes, self._ask, left_out)
         missing = runs.missing(store)
         lacking: Mapping[str, Mapping[str, str]] = {}
@@ -228,7 +233,8 @@ class _Call:
         if prompts.start:
             # The second half of 19 prompts is as many as that of 20, but others.
             asked[FIRST_PROMPT] = prompts.start
-        return {"table": recipe.name, **asked, LEFT_OUT: list(self._left_out[recipe.name])}
+        own = {"script": recipe.script, "table_seconds": recipe.seconds}
+        return {"table": recipe.name, **own, **asked, LEFT_OUT: list(self._left_out[recipe.name])}
 
     def finish(self) -> Reproduction:
         """Do what is missing and write what is complete, alone in the folder."""
@@ -259,14 +265,20 @@ class _Call:
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
         results = [store.results[run.job.key] for run in planned]
         # Those that came later count where every run has them.
-        measures = [*recipe.measures, *(m for m in recipe.later if all(m in each for each in results))]
+        later = (m for m in recipe.later if all(entry_of(m) in each for each in results))
+        measures = [*recipe.measures, *later]
+        for name in (m for m in measures if ":" in m):
+            if not any(
+                score["value"] is not None for each in results for score in each[entry_of(name)].values()
+            ):
+                self._notice(f"{recipe.name}: {name} gave no value in any of {len(results)} runs")
         runs, clips = [], {}
         looks: dict[str, Look] = {}
         for run, result in zip(planned, results, strict=True):
             row, key = run.row.name, run.job.key
             scores: dict[str, Any] = {}
             for name in measures:
-                scores |= find_measure(name).count_all(result[name])
+                scores |= find_measure(name).count_all(result[entry_of(name)])
             runs.append(ScoredRun(row, run.script.name, run.seed, scores, key))
             if LOOK in run.job.wants & result.keys():
                 look = unpack_look(result[LOOK])
@@ -281,7 +293,8 @@ class _Call:
         recipe = replace(recipe, measures=tuple(measures), note=note)
         cells = build_cells(recipe, runs, self._ask.backbone)
         section = section_of(recipe, cells, runs, left_out, planned[0], looks, video)
-        write_table(folder, recipe, runs, cells, section, about, left_out)
+        command = f"recap reproduce {self._asked_as[recipe.name]}"
+        write_table(folder, recipe, runs, cells, section, about, left_out, command)
 
 
 def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

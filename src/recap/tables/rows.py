@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recap.config import AUTO
+from recap.errors import refuse
 from recap.memory.recap import RecapPlusConfig
 from recap.registry import ADMISSIONS, MEMORIES
 from recap.tables.paper_numbers import paper_value
+
+RECAP_LIKE = '{"name": "recap", "reinforcement": 5.0}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,22 @@ class Row:
     # The format of the transformer's weights: see recap.backbones.wan.quantised.
     precision: str = "full"
 
+    def __post_init__(self) -> None:
+        if "name" not in self.memory:
+            limit = 'it has no "name"'
+            raise refuse(
+                f"the memory of row {self.name!r}", dict(self.memory), limit, f"for example {RECAP_LIKE}"
+            )
+
     @property
-    def available(self) -> bool:
-        """Tell whether this version knows its parts; those outside the package are named as `module:Name`."""
-        parts = ((self.memory["name"], MEMORIES), (self.admission, (AUTO.name, *ADMISSIONS)))
-        return all(name in known or ":" in name for name, known in parts)
+    def unknown(self) -> str:
+        """Say which of its parts this version lacks, "" for none; those outside the package are `module:Name`."""
+        parts = (
+            ("memory", self.memory["name"], tuple(MEMORIES)),
+            ("admission rule", self.admission, (AUTO.name, *ADMISSIONS)),
+        )
+        lacking = [f"{kind} {name!r}" for kind, name, known in parts if name not in known and ":" not in name]
+        return f"this version has no {' and no '.join(lacking)}" if lacking else ""
 
     @property
     def may_keep_bank(self) -> bool:

@@ -31,6 +31,8 @@ from recap.io.files import write_whole
 from recap.io.report import Notice
 
 FILE = "runs.jsonl"
+FAILED = "failed"
+"""The entry of a result that says, by name, why some of the others are missing; these are given up."""
 Result = dict[str, Any]
 POLL_S = 0.2
 REPORT_S = 1.0
@@ -91,7 +93,7 @@ class ResultStore:
                 raise TypeError
         except (ValueError, KeyError, TypeError) as error:
             limit = f"line {number} is damaged or is not a result"
-            remedy = "copy it again, or move it away to start again"
+            remedy = "copy the file again, or delete that line: what it held is generated again"
             raise refuse("file", str(self.file), limit, remedy) from error
         self.results.setdefault(key, {}).update(result)
         self.makers.setdefault(key, []).append(made_by)
@@ -283,9 +285,15 @@ class _Loop:
         self.rates.append((time.monotonic() - began) / size)
         self.size_ended += done.job.size
         if done.result is not None:
+            failed = done.result.pop(FAILED, {})
             self.store.add(key, done.result)
-            self.progress.done += 1
             self.on_result(done.job)
+            if failed:
+                self.progress.errors[done.job.name] = "; ".join(
+                    f"{name}: {why}" for name, why in failed.items()
+                )
+            else:
+                self.progress.done += 1
             return
         if any(mark in done.error for mark in DISK_FAULTS):
             # Every other job would fail as well, after hours of work.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from recap.config import PARTS, RunConfig
 from recap.eval.metrics import find_measures
+from recap.io.code import code_of, digest_code
 from recap.tables.ask import MOST_SEEDS, Ask
 from recap.tables.recipes import Recipe
 from recap.tables.rows import Row
@@ -21,6 +22,16 @@ from recap.tables.scripts import Script, scripts
 
 LOOK = "look"
 """The entry of a result that pages show, of the first prompt and seed of a row; all other entries are measures."""
+
+
+def entry_of(measure: str) -> str:
+    """Return the entry of a result with a measure's scores: of code outside the package it names the digest."""
+    return "@".join((measure, *digest_code([measure]).values()))
+
+
+def measure_of(entry: str) -> str:
+    """Return the name of the measure of an entry."""
+    return entry.partition("@")[0]
 
 
 class Planned(NamedTuple):
@@ -40,7 +51,7 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
     """
     numbers, seeds = ask.numbers(), ask.own_seeds(recipe.seeds)
     for number, seed, row in product(numbers, seeds, recipe.rows):
-        if not row.available:
+        if row.unknown:
             continue
         seconds = row.seconds or recipe.seconds
         if ask.seconds is not None:
@@ -50,7 +61,7 @@ def plan_runs(recipe: Recipe, ask: Ask) -> Iterator[Planned]:
         own_seed = MOST_SEEDS * number + seed
         config = _config(recipe, row, script, ask, own_seed)
         shown = [LOOK] if (number, seed) == (numbers[0], seeds[0]) else []
-        wants = (*recipe.measures, *recipe.later, *shown)
+        wants = (*map(entry_of, (*recipe.measures, *recipe.later)), *shown)
         name = f"{row.name} of {recipe.name}, {script.name}, seed {own_seed}"
         job = _job(name, config, script, ask, wants)
         # What was generated in a batch for another table has no time: a run that is timed shares nothing.
@@ -86,6 +97,8 @@ def _job(name: str, run_config: RunConfig, script: Script, ask: Ask, wants: Iter
     # Older runs know neither, and keep their keys.
     data |= {"stage": _stage(script)} if script.stage else {}
     data |= {"judge": ask.judge} if ask.judge else {}
+    # Of code outside the package no version tells whether it changed.
+    data |= {"code": code} if (code := code_of(config)) else {}
     return Job(name, data, frozenset(wants), options, size=sum(shot.seconds for shot in script.shots))
 
 
@@ -135,7 +148,7 @@ class TableRuns:
         self._needed: dict[str, set[str]] = {}
         for recipe in recipes:
             for run in self.tables[recipe.name]:
-                self._needed.setdefault(run.job.key, set()).update(recipe.measures)
+                self._needed.setdefault(run.job.key, set()).update(map(entry_of, recipe.measures))
         self.jobs: dict[str, Job] = {}
         for job in (run.job for runs in self.tables.values() for run in runs):
             known = self.jobs.get(job.key, job)

@@ -147,9 +147,10 @@ def _check_begun(folder: Path, asked: SuiteTables) -> None:
 
 def _left_out(asked: SuiteTables, recipe: Recipe, notice: Notice) -> dict[str, str]:
     """Return the rows that cannot be generated here, and why."""
-    unknown = "this version has no such memory or admission rule"
-    configs: Mapping[str, RunConfig] = {row.name: asked.template(row) for row in recipe.rows if row.available}
-    missing = {row.name: unknown for row in recipe.rows if not row.available}
+    configs: Mapping[str, RunConfig] = {
+        row.name: asked.template(row) for row in recipe.rows if not row.unknown
+    }
+    missing = {row.name: row.unknown for row in recipe.rows if row.unknown}
     return {**missing, **(find_missing_weights(configs, notice) if configs else {})}
 
 

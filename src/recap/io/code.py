@@ -1,0 +1,36 @@
+"""This module tells whether code outside the package is still the same, by digests of the files it is in."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from recap.io.lookup import look_up
+
+
+def code_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return, by name, the digests of the parts of a run's config that are outside the package."""
+    parts = [part.get("name") for part in config.values() if isinstance(part, Mapping)]
+    return digest_code(str(name) for name in (*parts, config.get("flow")))
+
+
+def digest_code(names: Iterable[str]) -> dict[str, str]:
+    """Return, by name, a digest of the file of every "package.module:Name"; what it imports is not looked at."""
+    return {name: _digest(name) for name in names if ":" in name}
+
+
+def changed_code(recorded: Any, config: Mapping[str, Any]) -> list[str]:
+    """Name the parts of a config whose code is not what was recorded; older records have none."""
+    if not isinstance(recorded, Mapping):
+        return []
+    return [name for name, digest in code_of(config).items() if recorded.get(name, digest) != digest]
+
+
+def _digest(name: str) -> str:
+    look_up("code", name, {})
+    # What was typed into a session has no file.
+    file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
