@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from recap.cli.console import progress_bar
 from recap.cli.settings import Generation, full_config, takes_generation
+from recap.cli.stopping import stoppable
 from recap.config import RunConfig, override
 from recap.errors import refuse, unknown_name
 from recap.io.run_folder import new_folder
@@ -53,7 +55,9 @@ def compare_command(
         progress_bar("showing", "pictures") as showing,
     ):
         folder = out or new_folder(config.shots[0].prompt, "compare")
-        summary = compare(config, tables, folder, reporter=generating, showing=showing.progress)
+        again = f"the same command with --out {shlex.quote(str(folder))} continues it"
+        with stoppable(lambda: again if folder.is_dir() else ""):
+            summary = compare(config, tables, folder, reporter=generating, showing=showing.progress)
     typer.echo(summary.page)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +14,11 @@ from recap.backbones.wan.family import released_memory
 from recap.cli.console import progress_bar, show_notice
 from recap.cli.options import Memory, Setting
 from recap.cli.settings import Generation, full_config, refuse_with, takes_generation
+from recap.cli.stopping import stoppable
 from recap.errors import refuse
 from recap.fast.ranks.following import follow
 from recap.fast.ranks.group import join_ranks
+from recap.io.files import read_json
 from recap.io.run_folder import new_folder
 from recap.show.result import Run, generate_run, resume
 
@@ -50,7 +50,8 @@ def generate_command(
             return
         ranks.done()
         work, folder = _chosen(options, memory, settings, out, resume_folder, from_block)
-        with progress_bar("generating", "blocks", "loading the model") as reporter, _stoppable(folder):
+        how = partial(_how_to_resume, folder)
+        with progress_bar("generating", "blocks", "loading the model") as reporter, stoppable(how):
             run = work(reporter=reporter, ranks=ranks)
     show_notice(f"page: {run.show(browser=False)}")
     for video in run.videos:
@@ -84,19 +85,10 @@ def _chosen(
     return partial(generate_run, config, folder), folder
 
 
-@contextmanager
-def _stoppable(folder: Path) -> Iterator[None]:
-    """Show how to continue a run that is stopped by Ctrl-C or SIGTERM."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        if (folder / "run.json").is_file():
-            show_notice(f"stopped; continue with: recap generate --resume {shlex.quote(str(folder))}")
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _how_to_resume(folder: Path) -> str:
+    """Return the command that continues a run, "" where it has not begun."""
+    if not (folder / "run.json").is_file():
+        return ""
+    # A run with code of a user is not continued without it.
+    trust = " --trust-code" if read_json(folder / "run.json").get("code") else ""
+    return f"continue with: recap generate --resume {shlex.quote(str(folder))}{trust}"

@@ -89,8 +89,12 @@ for name, command in COMMANDS.items():
     summary = (command.__doc__ or "").partition("\n")[0]
     app.command(name, short_help=summary, epilog=EXAMPLES.get(name))(command)
 
-app.add_typer(cast.app, name="cast", short_help="Keep subjects for other videos: save, show, merge.")
-app.add_typer(study.app, name="study", short_help="Ask people which video is better: make, serve, report.")
+GROUPS = {
+    "cast": (cast.app, "Keep subjects for other videos: save, show, merge."),
+    "study": (study.app, "Ask people which video is better: make, serve, report."),
+}
+for name, (group, summary) in GROUPS.items():
+    app.add_typer(group, name=name, short_help=summary)
 
 
 def _print_version(wanted: bool) -> None:
@@ -165,7 +169,7 @@ def _run_app() -> None:
             # This refuses a plug-in that is broken or not installed.
             find_plug_in(words[0])
             raise unknown_name(
-                "command", words[0], [*COMMANDS, *entry_points(group=PLUG_INS).names]
+                "command", words[0], [*COMMANDS, *GROUPS, *entry_points(group=PLUG_INS).names]
             ) from error
         # Some versions write their own guess on a second line.
         problem = message.partition("\n")[0].rstrip(".")

@@ -12,6 +12,7 @@ import typer
 from recap.cli.console import show_notice
 from recap.cli.options import Dtype, Flow
 from recap.cli.plug_ins import find_plug_in
+from recap.cli.stopping import stoppable
 from recap.errors import refuse
 from recap.tables.ask import Ask
 from recap.tables.report import write_report
@@ -106,7 +107,8 @@ def reproduce_command(
     judges = (judge_flow, embedder, detector, judge)
     ask = Ask(backbone, prompts, seeds, seconds, flow, device, dtype, *judges, schedules, half, prompt_file)
     how = How(workers, rows, scorers, math.inf if minutes is None else minutes, ray, commit, stored)
-    done = reproduce(tables, ask, out, how, notice=show_notice)
+    with stoppable(lambda: "the same command continues; runs that are done are kept"):
+        done = reproduce(tables, ask, out, how, notice=show_notice)
     for line in done.summary():
         show_notice(line)
     for page in done.pages:

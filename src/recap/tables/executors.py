@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -135,6 +136,8 @@ class Processes(Executor):
 def _serve(pipe: Connection, work: Work, folder: Path, background: bool) -> None:
     """Do jobs until the pipe is closed: the main function of a worker process."""
     _die_with_parent()
+    # Ctrl-C reaches all processes of a terminal; the one that asked ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if background and hasattr(os, "nice"):
         # What runs in the background must not keep a GPU waiting.
         os.nice(10)
