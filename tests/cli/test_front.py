@@ -70,6 +70,7 @@ def test_the_help_names_every_command_in_full_and_completion(recap):
 def test_an_unknown_command_is_answered_with_a_guess(recap):
     code, _, error = recap("gen")
     assert code == 2 and error.startswith("error: command is 'gen'") and "did you mean 'generate'" in error
+    assert "cast," in error and "study," in error
 
 
 @pytest.mark.parametrize(

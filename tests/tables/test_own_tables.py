@@ -223,3 +223,16 @@ def test_a_comparison_refuses_runs_of_code_that_changed(write, tmp_path):
     write(factor=0.5)
     with pytest.raises(ValueError, match="changed since its run began; choose another folder"):
         compare(config, [{"name": "none"}, {"name": name}], tmp_path / "out")
+
+
+@pytest.mark.parametrize("wrong", [{"value": "abc"}, {"value": [1]}, 3])
+def test_scores_that_are_none_are_refused_by_their_file(write, tmp_path, wrong):
+    table, out = write(), tmp_path / "out"
+    make(table, out)
+    lines = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    (entry,) = (name for name in lines[0]["result"] if "BRIGHTNESS" in name)
+    score = lines[0]["result"][entry]["brightness"]
+    lines[0]["result"][entry]["brightness"] = {**score, **wrong} if isinstance(wrong, dict) else wrong
+    (out / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=rf"runs\.jsonl.*BRIGHTNESS of run {lines[0]['key']} has no scores"):
+        make(table, out)

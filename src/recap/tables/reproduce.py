@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from recap.config import check_device
 from recap.errors import refuse
 from recap.eval.metrics import find_measure
+from recap.eval.scores import Score
 from recap.fast.threads import use_fair_threads
 from recap.io.files import alone_in
 from recap.io.report import Notice
@@ -47,7 +48,7 @@ from recap.tables.looks import describe_looks
 from recap.tables.page import Look, film_side_by_side, section_of, unpack_look
 from recap.tables.preflight import check_judges, find_missing_weights, settle
 from recap.tables.recipes import Recipe, find_recipe
-from recap.tables.runner import Executor, Job, ResultStore, run_jobs
+from recap.tables.runner import FILE, Executor, Job, ResultStore, run_jobs
 from recap.tables.runs import LOOK, TableRuns, entry_of, plan_runs
 from recap.tables.table import ScoredRun, build_cells
 
@@ -260,6 +261,19 @@ class _Call:
             return Batches(shown, rows, scorers, alone=self._alone, notice=self._notice)
         return Processes(generate_and_score, shown, 1 if self._alone else how.workers or cores())
 
+    def _check_scores(self, key: str, scores: Any, measure: str) -> None:
+        """Refuse what somebody wrote into the file of results that are no scores."""
+        good = isinstance(scores, dict) and all(
+            isinstance(score, dict)
+            and isinstance(score.get("value"), int | float | None)
+            and {each.name for each in fields(Score)} <= score.keys()
+            for score in scores.values()
+        )
+        if not good:
+            limit = f"the {measure} of run {key} has no scores"
+            remedy = "copy the file again, or delete the lines of that run: it is generated again"
+            raise refuse("file", str(self._out / FILE), limit, remedy)
+
     def _write(self, recipe: Recipe, store: ResultStore) -> None:
         """Write the files of one finished table."""
         planned, folder = self._runs.tables[recipe.name], self._out / recipe.name
@@ -267,6 +281,9 @@ class _Call:
         # Those that came later count where every run has them.
         later = (m for m in recipe.later if all(entry_of(m) in each for each in results))
         measures = [*recipe.measures, *later]
+        for run, result in zip(planned, results, strict=True):
+            for name in measures:
+                self._check_scores(run.job.key, result[entry_of(name)], name)
         for name in (m for m in measures if ":" in m):
             if not any(
                 score["value"] is not None for each in results for score in each[entry_of(name)].values()
