@@ -179,11 +179,12 @@ def resume(
     A config that names code to import is refused without `trust_code`.
     """
     about = read_record(folder, "--resume", trust_code=trust_code)
+    config = RunConfig.from_dict(about["config"])
     notice_changes(about, reporter.notice)
     with alone_in(folder, *BUSY):
         # In a finished run, too: its page is written last, and may have been half done when the process was killed.
         remove_strays(folder)
-        run = RunParts(RunConfig.from_dict(about["config"]), folder, reporter, ranks=ranks)
+        run = RunParts(config, folder, reporter, ranks=ranks)
         check_record(about, run.backbone.spec, run.config.backbone.settings)
         return run.finish(from_block)
 
