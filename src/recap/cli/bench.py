@@ -29,11 +29,12 @@ def bench_command(
         bool,
         typer.Option(
             "--compare",
-            help="Also generate the same inputs by the readable path, of 8 bits in float32: largest error.",
+            help="Also compute the same blocks on the readable path (8 bits: in float32); print the largest error.",
         ),
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also show the bank's parts, and the longest kernels.")
+        bool,
+        typer.Option("--profile", help="Also show how long parts of the bank and the slowest kernels take."),
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write time and memory per block here, as SVG.")] = None,
     device: Device = None,

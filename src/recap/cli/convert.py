@@ -21,7 +21,7 @@ def convert_command(
             metavar="IN", help="Wan checkpoint: .pt, .safetensors, an index of shards or a folder."
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; it must not be there.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist yet.")],
     lora: Loras = None,
     ema: Annotated[
         bool | None,

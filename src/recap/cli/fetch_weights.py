@@ -24,7 +24,7 @@ def weights_command(
         bool, typer.Option("--dry-run", help="Print licences, files and sizes, and fetch nothing.")
     ] = False,
 ) -> None:
-    """Fetch public weights, check them and put them where they are found."""
+    """Fetch public weights, check them and put them where recap looks for them."""
     if name is None:
         raise refuse("NAME", None, "it says what to fetch", f"one of: {', '.join(NAMES)}")
     if name not in NAMES:

@@ -10,7 +10,7 @@ Backbone = Annotated[
     str | None, typer.Option(help="Which model generates; see `recap list backbones` [default: embedded].")
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="Which memory it has; see `recap list memories` [default: recap].")
+    str | None, typer.Option(help="Which memory the model gets; see `recap list memories` [default: recap].")
 ]
 Flow = Annotated[
     str | None,
@@ -53,8 +53,8 @@ Eager = Annotated[
 LowMemory = Annotated[
     str | None,
     typer.Option(
-        help="auto: the readable path where the fast one does not fit the card; on: the least memory; off "
-        "[default: auto]."
+        help="auto: the slower, readable path where the fast one does not fit the card; on: whatever needs least "
+        "memory; off: never [default: auto]."
     ),
 ]
 Loras = Annotated[
@@ -66,7 +66,10 @@ Loras = Annotated[
 ]
 ModelName = Annotated[str, typer.Argument(help="Which model; see `recap list backbones`.")]
 RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="A public model at real size without its weights.")
+    bool,
+    typer.Option(
+        "--random-weights", help="Take a public model at its real size with random weights; needs no files."
+    ),
 ]
 Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.")]
 Host = Annotated[

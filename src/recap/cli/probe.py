@@ -40,8 +40,9 @@ def probe_command(
 ) -> None:
     """Measure a model's keys and heads, for a small file to publish.
 
-    A scene is generated, then the same scene with a subject: how far is what is new from the first frame, by the
-    model's own keys, layer by layer; what would the rule `keys` choose; how much does every head look at the sink?
+    A scene is generated, then the same scene with a subject. Measured are how far new tokens are from the first
+    frame, by the model's own keys in every layer, what the rule `keys` would choose, and how much each head looks
+    at the sink.
     """
     settings = ProbeSettings(before, after, blocks, seed)
     chosen = ModelChoice.of(

@@ -45,13 +45,16 @@ SeeingJudge = Annotated[
 ]
 
 Schedules = Annotated[
-    str, typer.Option(help="JSON file of schedules in place of ours: ours, EntityBench's or StoryMem's form.")
+    str,
+    typer.Option(
+        help="JSON file of schedules to use instead of ours; EntityBench's and StoryMem's are read, too."
+    ),
 ]
 Stored = Annotated[
     bool, typer.Option("--stored", help="Generate nothing: leave out rows that lack runs, and name them.")
 ]
 PromptFile = Annotated[
-    str, typer.Option(help="Text file with a prompt a line in place of ours, for tables of one scene.")
+    str, typer.Option(help="Text file of prompts, one a line, to use instead of ours in tables of one scene.")
 ]
 
 
@@ -90,14 +93,14 @@ def reproduce_command(
         int | None, typer.Option(help="Processes that judge batches [default: most cores].")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Begin nothing that would end later than this.")
+        float | None, typer.Option(help="Start no run that would end later than so many minutes from now.")
     ] = None,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster; 'local' starts one.")] = "",
     commit: Annotated[str, typer.Option(help="Commit of the code, where git does not know it.")] = "",
     stored: Stored = False,
     out: Annotated[Path, typer.Option(help="Folder of the results: runs, and tables.")] = Path("results"),
 ) -> None:
-    """Generate, judge and write tables of the paper; the same command resumes, also with results from elsewhere."""
+    """Make tables of the paper: generate videos, judge them, write the tables. The same command resumes."""
     if suite:
         _reproduce_suite(context.params)
         return
@@ -141,5 +144,5 @@ def report_command(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables as Markdown.")] = None,
 ) -> None:
-    """Summarise all finished tables, with charts, videos and the tables; report.html in the first folder."""
+    """Write report.html into the first folder: what all finished tables found, with charts, videos and the tables."""
     typer.echo(write_report(folders or [Path("results")], markdown))

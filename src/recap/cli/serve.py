@@ -61,7 +61,8 @@ def serve_command(
         float, typer.Option("--idle", help="Seconds after which a session without viewers is parked.")
     ] = DEFAULT.idle_s,
     memory_gb: Annotated[
-        float, typer.Option(help="Memory of a replica's process above which it takes no session.")
+        float,
+        typer.Option(help="A replica whose process uses more memory than this takes no further session."),
     ] = DEFAULT.memory_gb,
 ) -> None:
     """Serve the studio from one machine or many, with sessions that outlive the replica that generates them.

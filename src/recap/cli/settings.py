@@ -53,7 +53,8 @@ class Generation:
     as_released: Annotated[
         bool,
         typer.Option(
-            "--as-released", help="Window and phases of the public code; and its memory, if none is named."
+            "--as-released",
+            help="Take the window, the phases and, if none is named, the memory of the model's own code.",
         ),
     ] = False
     decoder: options.DecoderName = None
@@ -62,7 +63,7 @@ class Generation:
         Path | None, typer.Option(help="File of text embeddings, instead of the public text encoder.")
     ] = None
     clip: Annotated[Path | None, typer.Option("--continue", help="A clip that the video continues.")] = None
-    image: Annotated[Path | None, typer.Option(help="A picture that the video continues.")] = None
+    image: Annotated[Path | None, typer.Option(help="A picture that the video starts from.")] = None
     cast: Annotated[
         list[str] | None,
         typer.Option(help="A cast file, or NAME=PICTURE, whose subjects the video shows; may be repeated."),

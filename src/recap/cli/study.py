@@ -32,13 +32,15 @@ def make_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs or comparisons, or with such in them; or NAME/<prompt>-<seed>.mp4 by memory."
+            help="Folders of runs or comparisons, folders with such in them, or MEMORY/ with <prompt>-<seed>.mp4."
         ),
     ],
     pairs: Annotated[int, typer.Option(help="Pairs that every rater sees, besides the checks.")] = 24,
     questions: Annotated[
         list[str] | None,
-        typer.Option(help="consistency,motion,overall, which is the default, or NAME=TEXT; repeatable."),
+        typer.Option(
+            help="Some of consistency,motion,overall (the default: all three), or NAME=TEXT; repeatable."
+        ),
     ] = None,
     ours: Annotated[str, typer.Option(help="The memory that every other one is compared with.")] = "recap",
     repeats: Annotated[
@@ -48,7 +50,7 @@ def make_command(
         int | None, typer.Option(help="Pairs of one video with itself [default: an eighth].")
     ] = None,
     title: Annotated[str, typer.Option(help="What raters see at the top.")] = "Which video is better?",
-    seed: Annotated[int, typer.Option(help="Which pairs are chosen where there are more.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses pairs if there are more than needed.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for raters, new or empty.")] = Path("study"),
     key: Annotated[
         Path | None,

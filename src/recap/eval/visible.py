@@ -31,7 +31,7 @@ FLICKERING = 1 / 255
 """Of flickering: one level of a screen with 8 bits."""
 
 PATH = 0.005
-"""Of the subject's path in picture widths a second: a tenth of its usual speed, and a pixel a second of 208."""
+"""Of the subject's path in picture widths a second: a pixel a second of 208, a thirtieth of its usual speed."""
 
 CELL_OF_SUBJECT = 1 / 12
 """Of the change of an outline: one cell of a subject of twelve."""

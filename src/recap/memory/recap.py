@@ -237,7 +237,7 @@ class RecapConfig(MemoryConfig):
 
 @dataclass(frozen=True, slots=True)
 class RecapPlusConfig(RecapConfig):
-    """Is `recap` with a bank filled by keys, without flow, and a lambda that leaves the early layers free to move.
+    """Is `recap` with a bank filled by keys, without flow, and lambda only in the last half of the layers.
 
     It is the same memory with other settings, those of our options beyond the paper that were chosen:
     docs/recap-plus.md.

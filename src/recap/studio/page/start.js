@@ -62,5 +62,5 @@ function listSessions(sessions, about) {
       each.open ? make("button", { type: "button", class: "mini", title: "Stop it; it stays on disk", onclick: () => act(each.session, "POST", "/close") }, "close") : null,
       make("button", { type: "button", class: "mini", title: "Delete this session and its files", onclick: () => act(each.session, "DELETE") }, "×"));
   }));
-  if (!sessions.length) host.append(make("p", { class: "quiet small" }, "None yet. What you start is kept here and goes on where it stopped."));
+  if (!sessions.length) host.append(make("p", { class: "quiet small" }, "None yet. What you start is kept here and continues where it stopped."));
 }

@@ -58,7 +58,7 @@ export class Timeline {
       class: `cue${cue.cut ? " cut" : ""}${later ? " later" : ""}`, title: words,
       style: { left: this.at(cue.second), width: `calc(${100 * (Math.min(until, this.view) - cue.second) / this.view}% - 2px)` },
     }, make("span", {}, cue.prompt));
-    if (later) item.append(make("button", { class: "mini", title: "Do not do this", onclick: () => this.act.dropCue(cue.block) }, "×"));
+    if (later) item.append(make("button", { class: "mini", title: "Cancel this prompt", onclick: () => this.act.dropCue(cue.block) }, "×"));
     else item.addEventListener("click", () => this.act.seek(cue.second + 0.001));
     item.dataset.from = cue.second;
     item.dataset.to = until;

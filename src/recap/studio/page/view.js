@@ -195,7 +195,7 @@ export class View {
     if (why?.again === false) {
       this.reopen();
     } else {
-      complain("The connection to the studio was lost. It is tried again until it works; what was generated is safe.", "link");
+      complain("The connection to the studio was lost. The page keeps trying; what was generated is safe.", "link");
     }
   }
 
@@ -386,7 +386,7 @@ export class View {
   drawOverlaySwitch(info) {
     const maps = inOrder(Object.keys(info.overlay?.roles ?? {})).filter((role) => role !== "current");
     const list = [["off", "Nothing"], ...(info.bank ? [["new", "New", "Patches of this block that entered the bank"]] : []), ...maps.map((role) => [role, roleName(role).split(" ")[0], "Where in the picture it is attended to"])];
-    const words = !info.overlay && info.overlay !== undefined ? "Where it reads its memory is not measured: the kernels of this model do not measure it."
+    const words = !info.overlay && info.overlay !== undefined ? "Where the picture reads its memory is not known: the fast kernels of this model do not measure it."
       : info.overlay?.measured === "clean pass" ? "Measured in the clean pass: the fast kernels of the steps do not measure it." : "";
     const key = list.join() + this.role + words;
     if (key === this.overlayKey) return;
