@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.vocabulary import parse_prompt
+from recap.backbones.wan.backbone import WanBackbone
 from recap.eval.judges.subject import ProbeWitness
 from recap.eval.metrics.drift import contrast, sharpness
 from recap.eval.metrics.subject_motion import camera_motion, camera_steps, subject_motion
@@ -35,6 +36,9 @@ from training.measures import (
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES
 from training.world import Clips
+
+MOVES = 0.02
+"""The path in picture widths a second above which a camera is counted as moving; a still one has 0.000."""
 
 
 def autoencoder(bench: Bench) -> Answer:
@@ -103,8 +107,9 @@ def motion(bench: Bench) -> Answer:
     """Compare how far subjects and cameras travel with a plain sink with rendered clips of the same prompts.
 
     Rendered clips are encoded and decoded as well. Their camera is known, so it also says how well it is measured.
+    With a teacher its videos are measured, too: what it has and the model lacks was lost in distillation.
     """
-    seconds, memory = bench.options.seconds or 20.0, "sink"
+    seconds = bench.options.seconds or 20.0
     cases = make_cases(bench.count(20), bench.options.repeats, bench.options.seed)
     cameras = random.Random(bench.options.seed).choices(CAMERAS, CAMERA_SHARES, k=len(cases))
     rendered, known, num = [], [], bench.spec.num_pictures(round(4 * seconds))
@@ -117,31 +122,39 @@ def motion(bench: Bench) -> Answer:
         rendered.append(_travelled(bench, case, decoded))
         known.append(_travelled(bench, case, decoded, scene_steps(clip)))
 
-    def generate(memory: str, rows: slice) -> list[list[float]]:
+    samplers: dict[str, WanBackbone] = {"generated": bench.models.four}
+    if bench.models.many is not None:
+        samplers["teacher"] = bench.models.many
+
+    def generate(sampler: str, rows: slice) -> list[list[float]]:
         some = cases[rows]
         plan = make_plan([[Shot(case.prompt, seconds)] for case in some], bench.spec)
-        blocks = rollout(bench.models.four, bench.policy(memory), plan, seeds=[case.seed for case in some])
+        blocks = rollout(samplers[sampler], bench.policy("sink"), plan, seeds=[case.seed for case in some])
         pictures = torch.cat([made.pixels.cpu() for made in blocks], dim=1)
         return [_travelled(bench, case, row) for case, row in zip(some, pictures, strict=True)]
 
-    parts = bench.sweep(cases, generate, [memory])[memory]
-    generated = [values for part in parts for values in part]
-    found = {"generated": generated, "rendered": rendered, "rendered, known camera": known}
+    swept = bench.sweep(cases, generate, list(samplers))
+    found = {name: [values for part in parts for values in part] for name, parts in swept.items()}
+    generated = found["generated"]
+    found |= {"rendered": rendered, "rendered, known camera": known}
     clusters = [case.cluster for case in cases]
     result: dict[str, Any] = {"n": len(generated), "seconds": seconds, "rollouts": found}
     names = ("path", "shape_change", "camera_path")
-    table = [["", "path of the subject, picture widths/s", "change of its outline", "path of the camera"]]
+    header = ["", "path of the subject, picture widths/s", "change of its outline", "path of the camera"]
+    table = [[*header, "it moves in"]]
     for name, rows in found.items():
         values = torch.tensor(rows, dtype=torch.float64).T
         estimates = [cluster_interval(each, clusters[: len(each)]) for each in values]
-        result[name] = dict(zip(names, estimates, strict=True))
-        table.append([name, *(interval(each, lambda x: f"{x:.3f}") for each in estimates)])
+        moves = (values[2][values[2].isfinite()] > MOVES).double().mean()
+        result[name] = dict(zip(names, estimates, strict=True)) | {"camera_moves": float(moves)}
+        listed = [interval(each, lambda x: f"{x:.3f}") for each in estimates]
+        table.append([name, *listed, percent(float(moves))])
     by_kind = _outlines_by_kind(
         [case.actor for case in cases], {"generated": generated, "rendered": rendered}
     )
     result["shape_change_by_kind"] = by_kind
     listed = [f"{kind} {each['generated']:.2f} ({each['rendered']:.2f})" for kind, each in by_kind.items()]
-    table.append(["outlines by kind, generated (rendered)", ", ".join(listed), "", ""])
+    table.append(["outlines by kind, generated (rendered)", ", ".join(listed), "", "", ""])
     return result, table
 
 

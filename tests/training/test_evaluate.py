@@ -189,6 +189,16 @@ def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
     assert result["recap, lambda 5"]["attention_in_D"]["bank"] > 0
 
 
+def test_motion_tells_the_teachers_videos_from_the_models(bench, tmp_path):
+    result = measure("motion", bench, tmp_path)["result"]
+    assert {name: len(rows) for name, rows in result["rollouts"].items()} == dict.fromkeys(
+        ("generated", "teacher", "rendered", "rendered, known camera"), 2
+    )
+    assert result["rollouts"]["teacher"] != result["rollouts"]["generated"]
+    paths = [row[2] for row in result["rollouts"]["rendered, known camera"]]
+    assert result["rendered, known camera"]["camera_moves"] == sum(path > 0.02 for path in paths) / 2
+
+
 def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, tmp_path):
     torch.manual_seed(0)
     strict = Bench(replace(bench.options, memories=("sink",)), models, Probe((16, 24, 32, 48)).eval(), world)
