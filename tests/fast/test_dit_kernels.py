@@ -48,7 +48,8 @@ for keep in (False, True):
     for mine, meant in zip(*results):
         same(mine, meant)
 
-for named in ([1.6, None], [None, 0.7], [1.6, 0.3], [None, None], [1.6, None, 0.3]):
+parts = ([1.6, None], [None, 0.7], [1.6, 0.3], [None, None], [1.6, None, 0.3], [None, 9, None], [1.6, 0.3, None, 0.2])
+for named in parts:
     biases = [None if bias is None else bias * make(rows, heads) for bias in named]
     outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in biases]
     masses = [make(rows, heads, tokens) for _ in biases]
@@ -92,11 +93,12 @@ for more in ({}, {"added": added}, {"added": added, "gate": gate}):
 x[0, 0] = 0
 near(dit_kernels.quantise_tokens(x), dit.quantise_tokens(x))
 near(dit_kernels.quantise_tokens(3 * x, gelu=True), dit.quantise_tokens(gelu(3 * x, approximate="tanh")))
-outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in range(2)]
-masses, biases = [make(rows, heads, tokens) for _ in range(2)], [make(rows, heads), None]
-found = [kernels.merge(outputs, masses, biases, float8=True) for kernels in (dit_kernels, dit)]
-near(found[0][0], found[1][0])
-same(found[0][1], found[1][1])
+for biases in ([make(rows, heads), None], [None, make(rows, heads), None]):
+    outputs = [make(rows, tokens, heads, channels).transpose(1, 2) for _ in biases]
+    masses = [make(rows, heads, tokens) for _ in biases]
+    found = [kernels.merge(outputs, masses, biases, float8=True) for kernels in (dit_kernels, dit)]
+    near(found[0][0], found[1][0])
+    same(found[0][1], found[1][1])
 
 # Tokens fill one and a half tiles; no output reaches the bound, and a token of zeros has the biases' GELU.
 dtype = torch.bfloat16 if compiled else torch.float32

@@ -89,37 +89,56 @@ def _split_rotate(
 
 
 @triton.jit
+def _mass(mass, bias, entry, head, real, BIASED: tl.constexpr):
+    found = tl.load(mass + entry, real, 0.0)
+    if BIASED:
+        found += tl.load(bias + head, real, 0.0)
+    return found
+
+
+@triton.jit
 def _merge(
-    first, second, first_mass, second_mass, first_bias, second_bias, out, out_scale, shares, tokens, heads, channels,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, FLOAT8: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
+    first, second, third, first_mass, second_mass, third_mass, first_bias, second_bias, third_bias, out, out_scale,
+    shares, tokens, heads, channels, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    THREE: tl.constexpr, FLOAT8: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     token, row, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     head, channel = tl.arange(0, HEADS), tl.arange(0, CHANNELS)
     real = head < heads
     # Log-sum-exps are B H N: one weight per head mixes all of its channels.
     mass = (row * heads + head).to(tl.int64) * tokens + token
-    ahead = tl.load(first_mass + mass, real, 0.0)
-    if FIRST:
-        ahead += tl.load(first_bias + row * heads + head, real, 0.0)
-    if SECOND:
-        ahead -= tl.load(second_bias + row * heads + head, real, 0.0)
-    ahead -= tl.load(second_mass + mass, real, 0.0)
-    weight = 1 / (1 + tl.exp(-ahead))
+    ahead = _mass(first_mass, first_bias, mass, row * heads + head, real, FIRST)
+    behind = _mass(second_mass, second_bias, mass, row * heads + head, real, SECOND)
     # Outputs have the layout of the queries, B N H D.
     start = (row * tokens + token).to(tl.int64) * heads * channels
     entry = start + head[:, None] * channels + channel[None, :]
     inside = real[:, None] & (channel < channels)[None, :]
     here = tl.load(first + entry, inside, 0.0).to(tl.float32)
     there = tl.load(second + entry, inside, 0.0).to(tl.float32)
-    mixed = weight[:, None] * here + (1 - weight)[:, None] * there
+    share = shares + row * tokens + token
+    if THREE:
+        last = _mass(third_mass, third_bias, mass, row * heads + head, real, THIRD)
+        top = tl.maximum(ahead, tl.maximum(behind, last))
+        ahead, behind, last = tl.exp(ahead - top), tl.exp(behind - top), tl.exp(last - top)
+        total = ahead + behind + last
+        weight, other = ahead / total, behind / total
+        rest = tl.load(third + entry, inside, 0.0).to(tl.float32)
+        mixed = weight[:, None] * here + other[:, None] * there + (last / total)[:, None] * rest
+        second_share = tl.sum(tl.where(real, other, 0.0), 0) / heads
+        first_share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
+        tl.store(share + 2 * rows * tokens, 1 - first_share - second_share)
+    else:
+        weight = 1 / (1 + tl.exp(behind - ahead))
+        mixed = weight[:, None] * here + (1 - weight)[:, None] * there
+        first_share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
+        second_share = 1 - first_share
     if FLOAT8:
         rounded = mixed.to(first.dtype.element_ty).to(tl.float32)
         store_float8(rounded, out + entry, out_scale + row * tokens + token, inside)
     else:
         tl.store(out + entry, mixed.to(out.dtype.element_ty), inside)
-    share = tl.sum(tl.where(real, weight, 0.0), 0) / heads
-    tl.store(shares + row * tokens + token, share)
-    tl.store(shares + (rows + row) * tokens + token, 1 - share)
+    tl.store(share, first_share)
+    tl.store(share + rows * tokens, second_share)
 
 
 @triton.jit
@@ -212,19 +231,22 @@ def merge(
     float8: bool = False,
 ) -> tuple[Hidden, Tensor]:
     """Compute `recap.fast.dit.merge`."""
-    if len(outputs) != 2:
-        # Only a bank with empty slots makes a third part, so a kernel for more is not worth it.
+    if len(outputs) > 3:
         return dit.merge(outputs, masses, biases, float8)
     rows, heads, tokens, channels = outputs[0].shape
     # The library's outputs have the layout of the queries, so this copies nothing.
-    first, second = (output.transpose(1, 2).contiguous() for output in outputs)
-    out, parts = _empty(first, (rows, tokens, heads * channels), float8)
-    shares = torch.empty((2, rows, tokens), dtype=torch.float32, device=first.device)
+    found = [output.transpose(1, 2).contiguous() for output in outputs]
+    out, parts = _empty(found[0], (rows, tokens, heads * channels), float8)
+    shares = torch.empty((len(found), rows, tokens), dtype=torch.float32, device=found[0].device)
     known = [bias if bias is not None else shares for bias in biases]
     assert all(bias.is_contiguous() for bias in known)
+    weighed = [mass.contiguous() for mass in masses]
+    # Where there are two parts, nothing is read of a third.
+    three = [(*each, each[-1])[:3] for each in (found, weighed, known)]
+    is_biased = [bias is not None for bias in (*biases, None)[:3]]
     _merge[(tokens, rows)](
-        first, second, *(mass.contiguous() for mass in masses), *known, *parts, shares, tokens, heads, channels,
-        FIRST=biases[0] is not None, SECOND=biases[1] is not None, FLOAT8=float8, HEADS=_width(heads),
+        *three[0], *three[1], *three[2], *parts, shares, tokens, heads, channels, FIRST=is_biased[0],
+        SECOND=is_biased[1], THIRD=is_biased[2], THREE=len(found) == 3, FLOAT8=float8, HEADS=_width(heads),
         CHANNELS=_width(channels), num_warps=8,
     )  # fmt: skip
     return out, shares
