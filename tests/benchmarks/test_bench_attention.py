@@ -13,7 +13,7 @@ from benchmarks.attention import main
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is run by itself, at full size")
 def test_all_ways_agree_with_float32(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["attention", "--frame", "4"])
+    monkeypatch.setattr(sys, "argv", ["attention", "--frame", "6"])
     main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(found["errors"]) == 11 and found["ms"] == {}
