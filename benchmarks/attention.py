@@ -115,7 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    parser.add_argument("--frame", type=int, default=1560 if on_gpu else 12, help="tokens of a frame, a multiple of 6")
+    parser.add_argument(
+        "--frame", type=int, default=1560 if on_gpu else 12, help="tokens of a frame, a multiple of 6"
+    )
     frame = parser.parse_args().frame
     torch.manual_seed(0)
     measured = Measured()
