@@ -12,7 +12,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 RECAP_HOME=/weights HOME=
 WORKDIR /source
 COPY constraints.txt constraints-image.txt ./
 # Anybody may run it, so that results in /work belong to whoever asked for them: docker run --user "$(id -u)".
-RUN mkdir -m 1777 /weights /work
+RUN mkdir -p -m 1777 /weights /weights/.triton /weights/.triton/cache /work
 ENTRYPOINT ["recap"]
 CMD ["--help"]
 

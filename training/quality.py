@@ -33,6 +33,7 @@ from training.measures import (
     percent,
     psnr,
 )
+from training.sampling import open_with
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES
 from training.world import Clips
@@ -107,7 +108,8 @@ def motion(bench: Bench) -> Answer:
     """Compare how far subjects and cameras travel with a plain sink with rendered clips of the same prompts.
 
     Rendered clips are encoded and decoded as well. Their camera is known, so it also says how well it is measured.
-    With a teacher its videos are measured, too: what it has and the model lacks was lost in distillation.
+    With a teacher its videos are measured, too: what it has and the model lacks was lost in distillation. So are
+    videos that the teacher opens and the model continues, from each of its steps on: they tell by which.
     """
     seconds = bench.options.seconds or 20.0
     cases = make_cases(bench.count(20), bench.options.repeats, bench.options.seed)
@@ -125,6 +127,10 @@ def motion(bench: Bench) -> Answer:
     samplers: dict[str, WanBackbone] = {"generated": bench.models.four}
     if bench.models.many is not None:
         samplers["teacher"] = bench.models.many
+        for first in range(1, bench.spec.num_steps + 1):
+            name = f"opened by the teacher, steps {first + 1} to {bench.spec.num_steps} the model's"
+            name = name if first < bench.spec.num_steps else "opened by the teacher"
+            samplers[name] = open_with(bench.models.many, first, bench.models.four)
 
     def generate(sampler: str, rows: slice) -> list[list[float]]:
         some = cases[rows]

@@ -19,7 +19,7 @@ from recap.backbones.tiny.autoencoder import StreamingDecoder
 from recap.backbones.tiny.backbone import WEIGHTS, WordTable
 from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, TextConditioning
-from recap.backbones.wan.schedule import warp
+from recap.backbones.wan.schedule import renoise, warp
 from recap.backbones.wan.spec import EMBEDDED, NUM_TRAIN_STEPS
 from recap.contracts import Context, Noise
 from recap.memory.sink import SinkConfig
@@ -64,6 +64,39 @@ class EulerBackbone(WanBackbone):
                 flow = torch.lerp(plain, flow, self.guidance)
             x = x + (following - sigma) * flow
         return x
+
+
+class OpenedBackbone(WanBackbone):
+    """A distilled model whose videos open with another model's first block.
+
+    It is noised again to the step of number `first`, and finished from there; after the last step it stays as it is.
+    What the model's own openings lack and these have was lost in the steps before.
+    """
+
+    opener: WanBackbone
+    first: int
+
+    def condition(self, prompts: tuple[str, ...]) -> TextConditioning:
+        """Encode one prompt per row."""
+        self._prompts = prompts
+        return super().condition(prompts)
+
+    @torch.no_grad()
+    def denoise(self, noise: Noise, conditioning: TextConditioning, context: Context) -> Tensor:
+        """Generate one block, B F C rows columns."""
+        if context.past.opening is not None:
+            return super().denoise(noise, conditioning, context)
+        clean = self.opener.denoise(noise, self.opener.condition(self._prompts), context)
+        for sigma in self._sigmas[self.first :]:
+            clean = self._estimate(renoise(clean, self._next(noise), sigma), sigma, conditioning, context)
+        return clean
+
+
+def open_with(opener: WanBackbone, first: int, later: WanBackbone) -> OpenedBackbone:
+    """Make a backbone whose first block is the opener's up to a step, and all else the later one's."""
+    opened = OpenedBackbone(later.model, later._encode, later.open_decoder)
+    opened.opener, opened.first = opener, first
+    return opened
 
 
 def write_samples(

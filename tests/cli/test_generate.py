@@ -77,7 +77,15 @@ def test_a_stopped_table_says_how_to_continue(tmp_path):
     """Ctrl-C in a terminal reaches the workers, too, of which nobody wants to read."""
     words = ("motion", "--backbone", "untrained", "--seconds", 300, "--prompts", 2, "--workers", 2)
     process = recap(
-        "reproduce", *words, "--flow", "classical", "--embedder", "hsv", "--out", tmp_path, process_group=0
+        "reproduce",
+        *words,
+        "--flow",
+        "classical",
+        "--embedder",
+        "hsv",
+        "--out",
+        tmp_path,
+        start_new_session=True,
     )
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     limit = time.monotonic() + 120

@@ -14,9 +14,11 @@ from recap.io.report import SILENT, Reporter
 from recap.run import generate, resume
 from recap.show.comparison import compare
 from recap.tables.ask import Ask
+from recap.tables.generating import generate_and_score
 from recap.tables.recipes import Recipe, find_recipe
 from recap.tables.reproduce import How, reproduce
 from recap.tables.rows import NONE, RECAP, SINK, Row
+from recap.tables.runs import plan_runs
 
 ASK = Ask(backbone="untrained", prompts=1, seeds=1, embedder="hsv", device="cpu", flow="classical")
 MODULE = """
@@ -95,6 +97,30 @@ def test_a_measure_that_was_edited_is_measured_again(write, tmp_path):
     assert means(out) == before and runs_in(out) == 4
 
 
+def test_a_measure_that_is_edited_while_a_table_is_made_counts_as_it_was(write, tmp_path):
+    """The code that runs is the one that was read, whatever its file holds by now."""
+    table, out, said = write(), tmp_path / "out", []
+    file = tmp_path / f"{table.partition(':')[0]}.py"
+    plain = file.read_text()
+
+    def edit(line):
+        said.append(line)
+        file.write_text(plain.replace("1.0 * float", "0.5 * float"))
+
+    done = reproduce([table], ASK, out, How(workers=1), notice=edit)
+    assert said and not done.errors
+    before = means(out)
+    make(table, out)
+    assert runs_in(out) == 2 and means(out) == before
+
+
+def test_a_process_that_reads_an_edited_file_does_not_work_for_one_that_read_it_before(write, tmp_path):
+    (run, *_) = plan_runs(find_recipe(write()), ASK)
+    write(factor=0.5)
+    with pytest.raises(ValueError, match=r"BRIGHTNESS'?: its file was edited after .*same command again"):
+        generate_and_score(run.job, tmp_path)
+
+
 def test_a_memory_that_was_edited_is_run_again_and_others_are_not(write, tmp_path):
     table = write()
     keys = [{json.loads(line)["key"] for line in _lines(table, tmp_path / "out")}]
@@ -158,6 +184,7 @@ def test_two_tables_of_one_name_are_not_made_at_once(write, tmp_path):
     [
         ((SINK, NONE), "recap", "ours of 'mine' is 'recap': .*the rows are sink, none; .*ours='sink'"),
         ((SINK, SINK), "sink", "a row of 'mine' is 'sink': 2 rows have 1 names"),
+        ((), "sink", r"rows of 'mine' is '\(\)': a table has at least one"),
     ],
 )
 def test_rows_that_cannot_be_compared_are_refused(rows, ours, said):
@@ -169,9 +196,10 @@ def test_one_row_is_compared_with_nobody():
     assert Recipe("mine", "Mine", (SINK,), ("identity",)).rows == (SINK,)
 
 
-def test_a_row_without_the_name_of_its_memory_is_refused():
+@pytest.mark.parametrize("memory", [{"reinforcement": 5.0}, "sink"])
+def test_a_row_without_the_name_of_its_memory_is_refused(memory):
     with pytest.raises(ValueError, match=r"memory of row 'mine' is .*has no \"name\"; for example"):
-        Row("mine", {"reinforcement": 5.0})
+        Row("mine", memory)
 
 
 def test_a_row_left_out_says_which_word_is_unknown(tmp_path):

@@ -97,6 +97,8 @@ def test_a_half_of_other_prompts_is_another_question(tmp_path):
     check_folder(tmp_path / "new", begun, ())
     with pytest.raises(ValueError, match=f"begun with {FIRST_PROMPT} 10, not 9"):
         check_folder(tmp_path / "new", begun | {FIRST_PROMPT: 9}, ())
+    with pytest.raises(ValueError, match="begun with half 'confirm', not ''"):
+        check_folder(tmp_path / "new", {"table": "reappearance", "prompts": 20, "seeds": 10}, ())
     # Folders from before it was noted are believed.
     begin_folder(tmp_path / "old", {name: begun[name] for name in begun if name != FIRST_PROMPT})
     check_folder(tmp_path / "old", begun, ())

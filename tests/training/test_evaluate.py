@@ -21,6 +21,7 @@ from recap.backbones.wan.spec import EMBEDDED, UNTRAINED
 from recap.eval.judges.probe import CELL, NOBODY, Judged, Probe
 from recap.eval.metrics.drift import contrast, sharpness
 from recap.flow import ClassicalFlow
+from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import Resume, rollout
 from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
@@ -32,6 +33,7 @@ from training.measures import (
     paired_difference,
     partners,
 )
+from training.sampling import open_with
 
 SMALL = replace(EMBEDDED, name="small", dim=64, ffn_dim=64, heads=1, layers=2, freq_dim=32, steps=(1000, 500))
 SMALL_AUTOENCODER = AutoencoderSpec(16, 4, widths=(8, 16, 16), depths=(1, 1, 1), remembered=(4, 4))
@@ -191,12 +193,28 @@ def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
 
 def test_motion_tells_the_teachers_videos_from_the_models(bench, tmp_path):
     result = measure("motion", bench, tmp_path)["result"]
+    opened = ("opened by the teacher", "opened by the teacher, steps 2 to 2 the model's")
     assert {name: len(rows) for name, rows in result["rollouts"].items()} == dict.fromkeys(
-        ("generated", "teacher", "rendered", "rendered, known camera"), 2
+        ("generated", "teacher", *opened, "rendered", "rendered, known camera"), 2
     )
     assert result["rollouts"]["teacher"] != result["rollouts"]["generated"]
     paths = [row[2] for row in result["rollouts"]["rendered, known camera"]]
     assert result["rendered, known camera"]["camera_moves"] == sum(path > 0.02 for path in paths) / 2
+
+
+def test_a_video_opens_with_another_models_block_and_goes_on_as_ones_own(models):
+    plan = make_plan([[Shot("a fox on a beach", 1.5)]], SMALL.backbone_spec())
+
+    def generate(backbone):
+        made = rollout(backbone, SinkConfig().build(backbone.spec, pytest.fail), plan, seeds=[3])
+        return [block.latents for block in made]
+
+    four, many = generate(models.four), generate(models.many)
+    # Opened by itself, to its last step, it is the same video.
+    assert all(map(torch.equal, generate(open_with(models.four, 2, models.four)), four))
+    whole, noised = (generate(open_with(models.many, first, models.four)) for first in (2, 1))
+    assert torch.equal(whole[0], many[0]) and not torch.equal(whole[1], many[1])
+    assert not torch.equal(noised[0], many[0]) and not torch.equal(noised[0], four[0])
 
 
 def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, tmp_path):

@@ -43,7 +43,7 @@ def plan_write(
     global_end, filled = int(cache["global_end_index"].item()), int(cache["local_end_index"].item())
     # Another thread may empty the cache between the two reads: then one of them is 0.
     if (start and not global_end) or (global_end > 0) != (filled > 0):
-        limit = f"it was emptied, but the video has come to token {start}"
+        limit = f"it was emptied while token {start} of the video was to be written"
         raise refuse("kv_cache", 0, limit, "generate one video at a time through a pipeline")
     evicted = max(filled + new - capacity, 0) if rolls and end > global_end else 0
     local_end = filled + end - global_end - evicted

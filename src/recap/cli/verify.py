@@ -58,10 +58,11 @@ def verify_command(
     loras = spell_loras(lora)
     if loras and random_weights:
         raise refuse("--lora", loras, "random weights take none", "leave out one of the two")
-    # That of random weights is no setting of theirs.
-    named = {"decoder": None if random_weights else decoder, "loras": loras or None}
-    used = {option: value for option, value in named.items() if value}
+    used = {option: value for option, value in (("decoder", decoder), ("loras", loras)) if value}
     check_options(name, used)
+    if random_weights:
+        # Their decoder is no setting of theirs.
+        used = {}
     backbone = override({"backbone": {"name": name, **used}}, settings or [])["backbone"]
     choice = ModelChoice.of(
         backbone, random_weights=random_weights, decoder="full" if decoder is None else decoder, flow=flow,

@@ -231,7 +231,7 @@ def merge(
     float8: bool = False,
 ) -> tuple[Hidden, Tensor]:
     """Compute `recap.fast.dit.merge`."""
-    if len(outputs) > 3:
+    if len(outputs) not in (2, 3):
         return dit.merge(outputs, masses, biases, float8)
     rows, heads, tokens, channels = outputs[0].shape
     # The library's outputs have the layout of the queries, so this copies nothing.

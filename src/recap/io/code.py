@@ -29,8 +29,19 @@ def changed_code(recorded: Any, config: Mapping[str, Any]) -> list[str]:
     return [name for name, digest in code_of(config).items() if recorded.get(name, digest) != digest]
 
 
+# Of every module what it was loaded by, which reloading replaces, and its digest then: of a file that is edited while
+# it is used, the code that runs is the older one.
+_known: dict[str, tuple[object, str]] = {}
+
+
 def _digest(name: str) -> str:
     look_up("code", name, {})
-    # What was typed into a session has no file.
-    file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+    module = sys.modules[name.partition(":")[0]]
+    loaded = module.__spec__ or module
+    known, digest = _known.get(module.__name__, (None, ""))
+    if known is not loaded:
+        # What was typed into a session has no file, and what is in an archive none of its own.
+        file = Path(getattr(module, "__file__", None) or "")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+        _known[module.__name__] = loaded, digest
+    return digest

@@ -122,6 +122,8 @@ class RecapMemory(WindowMemory):
             self._admission.read_keys(self.window.current.keys[:, :, :tokens])
         proposed = self._proposed if self._proposed is not None else self._admission.propose(block, pixels)
         self._proposed = None
+        # A rule answers where the pictures are, which may be a decoder's own device.
+        proposed = proposed.to(self.window.current.keys.device)
         fired = (proposed.score > 0).unflatten(1, (block.num_frames, -1)).sum(dim=-1)
         trace = replace(trace, fired=fired)
         offered, keys, values = self._offer(block, proposed)

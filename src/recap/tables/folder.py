@@ -60,7 +60,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], rows: Collection[str])
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise refuse("--out", str(folder), "holds something that is not a table", "choose another --out")
         return
-    for name, value in wanted.items():
+    # A half that is not asked for is not named.
+    for name, value in ({"half": "", FIRST_PROMPT: 0} | dict(wanted)).items():
         if name in LATER and name not in found:
             continue
         # A folder that was begun before there was such a setting was begun without it.

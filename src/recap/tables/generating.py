@@ -32,6 +32,7 @@ from recap.eval.sampling import InMemoryClip, Pictures
 from recap.eval.witnesses import Embedder
 from recap.fast.accelerate import choose_aside
 from recap.io import video
+from recap.io.code import changed_code
 from recap.io.trace import BlockTrace
 from recap.plan import make_plan
 from recap.rollout import rollout
@@ -39,7 +40,7 @@ from recap.run import build_backbone, build_memory
 from recap.tables.executors import describe
 from recap.tables.page import look_at, pack_look
 from recap.tables.runner import FAILED, Job, Result, canonical
-from recap.tables.runs import LOOK, measure_of
+from recap.tables.runs import LOOK, entry_of, measure_of
 from recap.types import GeneratedBlock
 
 CLIP, VECTORS, JUDGED = "video.mp4", ".vectors.npy", ".judged.safetensors"
@@ -62,10 +63,20 @@ class Generated(NamedTuple):
 
 def generate_and_score(job: Job, folder: Path) -> Result:
     """Generate a run by itself and judge it: the work of one process."""
+    _check_code(job)
     backbone = _backbone(replace(config_of(job), eager=needs_readable_path(job.wants)))
     with tempfile.TemporaryDirectory() as scratch:
         (made,) = generate_batch([job], backbone, Path(scratch))
         return score_generated(replace(job, options={**job.options, "generated": made}), folder)
+
+
+def _check_code(job: Job) -> None:
+    """Refuse to work for a process that read a file outside the package before it was edited."""
+    changed = changed_code(job.data.get("code"), job.data["config"])
+    changed += [measure_of(entry) for entry in job.wants - {LOOK} if entry != entry_of(measure_of(entry))]
+    if changed:
+        limit = "its file was edited after this command began"
+        raise refuse("code", changed[0], limit, "give the same command again")
 
 
 # The backbone of the last run of this process, by its settings.
@@ -215,6 +226,7 @@ def _save_judgements(
 
 def score_generated(job: Job, folder: Path) -> Result:
     """Judge a generated run: the scores of every measure by their names, and a look for a page."""
+    _check_code(job)
     data, made = job.data, job.options["generated"]
     if job.options.get("judged_on_cpu"):
         # A judge that only names a GPU would take a share of its memory.

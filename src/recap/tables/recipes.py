@@ -72,6 +72,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         names = [row.name for row in self.rows]
+        if not names:
+            raise refuse(f"rows of {self.name!r}", "()", "a table has at least one", "add a Row")
         if twice := {name for name in names if names.count(name) > 1}:
             limit = f"{len(names)} rows have {len(set(names))} names"
             raise refuse(

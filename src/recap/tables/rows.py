@@ -43,11 +43,9 @@ class Row:
     precision: str = "full"
 
     def __post_init__(self) -> None:
-        if "name" not in self.memory:
+        if not isinstance(self.memory, Mapping) or "name" not in self.memory:
             limit = 'it has no "name"'
-            raise refuse(
-                f"the memory of row {self.name!r}", dict(self.memory), limit, f"for example {RECAP_LIKE}"
-            )
+            raise refuse(f"the memory of row {self.name!r}", self.memory, limit, f"for example {RECAP_LIKE}")
 
     @property
     def unknown(self) -> str:

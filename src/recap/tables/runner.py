@@ -286,7 +286,8 @@ class _Loop:
         self.size_ended += done.job.size
         if done.result is not None:
             failed = done.result.pop(FAILED, {})
-            self.store.add(key, done.result)
+            if done.result:
+                self.store.add(key, done.result)
             self.on_result(done.job)
             if failed:
                 self.progress.errors[done.job.name] = "; ".join(
