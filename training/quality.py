@@ -128,8 +128,8 @@ def motion(bench: Bench) -> Answer:
     if bench.models.many is not None:
         samplers["teacher"] = bench.models.many
         for first in range(1, bench.spec.num_steps + 1):
-            name = f"opened by the teacher, steps {first + 1} to {bench.spec.num_steps} the model's"
-            name = name if first < bench.spec.num_steps else "opened by the teacher"
+            last = first == bench.spec.num_steps
+            name = "opened by the teacher" + ("" if last else f", from step {first + 1} on by the model")
             samplers[name] = open_with(bench.models.many, first, bench.models.four)
 
     def generate(sampler: str, rows: slice) -> list[list[float]]:

@@ -193,7 +193,7 @@ def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
 
 def test_motion_tells_the_teachers_videos_from_the_models(bench, tmp_path):
     result = measure("motion", bench, tmp_path)["result"]
-    opened = ("opened by the teacher", "opened by the teacher, steps 2 to 2 the model's")
+    opened = ("opened by the teacher", "opened by the teacher, from step 2 on by the model")
     assert {name: len(rows) for name, rows in result["rollouts"].items()} == dict.fromkeys(
         ("generated", "teacher", *opened, "rendered", "rendered, known camera"), 2
     )
