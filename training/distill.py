@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from recap.backbones.tiny.vocabulary import null_token_ids
-from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from recap.errors import refuse
@@ -31,9 +30,17 @@ from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
 from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
-from training.rollouts import LongRollout, Rollout, judged_layouts, rollout_layouts
+from training.rollouts import (
+    Draws,
+    Rollout,
+    check_blocks,
+    draw_captions,
+    judged_layouts,
+    rollout_layouts,
+    share_weights,
+)
 from training.sampling import write_samples
-from training.teacher_forcing import DENSE_FRAMES, ClipBatch, Layout, make_turns, predict_flow
+from training.teacher_forcing import ClipBatch, Layout, make_turns, predict_flow
 from training.train_autoencoder import plain_settings
 from training.train_dit import TextAndFlow, add_noise, compile_blocks, draw_sigma, load_model, save_model
 
@@ -77,9 +84,7 @@ class Options:
         for field in ("steady", "alone"):
             if not 0 <= (share := getattr(self, field)) <= 1:
                 raise refuse(f"--{field}", share, "must be 0 to 1", "0.5 is usual")
-        if not 2 <= self.blocks <= (most := DENSE_FRAMES // EMBEDDED.frames_per_block):
-            limit = f"must be 2 to {most}, whose past one pass sees"
-            raise refuse("blocks", self.blocks, limit, f"{most} is usual")
+        check_blocks(self.blocks)
         if not 0 < self.opening_weight < math.inf:
             raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 
@@ -101,10 +106,7 @@ class Trainer:
             # The weights of the package have no fake score: it then learns from the teacher's, in the head start.
             if any(options.resume.glob("fake*.safetensors")):
                 self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
-        # It shares the generator's storage; the generator is compiled for whole clips, this runs block by block.
-        self.runner = CausalWan(spec).to(device)
-        self.runner.load_state_dict(self.generator.dit.state_dict(), assign=True)
-        self.runner.requires_grad_(False)
+        self.runner = share_weights(self.generator.dit)
         self.mean = RunningMean(self.generator, options.mean_decay)
         self.optimisers = [
             torch.optim.AdamW(model.dit.parameters(), rate, betas=(0.0, 0.99), weight_decay=0.0)
@@ -117,10 +119,9 @@ class Trainer:
         later = [options.later_guidance] * (options.blocks - 1)
         self.strength = torch.tensor([options.guidance, *later], device=device)[:, None, None, None, None]
         self.weights = torch.tensor([options.opening_weight, *[1.0] * (options.blocks - 1)], device=device)
-        self.rollouts: list[LongRollout | None] = [None for _ in self.layouts]
-        self.block_tokens = frame_tokens * spec.frames_per_block
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
-        self.captions = _captions(world, options.num_captions)
+        captions = draw_captions(world, options.num_captions)
+        self.draws = Draws(self.runner, self.teacher.text, captions, self.layouts, options)
         self.sigmas = torch.tensor(warp(spec.steps, spec.shift), device=device)
         if options.compile:
             for model in (self.teacher, self.fake, self.generator):
@@ -136,7 +137,7 @@ class Trainer:
         drawing_s = 0.0
         while not self.clock.finished:
             began = self.clock.elapsed_s
-            draws = self.draw()
+            draws = self.draws.next()
             drawing_s += self.clock.elapsed_s - began
             for drawn in draws:
                 rate = self.clock.apply(self.optimisers)
@@ -152,37 +153,6 @@ class Trainer:
         if losses:
             self._note(index, rate, losses, drawn, drawing_s)
         self.save(samples=self.options.sample_blocks > 0)
-
-    def draw(self) -> list[Rollout]:
-        """Generate rollouts for several iterations; each layout's continues its last one, or begins."""
-        o = self.options
-        shares = []
-        for index, layout in enumerate(self.layouts):
-            live = self.rollouts[index] or self._begin(layout)
-            drawn = live.advance(o.blocks)
-            # One pass must see all of a dense window, so such a rollout is as long as the compared blocks.
-            longest = o.blocks if layout.dense else o.longest
-            ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > longest
-            self.rollouts[index] = None if ends else live
-            order = torch.arange(layout.rows * o.uses, device=self.device).unflatten(0, (o.uses, -1))
-            shares.append([drawn.rows(rows) for rows in order])
-        # Every iteration gets rows of every layout, in the order of the layouts.
-        return [
-            Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-            for parts in zip(*shares, strict=True)
-        ]
-
-    def _begin(self, layout: Layout) -> LongRollout:
-        num, length = layout.rows * self.options.uses, self.options.longest
-        rows = torch.randint(len(self.captions), (num,))
-        words = self.captions[rows.to(self.captions.device)]
-        # The captions of a clip are read forwards and backwards over the length of the rollout.
-        last = words.shape[1] - 1
-        words = words[:, [last - abs(last - block % (2 * last)) for block in range(length)]]
-        kept = torch.rand(num, 1, 1, device=words.device) < self.options.steady
-        text = self.teacher.text(torch.where(kept, words[:, :1], words))
-        score = torch.rand(num, length, self.block_tokens, device=self.device)
-        return LongRollout(self.runner, text.detach(), score, layout)
 
     def step(self, index: int, drawn: Rollout) -> Tensor:
         """Update the generator once and the fake score some times; return their losses and a gradient norm."""
@@ -288,13 +258,6 @@ def _mean(square: Tensor, weights: Tensor) -> Tensor:
 
 def _wide(sigma: Tensor) -> Tensor:
     return sigma[..., None, None, None, None]
-
-
-def _captions(world: World, count: int) -> Tensor:
-    """Return captions N blocks L of clips; their pictures are not used."""
-    chunk = min(24, count)
-    made: list[Tensor] = [world(chunk, seed).words for seed in range(count // chunk)]
-    return torch.cat(made)
 
 
 def main() -> None:

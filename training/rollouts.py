@@ -1,9 +1,10 @@
-"""The rollouts of distillation: the generator with the memories of inference, and the windows of its judges."""
+"""The rollouts of distillation: the model with the memories of inference, and the windows of its judges."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from recap.admission.base import retain_top
 from recap.attention.context import BlockContext
 from recap.backbones.wan.model import CausalWan
 from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
-from recap.backbones.wan.spec import WanSpec
+from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from recap.contracts import Admission, MemoryPolicy
+from recap.errors import refuse
 from recap.memory.recap import RecapConfig
 from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.types import Block, Candidates
+from training.clips import World
 from training.teacher_forcing import DENSE_FRAMES, Layout
 
 
@@ -159,3 +162,88 @@ class LongRollout:
         self._policy.commit(block, estimate)
         self._length += 1
         return estimate, torch.stack(inputs, dim=1)
+
+
+class Drawing(Protocol):
+    """The options of a run that shape its rollouts."""
+
+    @property
+    def blocks(self) -> int: ...  # that one pass sees: the opening and the last ones
+    @property
+    def longest(self) -> int: ...  # blocks; a rollout that is begun continues from draw to draw
+    @property
+    def ending(self) -> float: ...  # the chance that it ends after a draw instead
+    @property
+    def steady(self) -> float: ...  # how many keep the caption of their opening for good
+    @property
+    def uses(self) -> int: ...  # iterations that one draw feeds, each with rows of its own
+
+
+class Draws:
+    """Rollouts of all layouts, generated for several iterations at once: a wide draw takes no longer."""
+
+    def __init__(
+        self,
+        model: CausalWan,
+        text: Callable[[Tensor], Tensor],
+        captions: Tensor,
+        layouts: tuple[Layout, ...],
+        options: Drawing,
+    ) -> None:
+        self._model, self._text, self._captions = model, text, captions
+        self._layouts, self._options = layouts, options
+        self._live: list[LongRollout | None] = [None for _ in layouts]
+
+    def next(self) -> list[Rollout]:
+        """Generate rollouts for several iterations; each layout's continues its last one, or begins."""
+        o = self._options
+        shares = []
+        for index, layout in enumerate(self._layouts):
+            live = self._live[index] or self._begin(layout)
+            drawn = live.advance(o.blocks)
+            # One pass must see all of a dense window, so such a rollout is as long as the compared blocks.
+            longest = o.blocks if layout.dense else o.longest
+            ends = bool(torch.rand(()) < o.ending) or live.length + o.blocks - 1 > longest
+            self._live[index] = None if ends else live
+            order = torch.arange(layout.rows * o.uses, device=drawn.clean.device).unflatten(0, (o.uses, -1))
+            shares.append([drawn.rows(rows) for rows in order])
+        # Every iteration gets rows of every layout, in the order of the layouts.
+        return [
+            Rollout(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+            for parts in zip(*shares, strict=True)
+        ]
+
+    def _begin(self, layout: Layout) -> LongRollout:
+        num, length, spec = layout.rows * self._options.uses, self._options.longest, self._model.spec
+        rows = torch.randint(len(self._captions), (num,))
+        words = self._captions[rows.to(self._captions.device)]
+        # The captions of a clip are read forwards and backwards over the length of the rollout.
+        last = words.shape[1] - 1
+        words = words[:, [last - abs(last - block % (2 * last)) for block in range(length)]]
+        kept = torch.rand(num, 1, 1, device=words.device) < self._options.steady
+        text = self._text(torch.where(kept, words[:, :1], words))
+        block_tokens = spec.grid[0] * spec.grid[1] * spec.frames_per_block
+        score = torch.rand(num, length, block_tokens, device=self._model.device)
+        return LongRollout(self._model, text.detach(), score, layout)
+
+
+def check_blocks(blocks: int) -> None:
+    """Refuse a number of blocks that one pass cannot see."""
+    most = DENSE_FRAMES // EMBEDDED.frames_per_block
+    if not 2 <= blocks <= most:
+        limit = f"must be 2 to {most}, whose past one pass sees"
+        raise refuse("--blocks", blocks, limit, f"{most} is usual")
+
+
+def draw_captions(world: World, count: int) -> Tensor:
+    """Return captions N blocks L of clips; their pictures are not used."""
+    chunk = min(24, count)
+    made: list[Tensor] = [world(chunk, seed).words for seed in range(count // chunk)]
+    return torch.cat(made)
+
+
+def share_weights(model: CausalWan) -> CausalWan:
+    """Make a model of the same storage, to run block by block what is compiled for whole clips."""
+    runner = CausalWan(model.spec).to(model.device)
+    runner.load_state_dict(model.state_dict(), assign=True)
+    return runner.requires_grad_(False)

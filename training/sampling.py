@@ -21,7 +21,7 @@ from recap.backbones.wan.backbone import WanBackbone
 from recap.backbones.wan.model import CausalWan, TextConditioning
 from recap.backbones.wan.schedule import renoise, warp
 from recap.backbones.wan.spec import EMBEDDED, NUM_TRAIN_STEPS
-from recap.contracts import Context, Noise
+from recap.contracts import Admission, Context, Noise
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
@@ -139,13 +139,14 @@ def sample(backbone: WanBackbone, num_blocks: int, prompts: Sequence[str] = PROM
     spec = backbone.spec
     seconds = num_blocks * spec.frames_per_block * spec.pictures_per_frame / spec.pictures_per_second
     plan = make_plan([[Shot(prompt, seconds)] for prompt in prompts], spec)
-
-    def admit_nothing() -> None:
-        raise AssertionError("a sink has no bank to admit to")
-
-    policy = SinkConfig().build(spec, admit_nothing)  # type: ignore[arg-type]
+    policy = SinkConfig().build(spec, admit_nothing)
     made = list(rollout(backbone, policy, plan, seeds=range(len(prompts))))
     return torch.cat([block.latents for block in made], 1), torch.cat([block.pixels for block in made], 1)
+
+
+def admit_nothing() -> Admission:
+    """Stand in for the rule of a memory that has no bank."""
+    raise AssertionError("this memory has no bank to admit to")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
 def test_the_parallel_pass_repeats_the_rollout(teacher: Path, tmp_path: Path) -> None:
     """The last step of a rollout, repeated in one pass with the rollout as past, gives the rollout itself."""
     trainer = trainer_of(teacher, tmp_path)
-    drawn, _ = trainer.draw()
+    drawn, _ = trainer.draws.next()
     assert drawn.counts.all()
     sigma = trainer.sigmas[-1].expand(drawn.clean.shape[:2])
     flow = trainer._flow(trainer.generator, drawn.inputs[:, :, -1], sigma, drawn, trainer.layouts)
@@ -52,7 +52,7 @@ def test_steps_move_generator_and_fake_and_nothing_else(
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     trainer.clock.apply(trainer.optimisers)
     # At first teacher and fake agree and the generator does not move; after one step they differ.
-    draws = trainer.draw()
+    draws = trainer.draws.next()
     losses = torch.stack([trainer.step(index, drawn) for index, drawn in enumerate(draws)])
     assert losses.isfinite().all()
     moved = [
@@ -85,7 +85,7 @@ def test_a_resumed_generator_uses_the_words_of_its_new_teacher(teacher: Path, tm
 def test_steady_rollouts_keep_the_caption_of_their_opening(
     teacher: Path, tmp_path: Path, steady: float, same: bool
 ) -> None:
-    text = trainer_of(teacher, tmp_path, steady=steady).draw()[0].text
+    text = trainer_of(teacher, tmp_path, steady=steady).draws.next()[0].text
     assert torch.equal(text, text[:, :1].expand_as(text)) is same
 
 
@@ -93,7 +93,7 @@ def test_the_end_of_a_long_rollout_is_repeated_except_the_block_without_its_past
     teacher: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(teacher, tmp_path, ending=0.0)
-    first, drawn = trainer.draw()[1], trainer.draw()[1]
+    first, drawn = trainer.draws.next()[1], trainer.draws.next()[1]
     dense = torch.tensor([layout.dense for layout in trainer.layouts for _ in range(layout.rows)])
     continued = drawn.rows(~dense)
     assert torch.equal(first.rows(~dense).clean[:, 0], continued.clean[:, 0]), "the same rollout continues"
@@ -124,7 +124,7 @@ def test_rollouts_have_windows_of_whole_frames_unless_banks_are_requested(batch:
 
 def test_a_rollout_ends_at_its_longest(teacher: Path, tmp_path: Path) -> None:
     trainer = trainer_of(teacher, tmp_path, ending=0.0)
-    begins = [bool(trainer.draw()[0].counts.all()) for _ in range(4)]
+    begins = [bool(trainer.draws.next()[0].counts.all()) for _ in range(4)]
     assert begins == [True, False, True, False], "three blocks, five, then a new one"
 
 
@@ -152,6 +152,7 @@ def test_the_first_block_weighs_more(teacher: Path, tmp_path: Path) -> None:
         {"alone": -0.1},
         {"opening_weight": 0.0},
         {"opening_weight": math.inf},
+        {"blocks": 1},
         {"blocks": 8},
     ],
 )

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from test_distill import teacher as teacher
+from test_train_dit import SMALL, small_world
+
+from training.records import load_weights
+from training.reopen import Options, Trainer
+from training.teacher_forcing import ClipBatch, Layout, predict_flow
+from training.train_dit import TextAndFlow, load_model, save_model
+
+
+@pytest.fixture(scope="module")
+def former(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that differs from its teacher and shares its words."""
+    folder = tmp_path_factory.mktemp("former")
+    model = TextAndFlow(SMALL)
+    load_model(model, teacher)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.dit.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    save_model(model, folder)
+    return folder
+
+
+def trainer_of(teacher: Path, former: Path, out: Path, **changes) -> Trainer:
+    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24}
+    settings = {**sizes, "sample_blocks": 0, "compile": False, **changes}
+    options = replace(Options(0.02, teacher, former, Path("none"), out, reserve_s=0.0), **settings)
+    return Trainer(options, small_world, "cpu", SMALL)
+
+
+def test_it_begins_as_the_former_model_and_errs_in_led_steps_alone(
+    teacher: Path, former: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(teacher, former, tmp_path)
+    trainer.clock.apply([trainer.optimiser])
+    before = [p.detach().clone() for p in trainer.model.dit.parameters()]
+    first, second, opening, later, norm = trainer.step(trainer.draws.next()[0]).tolist()
+    assert first > 1e-6 and second > 1e-6 and norm > 0
+    assert opening == later == 0.0, "blocks that stay are the former model's, bit for bit"
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, trainer.model.dit.parameters(), strict=True)
+    )
+
+
+def test_led_steps_come_to_end_where_the_teacher_does(teacher: Path, former: Path, tmp_path: Path) -> None:
+    """On one draw, again and again, the error of led steps falls; teacher and former stay as they are."""
+    trainer = trainer_of(teacher, former, tmp_path, rate=2e-3, warmup_s=0.0, minutes=60.0)
+    models = (trainer.teacher, trainer.former)
+    before = [[p.detach().clone() for p in model.parameters()] for model in models]
+    drawn = trainer.draws.next()[0]
+    trainer.clock.apply([trainer.optimiser])
+    led = torch.stack([trainer.step(drawn)[:2] for _ in range(12)])
+    assert (led[-1] < 0.7 * led[0]).all()
+    for kept, model in zip(before, models, strict=True):
+        assert all(torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_the_lead_is_the_teachers_path_in_small_steps(
+    teacher: Path, former: Path, tmp_path: Path, guidance: float
+) -> None:
+    trainer = trainer_of(teacher, former, tmp_path, guidance=guidance)
+    drawn = trainer.draws.next()[0]
+    lead = trainer.lead(drawn)
+    # By one pass of a clip with one block, as in flow matching, instead of the backbone's sampler.
+    for step in range(2):
+        x = drawn.inputs[:, :1, step]
+        sigmas = [sigma for sigma in (*trainer.grid, 0.0) if sigma <= float(trainer.sigmas[step]) + 1e-6]
+        assert abs(sigmas[0] - float(trainer.sigmas[step])) < 1e-6, "a step of the model lies on the grid"
+        for sigma, following in pairwise(sigmas):
+            flow = flow_of(trainer, drawn.text[:, :1], x, sigma)
+            if guidance != 1:
+                plain = flow_of(trainer, trainer.euler.no_text.expand(len(x), -1, -1)[:, None], x, sigma)
+                flow = torch.lerp(plain, flow, guidance)
+            x = x + (following - sigma) * flow
+        torch.testing.assert_close(lead[:, step], x[:, 0], atol=1e-4, rtol=1e-4)
+
+
+def flow_of(trainer: Trainer, text: torch.Tensor, x: torch.Tensor, sigma: float) -> torch.Tensor:
+    level = torch.full(x.shape[:2], sigma)
+    batch = ClipBatch(x, x, level, x[:, :0], level[:, :0], text, text[:, :0], x.new_zeros(len(x), 6))
+    return predict_flow(trainer.teacher.dit, batch, (Layout(len(x)),), trainer.turns)
+
+
+def test_a_run_writes_what_loads(teacher: Path, former: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(teacher, former, tmp_path)
+    trainer.run()
+    saved = load_weights(tmp_path / "dit.safetensors")
+    assert any(
+        not torch.equal(value, saved[name].float())
+        for name, value in load_weights(former / "dit.safetensors").items()
+    )
+    load_model(TextAndFlow(SMALL), tmp_path)
+
+
+def test_a_teacher_with_other_words_is_refused(teacher: Path, former: Path, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    save_model(TextAndFlow(SMALL), tmp_path / "other")
+    with pytest.raises(ValueError, match="--teacher"):
+        trainer_of(tmp_path / "other", former, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"led": 0}, {"led": 4}, {"euler_steps": 6}, {"euler_steps": 0}, {"blocks": 1}]
+)
+def test_settings_out_of_bounds_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
+        Options(1.0, Path("teacher"), Path("former"), Path("autoencoder"), Path("out"), **wrong)
