@@ -1,6 +1,6 @@
 """Give a distilled model its teacher's openings back: regression on its own rollouts, for a fixed time.
 
-    python -m training.reopen --minutes 5 --teacher DIR --former DIR --autoencoder FILE --out DIR
+    python -m training.reopen --minutes 5 --teacher DIR --former DIR --autoencoder FILE --out DIR [--resume DIR]
 
 Distribution matching under a guided teacher keeps what is likeliest, a camera that stands still (docs/log.md). What
 an opening shows is chosen in its first steps, and later blocks continue it. So the first steps of openings learn here
@@ -12,6 +12,7 @@ It writes the files of train_dit, which `training.distill --resume` takes, too.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from recap.types import Block
 from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
 from training.options import choose_device, read_options
-from training.records import Record
+from training.records import Record, load_weights
 from training.rollouts import Draws, Rollout, check_blocks, draw_captions, rollout_layouts, share_weights
 from training.sampling import EulerBackbone, admit_nothing, euler_sigmas, write_samples
 from training.teacher_forcing import ClipBatch, make_turns, predict_flow
@@ -47,6 +48,7 @@ class Options:
     former: Path
     autoencoder: Path
     out: Path
+    resume: Path | None = None
     seed: int = 0
     batch: int = 16
     led: int = 2  # of an opening's steps, how many follow the teacher
@@ -75,6 +77,8 @@ class Options:
         if self.euler_steps < steps or self.euler_steps % steps:
             limit = f"must be a multiple of {steps}, so that its noise levels include the model's"
             raise refuse("--euler-steps", self.euler_steps, limit, "8 is usual")
+        if not 0 < self.led_weight < math.inf:
+            raise refuse("--led-weight", self.led_weight, "must be above 0", "1 is usual")
         check_blocks(self.blocks)
 
 
@@ -89,6 +93,8 @@ class Trainer:
         load_model(self.teacher, options.teacher)
         for model in (self.former, self.model):
             load_model(model, options.former)
+        if options.resume is not None:
+            self.model.dit.load_state_dict(load_weights(options.resume / "dit.safetensors"))
         self.words = self.former.text.requires_grad_(False)
         _refuse_other_words(self.teacher, self.former, options.teacher)
         self.mean = RunningMean(self.model, options.mean_decay)

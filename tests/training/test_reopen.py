@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -90,15 +91,14 @@ def flow_of(trainer: Trainer, text: torch.Tensor, x: torch.Tensor, sigma: float)
     return predict_flow(trainer.teacher.dit, batch, (Layout(len(x)),), trainer.turns)
 
 
-def test_a_run_writes_what_loads(teacher: Path, former: Path, tmp_path: Path) -> None:
+def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, former: Path, tmp_path: Path) -> None:
     trainer = trainer_of(teacher, former, tmp_path)
     trainer.run()
-    saved = load_weights(tmp_path / "dit.safetensors")
-    assert any(
-        not torch.equal(value, saved[name].float())
-        for name, value in load_weights(former / "dit.safetensors").items()
-    )
-    load_model(TextAndFlow(SMALL), tmp_path)
+    begun, saved = (load_weights(folder / "dit.safetensors") for folder in (former, tmp_path))
+    assert any(not torch.equal(value, saved[name]) for name, value in begun.items())
+    resumed = trainer_of(teacher, former, tmp_path / "next", resume=tmp_path)
+    for model, weights in ((resumed.model, saved), (resumed.former, begun)):
+        assert all(torch.equal(value, weights[name]) for name, value in model.dit.state_dict().items())
 
 
 def test_a_teacher_with_other_words_is_refused(teacher: Path, former: Path, tmp_path: Path) -> None:
@@ -109,8 +109,9 @@ def test_a_teacher_with_other_words_is_refused(teacher: Path, former: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"led": 0}, {"led": 4}, {"euler_steps": 6}, {"euler_steps": 0}, {"blocks": 1}]
+    "wrong",
+    [{"led": 0}, {"led": 4}, {"euler_steps": 6}, {"euler_steps": 0}, {"blocks": 1}, {"led_weight": math.nan}],
 )
-def test_settings_out_of_bounds_are_refused(wrong: dict[str, int]) -> None:
+def test_settings_out_of_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
         Options(1.0, Path("teacher"), Path("former"), Path("autoencoder"), Path("out"), **wrong)
