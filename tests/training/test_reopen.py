@@ -58,7 +58,7 @@ def test_led_steps_come_to_end_where_the_teacher_does(teacher: Path, former: Pat
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     drawn = trainer.draws.next()[0]
     trainer.clock.apply([trainer.optimiser])
-    led = torch.stack([trainer.step(drawn)[:2] for _ in range(12)])
+    led = torch.stack([trainer.step(drawn)[:2] for _ in range(8)])
     assert (led[-1] < 0.7 * led[0]).all()
     for kept, model in zip(before, models, strict=True):
         assert all(torch.equal(old, new) for old, new in zip(kept, model.parameters(), strict=True))
@@ -95,7 +95,6 @@ def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, former: Path
     trainer = trainer_of(teacher, former, tmp_path)
     trainer.run()
     begun, saved = (load_weights(folder / "dit.safetensors") for folder in (former, tmp_path))
-    assert any(not torch.equal(value, saved[name]) for name, value in begun.items())
     resumed = trainer_of(teacher, former, tmp_path / "next", resume=tmp_path)
     for model, weights in ((resumed.model, saved), (resumed.former, begun)):
         assert all(torch.equal(value, weights[name]) for name, value in model.dit.state_dict().items())
