@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from recap.attention.context import BlockContext
 from recap.backbones.tiny.vocabulary import null_token_ids
-from recap.backbones.wan.schedule import warp
+from recap.backbones.wan.schedule import clean_estimate, model_time, renoise, warp
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from recap.contracts import Decoder
 from recap.errors import refuse
@@ -104,7 +105,8 @@ class Trainer:
         self.turns = make_turns(spec, device)
         self.layouts = rollout_layouts(options.batch, spec.grid[0] * spec.grid[1])
         captions = draw_captions(world, options.num_captions)
-        self.draws = Draws(share_weights(self.model.dit), self.words, captions, self.layouts, options)
+        self.runner = share_weights(self.model.dit)
+        self.draws = Draws(self.runner, self.words, captions, self.layouts, options)
         self.sigmas = torch.tensor(warp(spec.steps, spec.shift), device=device)
         self.grid = euler_sigmas(options.euler_steps, spec.shift)
         self.euler = EulerBackbone(self.teacher.dit, self.words.encode, _decode_nothing)
@@ -141,6 +143,9 @@ class Trainer:
     def step(self, drawn: Rollout) -> Tensor:
         """Make one update; return the errors of the led steps, of other openings, of later blocks, and the norm."""
         led, (rows, blocks, steps) = self.options.led, drawn.inputs.shape[:3]
+        # Rollouts are continued for long, so their openings are few; here every update has new ones.
+        text = drawn.text[torch.arange(rows), torch.randint(blocks, (rows,))]
+        openings = self.open(text)
         choice = torch.randint(steps, (rows, blocks), device=self.device)
         choice[:, 0] = torch.randint(led, steps, (rows,), device=self.device)
         index = choice[:, :, None, None, None, None, None].expand(-1, -1, 1, *drawn.inputs.shape[3:])
@@ -148,10 +153,10 @@ class Trainer:
             clean=drawn.clean,
             noisy=drawn.inputs.gather(2, index)[:, :, 0],
             sigma=self.sigmas[choice],
-            extra=drawn.inputs[:, 0, :led],
+            extra=openings,
             extra_sigma=self.sigmas[:led].expand(rows, -1),
             text=drawn.text,
-            extra_text=drawn.text[:, :1].expand(-1, led, -1, -1),
+            extra_text=text.unsqueeze(1).expand(-1, led, -1, -1),
             score=drawn.score.flatten(1),
         )
         noisy, sigma = (
@@ -159,7 +164,7 @@ class Trainer:
         )
         # With gradients, although they are not used: otherwise every layer would be compiled a second time.
         kept, made = (noisy - _wide(sigma) * self._flow(model, batch) for model in (self.former, self.model))
-        wanted = torch.cat([kept.detach()[:, :blocks], self.lead(drawn)], dim=1)
+        wanted = torch.cat([kept.detach()[:, :blocks], self.lead(openings, text)], dim=1)
         errors = (made - wanted).square().mean(dim=(2, 3, 4, 5))
         weights = torch.cat([drawn.counts, errors.new_full((rows, led), self.options.led_weight)], dim=1)
         self.optimiser.zero_grad(set_to_none=True)
@@ -170,18 +175,32 @@ class Trainer:
         parts = (*errors[:, blocks:].unbind(1), errors[:, 0], errors[:, 1:blocks])
         return torch.stack([*(part.detach().mean() for part in parts), norm.detach()])
 
-    def lead(self, drawn: Rollout) -> Tensor:
+    @torch.no_grad()
+    def open(self, text: Tensor) -> Tensor:
+        """Return the inputs of the first steps of new openings of prompts B L text_dim, B led F C rows columns."""
+        prompt, context = self.runner.condition(text), self._alone(len(text))
+        shape = (len(text), self.spec.frames_per_block, self.spec.in_channels, *self.spec.latent_size)
+        inputs = [torch.randn(shape, device=self.device)]
+        for sigma, following in pairwise(warp(self.spec.steps, self.spec.shift)[: self.options.led]):
+            flow = self.runner(inputs[-1], model_time(sigma), prompt, context)
+            estimate = clean_estimate(inputs[-1], flow, sigma)
+            inputs.append(renoise(estimate, torch.randn(shape, device=self.device), following))
+        return torch.stack(inputs, dim=1)
+
+    def lead(self, openings: Tensor, text: Tensor) -> Tensor:
         """Return where the teacher takes openings from the inputs of their first steps, B led F C rows columns."""
-        prompt = self.teacher.dit.condition(drawn.text[:, 0])
-        policy = NoMemoryConfig().build(self.euler.spec, admit_nothing)
-        block = Block(0, 0, self.spec.frames_per_block, ("",) * len(drawn.inputs))
-        context = BlockContext(policy, policy.begin(block))
+        prompt, context = self.teacher.dit.condition(text), self._alone(len(text))
         ends = []
-        for step in range(self.options.led):
+        for step, start in enumerate(openings.unbind(1)):
             self.euler._sigmas = self.grid[step * self.options.euler_steps // len(self.spec.steps) :]
-            start = drawn.inputs[:, 0, step]
             ends.append(self.euler.denoise(lambda start=start: start, prompt, context))
         return torch.stack(ends, dim=1)
+
+    def _alone(self, rows: int) -> BlockContext:
+        """Return the context of first blocks, which see nothing but themselves."""
+        policy = NoMemoryConfig().build(self.euler.spec, admit_nothing)
+        block = Block(0, 0, self.spec.frames_per_block, ("",) * rows)
+        return BlockContext(policy, policy.begin(block))
 
     def save(self, samples: bool) -> None:
         """Write the model's running mean, the record and, if wanted, samples."""

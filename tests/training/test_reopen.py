@@ -52,12 +52,15 @@ def test_it_begins_as_the_former_model_and_errs_in_led_steps_alone(
 
 
 def test_led_steps_come_to_end_where_the_teacher_does(teacher: Path, former: Path, tmp_path: Path) -> None:
-    """On one draw, again and again, the error of led steps falls; teacher and former stay as they are."""
+    """Where prompts and noise are the same, the error of led steps falls; teacher and former stay as they are."""
     trainer = trainer_of(teacher, former, tmp_path, rate=2e-3, warmup_s=0.0, minutes=60.0)
     models = (trainer.teacher, trainer.former)
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     drawn = trainer.draws.next()[0]
     trainer.clock.apply([trainer.optimiser])
+    opened = trainer.open(drawn.text[:, 0])
+    trainer.open = lambda text: opened
+    drawn = drawn._replace(text=drawn.text[:, :1].expand_as(drawn.text))
     led = torch.stack([trainer.step(drawn)[:2] for _ in range(8)])
     assert (led[-1] < 0.7 * led[0]).all()
     for kept, model in zip(before, models, strict=True):
@@ -69,26 +72,44 @@ def test_the_lead_is_the_teachers_path_in_small_steps(
     teacher: Path, former: Path, tmp_path: Path, guidance: float
 ) -> None:
     trainer = trainer_of(teacher, former, tmp_path, guidance=guidance)
-    drawn = trainer.draws.next()[0]
-    lead = trainer.lead(drawn)
+    text = trainer.draws.next()[0].text[:, 0]
+    openings = trainer.open(text)
+    lead = trainer.lead(openings, text)
     # By one pass of a clip with one block, as in flow matching, instead of the backbone's sampler.
     for step in range(2):
-        x = drawn.inputs[:, :1, step]
+        x = openings[:, step : step + 1]
         sigmas = [sigma for sigma in (*trainer.grid, 0.0) if sigma <= float(trainer.sigmas[step]) + 1e-6]
         assert abs(sigmas[0] - float(trainer.sigmas[step])) < 1e-6, "a step of the model lies on the grid"
         for sigma, following in pairwise(sigmas):
-            flow = flow_of(trainer, drawn.text[:, :1], x, sigma)
+            flow = flow_of(trainer.teacher, trainer, text[:, None], x, sigma)
             if guidance != 1:
-                plain = flow_of(trainer, trainer.euler.no_text.expand(len(x), -1, -1)[:, None], x, sigma)
-                flow = torch.lerp(plain, flow, guidance)
+                no_text = trainer.euler.no_text.expand(len(x), -1, -1)[:, None]
+                flow = torch.lerp(flow_of(trainer.teacher, trainer, no_text, x, sigma), flow, guidance)
             x = x + (following - sigma) * flow
         torch.testing.assert_close(lead[:, step], x[:, 0], atol=1e-4, rtol=1e-4)
 
 
-def flow_of(trainer: Trainer, text: torch.Tensor, x: torch.Tensor, sigma: float) -> torch.Tensor:
+def test_openings_are_new_and_the_models_own(
+    teacher: Path, former: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(teacher, former, tmp_path)
+    text = trainer.draws.next()[0].text[:, 0]
+    first, again = trainer.open(text), trainer.open(text)
+    assert first.shape[1] == 2 and not torch.equal(first[:, 0], again[:, 0])
+    # Without new noise the second input is (1 - sigma) of the model's estimate from the first.
+    monkeypatch.setattr("training.reopen.renoise", lambda clean, noise, sigma: (1 - sigma) * clean)
+    noise, second = trainer.open(text).unbind(1)
+    one, following = trainer.sigmas[:2].tolist()
+    estimate = noise - one * flow_of(trainer.model, trainer, text[:, None], noise[:, None], one)[:, 0]
+    torch.testing.assert_close(second, (1 - following) * estimate, atol=1e-4, rtol=1e-4)
+
+
+def flow_of(
+    model: TextAndFlow, trainer: Trainer, text: torch.Tensor, x: torch.Tensor, sigma: float
+) -> torch.Tensor:
     level = torch.full(x.shape[:2], sigma)
     batch = ClipBatch(x, x, level, x[:, :0], level[:, :0], text, text[:, :0], x.new_zeros(len(x), 6))
-    return predict_flow(trainer.teacher.dit, batch, (Layout(len(x)),), trainer.turns)
+    return predict_flow(model.dit, batch, (Layout(len(x)),), trainer.turns)
 
 
 def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, former: Path, tmp_path: Path) -> None:
