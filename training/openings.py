@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recap.backbones.tiny.vocabulary import ACTORS, SCENES, TIMES, Prompt, prompt_text
+from recap.backbones.wan.backbone import WanBackbone
 from recap.eval.metrics.drift import sharpness
 from recap.plan import Shot, make_plan
 from recap.rollout import rollout
@@ -29,6 +30,7 @@ from training.measures import (
     mean_of,
     percent,
 )
+from training.sampling import open_from_each
 from training.script import ActorScript, Script
 from training.staging import SCALES
 from training.world import block_pictures
@@ -73,7 +75,10 @@ def kind_prompts(num: int, seed: int) -> list[Prompt]:
 
 
 def opening(bench: Bench) -> Answer:
-    """Measure whether the first block shows the actors: generated with few steps, by the teacher, and rendered."""
+    """Measure whether the first block shows the actors: generated with few steps, by the teacher, and rendered.
+
+    With a teacher so are openings that it begins and the model ends: they tell which steps bring the actors.
+    """
     num = bench.count(EACH * len(ACTORS))
     casts = {
         "one actor": kind_prompts(num, bench.options.seed),
@@ -162,9 +167,10 @@ def _look(bench: Bench, prompts: list[Prompt]) -> dict[str, Looked]:
     """Return what the probe sees per sampler; of one actor alone the first prompts are rendered, too."""
     parts: dict[str, list[Looked]] = {}
     seconds = bench.spec.frames_per_block * bench.spec.pictures_per_frame / bench.spec.pictures_per_second
-    samplers = {"4 steps": bench.models.four}
+    samplers: dict[str, WanBackbone] = {"4 steps": bench.models.four}
     if bench.models.many is not None:
         samplers["16 steps"] = bench.models.many
+        samplers |= open_from_each(bench.models.many, bench.models.four)
     longest = 0.0
     for rows in bench.batches(len(prompts)):
         begin = time.monotonic()

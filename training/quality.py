@@ -33,7 +33,7 @@ from training.measures import (
     percent,
     psnr,
 )
-from training.sampling import open_with
+from training.sampling import open_from_each, open_with
 from training.script import CAMERAS, ActorScript, Script
 from training.staging import CAMERA_SHARES
 from training.world import Clips
@@ -127,10 +127,10 @@ def motion(bench: Bench) -> Answer:
     samplers: dict[str, WanBackbone] = {"generated": bench.models.four}
     if bench.models.many is not None:
         samplers["teacher"] = bench.models.many
-        for first in range(1, bench.spec.num_steps + 1):
-            last = first == bench.spec.num_steps
-            name = "opened by the teacher" + ("" if last else f", from step {first + 1} on by the model")
-            samplers[name] = open_with(bench.models.many, first, bench.models.four)
+        samplers |= open_from_each(bench.models.many, bench.models.four)
+        samplers["opened by the teacher"] = open_with(
+            bench.models.many, bench.spec.num_steps, bench.models.four
+        )
 
     def generate(sampler: str, rows: slice) -> list[list[float]]:
         some = cases[rows]

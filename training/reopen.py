@@ -33,7 +33,16 @@ from training.clips import World, open_world
 from training.optimisers import Clock, RunningMean
 from training.options import choose_device, read_options
 from training.records import Record, load_weights
-from training.rollouts import Draws, Rollout, check_blocks, draw_captions, rollout_layouts, share_weights
+from training.rollouts import (
+    Draws,
+    HalvedWan,
+    Rollout,
+    check_blocks,
+    draw_captions,
+    halve,
+    rollout_layouts,
+    share_weights,
+)
 from training.sampling import EulerBackbone, admit_nothing, euler_sigmas, write_samples
 from training.teacher_forcing import ClipBatch, make_turns, predict_flow
 from training.train_autoencoder import plain_settings
@@ -69,6 +78,7 @@ class Options:
     warmup_s: float = 8.0
     reserve_s: float = 12.0
     sample_blocks: int = 27
+    half: bool = False  # all passes in bf16 on a CPU too
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -105,11 +115,12 @@ class Trainer:
         self.turns = make_turns(spec, device)
         self.layouts = rollout_layouts(options.batch, spec.grid[0] * spec.grid[1])
         captions = draw_captions(world, options.num_captions)
-        self.runner = share_weights(self.model.dit)
+        self.runner = halve(self.model.dit) if options.half else share_weights(self.model.dit)
         self.draws = Draws(self.runner, self.words, captions, self.layouts, options)
         self.sigmas = torch.tensor(warp(spec.steps, spec.shift), device=device)
         self.grid = euler_sigmas(options.euler_steps, spec.shift)
-        self.euler = EulerBackbone(self.teacher.dit, self.words.encode, _decode_nothing)
+        teacher = halve(self.teacher.dit) if options.half else self.teacher.dit
+        self.euler = EulerBackbone(teacher, self.words.encode, _decode_nothing)
         if options.guidance != 1:
             self.euler.guidance = options.guidance
             self.euler.no_text = self.words(torch.tensor([null_token_ids()], device=device)).detach()
@@ -118,7 +129,8 @@ class Trainer:
                 compile_blocks(model.dit)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
+        enabled = self.device == "cuda" or self.options.half
+        return torch.autocast(self.device, torch.bfloat16, enabled=enabled)
 
     def run(self) -> None:
         """Train until the time is used up."""
@@ -172,6 +184,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.dit.parameters(), 1.0)
         self.optimiser.step()
         self.mean.update()
+        if isinstance(self.runner, HalvedWan):
+            self.runner.follow(self.model.dit)
         parts = (*errors[:, blocks:].unbind(1), errors[:, 0], errors[:, 1:blocks])
         return torch.stack([*(part.detach().mean() for part in parts), norm.detach()])
 
@@ -189,7 +203,7 @@ class Trainer:
 
     def lead(self, openings: Tensor, text: Tensor) -> Tensor:
         """Return where the teacher takes openings from the inputs of their first steps, B led F C rows columns."""
-        prompt, context = self.teacher.dit.condition(text), self._alone(len(text))
+        prompt, context = self.euler.model.condition(text), self._alone(len(text))
         ends = []
         for step, start in enumerate(openings.unbind(1)):
             self.euler._sigmas = self.grid[step * self.options.euler_steps // len(self.spec.steps) :]

@@ -99,6 +99,14 @@ def open_with(opener: WanBackbone, first: int, later: WanBackbone) -> OpenedBack
     return opened
 
 
+def open_from_each(opener: WanBackbone, later: WanBackbone) -> dict[str, WanBackbone]:
+    """Make backbones whose first block is the opener's up to each of the later one's steps but the first."""
+    return {
+        f"opened by the teacher, from step {first + 1} on by the model": open_with(opener, first, later)
+        for first in range(1, later.spec.num_steps)
+    }
+
+
 def write_samples(
     model: CausalWan,
     text: WordTable,

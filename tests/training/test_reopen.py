@@ -112,6 +112,18 @@ def flow_of(
     return predict_flow(model.dit, batch, (Layout(len(x)),), trainer.turns)
 
 
+def test_halved_passes_do_the_same_in_bf16(teacher: Path, former: Path, tmp_path: Path) -> None:
+    whole = trainer_of(teacher, former, tmp_path)
+    half = trainer_of(teacher, former, tmp_path, half=True, warmup_s=0.0)
+    text = whole.draws.next()[0].text[:, 0]
+    openings = whole.open(text)
+    torch.testing.assert_close(half.lead(openings, text), whole.lead(openings, text), atol=0.1, rtol=0.1)
+    half.clock.apply([half.optimiser])
+    assert half.step(half.draws.next()[0]).isfinite().all()
+    for ours, theirs in zip(half.runner.parameters(), half.model.dit.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16()), "the next rollout is of the model as it is now"
+
+
 def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, former: Path, tmp_path: Path) -> None:
     trainer = trainer_of(teacher, former, tmp_path)
     trainer.run()
