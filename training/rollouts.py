@@ -243,7 +243,7 @@ def draw_captions(world: World, count: int) -> Tensor:
 
 
 class HalvedWan(CausalWan):
-    """A copy of a model in bf16 that takes and returns what the model does: on a CPU it takes a fifth of the time."""
+    """A copy of a model in bf16 that takes and returns what the model does: on a CPU it takes half the time."""
 
     def forward(
         self, latents: Tensor, timestep: float | Tensor, conditioning: TextConditioning, context: Context
