@@ -33,7 +33,7 @@ from training.records import Record, load_weights, save_weights
 from training.rollouts import (
     Draws,
     Rollout,
-    check_blocks,
+    check_drawing,
     draw_captions,
     judged_layouts,
     rollout_layouts,
@@ -80,11 +80,10 @@ class Options:
     compile: bool = True
 
     def __post_init__(self) -> None:
+        check_drawing(self)
         # These comparisons refuse nan, too.
-        for field in ("steady", "alone"):
-            if not 0 <= (share := getattr(self, field)) <= 1:
-                raise refuse(f"--{field}", share, "must be 0 to 1", "0.5 is usual")
-        check_blocks(self.blocks)
+        if not 0 <= self.alone <= 1:
+            raise refuse("--alone", self.alone, "must be 0 to 1", "0.5 is usual")
         if not 0 < self.opening_weight < math.inf:
             raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 

@@ -37,7 +37,7 @@ from training.rollouts import (
     Draws,
     HalvedWan,
     Rollout,
-    check_blocks,
+    check_drawing,
     draw_captions,
     halve,
     rollout_layouts,
@@ -88,9 +88,11 @@ class Options:
         if self.euler_steps < steps or self.euler_steps % steps:
             limit = f"must be a multiple of {steps}, so that its noise levels include the model's"
             raise refuse("--euler-steps", self.euler_steps, limit, "8 is usual")
-        if not 0 < self.led_weight < math.inf:
-            raise refuse("--led-weight", self.led_weight, "must be above 0", "1 is usual")
-        check_blocks(self.blocks)
+        # These comparisons refuse nan, too.
+        for field, usual in (("led_weight", "1"), ("guidance", "1"), ("rate", "1e-4")):
+            if not 0 < (value := getattr(self, field)) < math.inf:
+                raise refuse(f"--{field.replace('_', '-')}", value, "must be above 0", f"{usual} is usual")
+        check_drawing(self)
 
 
 class Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -21,6 +22,9 @@ from recap.memory.sink import NoMemoryConfig, SinkConfig
 from recap.types import Block, Candidates
 from training.clips import World
 from training.teacher_forcing import DENSE_FRAMES, Layout
+
+LEAST_BATCH = 4
+"""There are four windows of rollouts."""
 
 
 class Rollout(NamedTuple):
@@ -168,6 +172,12 @@ class Drawing(Protocol):
     """The options of a run that shape its rollouts."""
 
     @property
+    def minutes(self) -> float: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def num_captions(self) -> int: ...
+    @property
     def blocks(self) -> int: ...  # that one pass sees: the opening and the last ones
     @property
     def longest(self) -> int: ...  # blocks; a rollout that is begun continues from draw to draw
@@ -227,12 +237,24 @@ class Draws:
         return LongRollout(self._model, text.detach(), score, layout)
 
 
-def check_blocks(blocks: int) -> None:
-    """Refuse a number of blocks that one pass cannot see."""
+def check_drawing(options: Drawing) -> None:
+    """Refuse options from which no rollouts can be drawn, before any model is loaded."""
     most = DENSE_FRAMES // EMBEDDED.frames_per_block
-    if not 2 <= blocks <= most:
+    if not 2 <= options.blocks <= most:
         limit = f"must be 2 to {most}, whose past one pass sees"
-        raise refuse("--blocks", blocks, limit, f"{most} is usual")
+        raise refuse("--blocks", options.blocks, limit, f"{most} is usual")
+    if options.batch < LEAST_BATCH:
+        limit = f"must be at least {LEAST_BATCH}, a row for every window"
+        raise refuse("--batch", options.batch, limit, "16 is usual")
+    # These comparisons refuse nan, too.
+    if not 0 < options.minutes < math.inf:
+        raise refuse("--minutes", options.minutes, "must be above 0", "9 is usual")
+    for field, usual in (("uses", 8), ("num_captions", 1920)):
+        if (count := getattr(options, field)) < 1:
+            raise refuse(f"--{field.replace('_', '-')}", count, "must be at least 1", f"{usual} is usual")
+    for field, usual in (("ending", 0.15), ("steady", 0.5)):
+        if not 0 <= (share := getattr(options, field)) <= 1:
+            raise refuse(f"--{field}", share, "must be 0 to 1", f"{usual} is usual")
 
 
 def draw_captions(world: World, count: int) -> Tensor:

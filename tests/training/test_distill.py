@@ -154,11 +154,16 @@ def test_the_first_block_weighs_more(teacher: Path, tmp_path: Path) -> None:
         {"opening_weight": math.inf},
         {"blocks": 1},
         {"blocks": 8},
+        {"batch": 3},
+        {"uses": 0},
+        {"num_captions": 0},
+        {"ending": math.nan},
+        {"minutes": math.nan},
     ],
 )
 def test_settings_out_of_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "-")):
-        Options(1.0, Path("teacher"), Path("autoencoder"), Path("out"), **wrong)
+        Options(**{"minutes": 1.0, **wrong}, teacher=Path("t"), autoencoder=Path("a"), out=Path("out"))
 
 
 def test_weights_that_are_cut_off_are_refused(teacher: Path, tmp_path: Path) -> None:
