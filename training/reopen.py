@@ -64,13 +64,14 @@ class Options:
     led: int = 2  # of an opening's steps, how many follow the teacher
     euler_steps: int = 8  # of the teacher from noise to the end; a multiple of the model's own number
     guidance: float = 1.0  # of the teacher
-    led_weight: float = 1.0  # of the error of a step that follows the teacher, next to a block that stays
-    blocks: int = 7  # that one pass sees: the opening and the last ones of a rollout
+    led_weight: float = 2.0  # of a step that follows the teacher, next to a block that stays
+    openings: int = 8  # new ones in every update for each row of a rollout
+    blocks: int = 5  # that one pass sees: the opening and the last ones of a rollout
     longest: int = 85
     ending: float = 0.15
     steady: float = 0.5
     uses: int = 8
-    rate: float = 1e-4
+    rate: float = 2e-4
     mean_decay: float = 0.99
     num_captions: int = 1920
     note_every_s: float = 20.0
@@ -78,18 +79,20 @@ class Options:
     warmup_s: float = 8.0
     reserve_s: float = 12.0
     sample_blocks: int = 27
-    half: bool = False  # all passes in bf16 on a CPU too
+    half: bool = False  # rollouts, openings and the teacher in bf16; on a CPU the other passes, too
     compile: bool = True
 
     def __post_init__(self) -> None:
         steps = len(EMBEDDED.steps)
         if not 1 <= self.led < steps:
             raise refuse("--led", self.led, f"must be 1 to {steps - 1}, so that a step stays", "2 is usual")
+        if self.openings < 1:
+            raise refuse("--openings", self.openings, "must be at least 1", "8 is usual")
         if self.euler_steps < steps or self.euler_steps % steps:
             limit = f"must be a multiple of {steps}, so that its noise levels include the model's"
             raise refuse("--euler-steps", self.euler_steps, limit, "8 is usual")
         # These comparisons refuse nan, too.
-        for field, usual in (("led_weight", "1"), ("guidance", "1"), ("rate", "1e-4")):
+        for field, usual in (("led_weight", "2"), ("guidance", "1"), ("rate", "2e-4")):
             if not 0 < (value := getattr(self, field)) < math.inf:
                 raise refuse(f"--{field.replace('_', '-')}", value, "must be above 0", f"{usual} is usual")
         check_drawing(self)
@@ -127,8 +130,7 @@ class Trainer:
             self.euler.guidance = options.guidance
             self.euler.no_text = self.words(torch.tensor([null_token_ids()], device=device)).detach()
         if options.compile:
-            for model in (self.former, self.model):
-                compile_blocks(model.dit)
+            compile_blocks(self.model.dit)
 
     def autocast(self) -> AbstractContextManager[None]:
         enabled = self.device == "cuda" or self.options.half
@@ -156,31 +158,35 @@ class Trainer:
 
     def step(self, drawn: Rollout) -> Tensor:
         """Make one update; return the errors of the led steps, of other openings, of later blocks, and the norm."""
-        led, (rows, blocks, steps) = self.options.led, drawn.inputs.shape[:3]
+        led, each, (rows, blocks, steps) = self.options.led, self.options.openings, drawn.inputs.shape[:3]
         # Rollouts are continued for long, so their openings are few; here every update has new ones.
-        text = drawn.text[torch.arange(rows), torch.randint(blocks, (rows,))]
-        openings = self.open(text)
+        text = drawn.text[torch.arange(rows).unsqueeze(1), torch.randint(blocks, (rows, each))]
+        openings = self.open(text.flatten(0, 1))
+        lead = self.lead(openings, text.flatten(0, 1))
         choice = torch.randint(steps, (rows, blocks), device=self.device)
         choice[:, 0] = torch.randint(led, steps, (rows,), device=self.device)
         index = choice[:, :, None, None, None, None, None].expand(-1, -1, 1, *drawn.inputs.shape[3:])
-        batch = ClipBatch(
+        staying = ClipBatch(
             clean=drawn.clean,
             noisy=drawn.inputs.gather(2, index)[:, :, 0],
             sigma=self.sigmas[choice],
-            extra=openings,
-            extra_sigma=self.sigmas[:led].expand(rows, -1),
+            extra=drawn.clean[:, :0],
+            extra_sigma=self.sigmas[choice[:, :0]],
             text=drawn.text,
-            extra_text=text.unsqueeze(1).expand(-1, led, -1, -1),
+            extra_text=drawn.text[:, :0],
             score=drawn.score.flatten(1),
         )
-        noisy, sigma = (
-            torch.cat(pair, dim=1) for pair in ((batch.noisy, batch.extra), (batch.sigma, batch.extra_sigma))
+        batch = staying._replace(
+            extra=openings.unflatten(0, (rows, each)).flatten(1, 2),
+            extra_sigma=self.sigmas[:led].repeat(each).expand(rows, -1),
+            extra_text=text.repeat_interleave(led, dim=1),
         )
-        # With gradients, although they are not used: otherwise every layer would be compiled a second time.
-        kept, made = (noisy - _wide(sigma) * self._flow(model, batch) for model in (self.former, self.model))
-        wanted = torch.cat([kept.detach()[:, :blocks], self.lead(openings, text)], dim=1)
-        errors = (made - wanted).square().mean(dim=(2, 3, 4, 5))
-        weights = torch.cat([drawn.counts, errors.new_full((rows, led), self.options.led_weight)], dim=1)
+        with torch.no_grad():
+            kept = self._ends(self.former, staying)
+        wanted = torch.cat([kept, lead.unflatten(0, (rows, each)).flatten(1, 2)], dim=1)
+        errors = (self._ends(self.model, batch) - wanted).square().mean(dim=(2, 3, 4, 5))
+        weights = errors.new_full((rows, led * each), self.options.led_weight / each)
+        weights = torch.cat([drawn.counts, weights], dim=1)
         self.optimiser.zero_grad(set_to_none=True)
         ((errors * weights).sum() / weights.sum()).backward()
         norm = nn.utils.clip_grad_norm_(self.model.dit.parameters(), 1.0)
@@ -188,7 +194,8 @@ class Trainer:
         self.mean.update()
         if isinstance(self.runner, HalvedWan):
             self.runner.follow(self.model.dit)
-        parts = (*errors[:, blocks:].unbind(1), errors[:, 0], errors[:, 1:blocks])
+        led_errors = errors[:, blocks:].unflatten(1, (each, led))
+        parts = (*led_errors.unbind(2), errors[:, 0], errors[:, 1:blocks])
         return torch.stack([*(part.detach().mean() for part in parts), norm.detach()])
 
     @torch.no_grad()
@@ -230,17 +237,18 @@ class Trainer:
         self.mean.swap()
         self.record.write()
 
-    def _flow(self, model: TextAndFlow, batch: ClipBatch) -> Tensor:
+    def _ends(self, model: TextAndFlow, batch: ClipBatch) -> Tensor:
+        """Return where a model's flow ends from all noisy blocks and then the extra ones."""
         with self.autocast():
-            return predict_flow(model.dit, batch, self.layouts, self.turns).float()
+            flow = predict_flow(model.dit, batch, self.layouts, self.turns).float()
+        noisy, sigma = (
+            torch.cat(pair, dim=1) for pair in ((batch.noisy, batch.extra), (batch.sigma, batch.extra_sigma))
+        )
+        return noisy - sigma[..., None, None, None, None] * flow
 
     def _note(self, steps: int, rate: float, losses: list[Tensor]) -> None:
         *led, opening, later, norm = torch.stack(losses).mean(dim=0).tolist()
         self.record.add("reopen", steps=steps, led=led, opening=opening, later=later, norm=norm, rate=rate)
-
-
-def _wide(sigma: Tensor) -> Tensor:
-    return sigma[..., None, None, None, None]
 
 
 def _decode_nothing() -> Decoder:

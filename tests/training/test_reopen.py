@@ -31,7 +31,7 @@ def former(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(teacher: Path, former: Path, out: Path, **changes) -> Trainer:
-    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24}
+    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24, "openings": 2}
     settings = {**sizes, "sample_blocks": 0, "compile": False, **changes}
     options = replace(Options(0.02, teacher, former, Path("none"), out, reserve_s=0.0), **settings)
     return Trainer(options, small_world, "cpu", SMALL)
@@ -45,7 +45,7 @@ def test_it_begins_as_the_former_model_and_errs_in_led_steps_alone(
     before = [p.detach().clone() for p in trainer.model.dit.parameters()]
     first, second, opening, later, norm = trainer.step(trainer.draws.next()[0]).tolist()
     assert first > 1e-6 and second > 1e-6 and norm > 0
-    assert opening == later == 0.0, "blocks that stay are the former model's, bit for bit"
+    assert max(opening, later) < 1e-10, "blocks that stay are the former model's"
     assert any(
         not torch.equal(old, new) for old, new in zip(before, trainer.model.dit.parameters(), strict=True)
     )
@@ -58,7 +58,7 @@ def test_led_steps_come_to_end_where_the_teacher_does(teacher: Path, former: Pat
     before = [[p.detach().clone() for p in model.parameters()] for model in models]
     drawn = trainer.draws.next()[0]
     trainer.clock.apply([trainer.optimiser])
-    opened = trainer.open(drawn.text[:, 0])
+    opened = trainer.open(drawn.text[:, 0].repeat_interleave(trainer.options.openings, dim=0))
     trainer.open = lambda text: opened
     drawn = drawn._replace(text=drawn.text[:, :1].expand_as(drawn.text))
     led = torch.stack([trainer.step(drawn)[:2] for _ in range(8)])
@@ -148,6 +148,7 @@ def test_a_teacher_with_other_words_is_refused(teacher: Path, former: Path, tmp_
         {"euler_steps": 6},
         {"euler_steps": 0},
         {"blocks": 1},
+        {"openings": 0},
         {"batch": 0},
         {"led_weight": math.nan},
         {"guidance": math.inf},
