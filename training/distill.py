@@ -66,6 +66,9 @@ class Options:
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = 2.5  # of the teacher in the opening: how far beyond its estimate without a prompt
     later_guidance: float = 1.75  # after it, where the past tells most: more than needed doubles actors
+    guided_below: float = (
+        1.0  # noise level from which on there is no guidance: composition and camera stay varied
+    )
     opening_weight: float = 2.0  # of the opening's error: what it doubles or leaves out, later blocks keep
     steady: float = 0.5  # of the rollouts, how many keep the caption of their opening for good
     alone: float = 0.5  # of the rows with sink and prior, how many are judged by the opening alone
@@ -84,6 +87,8 @@ class Options:
         # These comparisons refuse nan, too.
         if not 0 <= self.alone <= 1:
             raise refuse("--alone", self.alone, "must be 0 to 1", "0.5 is usual")
+        if not 0 <= self.guided_below <= 1:
+            raise refuse("--guided-below", self.guided_below, "must be 0 to 1", "1 guides all noise levels")
         if not 0 < self.opening_weight < math.inf:
             raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
 
@@ -116,7 +121,7 @@ class Trainer:
         self.layouts = rollout_layouts(options.batch, frame_tokens, bank_rows=options.bank_rows)
         self.judged = judged_layouts(self.layouts, options.alone)
         later = [options.later_guidance] * (options.blocks - 1)
-        self.strength = torch.tensor([options.guidance, *later], device=device)[:, None, None, None, None]
+        self.strength = torch.tensor([options.guidance, *later], device=device)
         self.weights = torch.tensor([options.opening_weight, *[1.0] * (options.blocks - 1)], device=device)
         self.no_text = self.teacher.text(torch.tensor(null_token_ids(), device=device)).detach()
         captions = draw_captions(world, options.num_captions)
@@ -161,7 +166,8 @@ class Trainer:
             noisy = add_noise(estimate, torch.randn_like(estimate), sigma)
         fake, real = (self._clean(model, noisy, sigma, drawn) for model in (self.fake, self.teacher))
         unprompted = drawn._replace(text=self.no_text.expand_as(drawn.text))
-        real = torch.lerp(self._clean(self.teacher, noisy, sigma, unprompted), real, self.strength)
+        strength = torch.where(sigma < self.options.guided_below, self.strength, 1.0)
+        real = torch.lerp(self._clean(self.teacher, noisy, sigma, unprompted), real, _wide(strength))
         # Scaled by how far the teacher disagrees, so that all noise levels count equally.
         off = (estimate.detach() - real).abs().mean(dim=(2, 3, 4, 5), keepdim=True).clamp_min(1e-2)
         target = (estimate - (fake - real) / off).detach()

@@ -64,6 +64,26 @@ def test_steps_move_generator_and_fake_and_nothing_else(
         assert torch.equal(shared, trainer.generator.dit.state_dict()[name])
 
 
+def test_guidance_acts_below_a_noise_level(teacher: Path, tmp_path: Path) -> None:
+    """In the first update the fake score is the teacher, so that the loss is guidance alone."""
+    drawn = trainer_of(teacher, tmp_path).draws.next()[0]
+
+    def loss_of(**changes: float) -> float:
+        trainer = trainer_of(teacher, tmp_path, **changes)
+        trainer.clock.apply(trainer.optimisers)
+        torch.manual_seed(3)
+        with torch.no_grad():
+            # New weights do not listen to the prompt.
+            for parameter in trainer.teacher.dit.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        trainer.fake.dit.load_state_dict(trainer.teacher.dit.state_dict())
+        return float(trainer.step(0, drawn)[0])
+
+    everywhere, below, nowhere = (loss_of(guided_below=level) for level in (1.0, 0.8, 0.0))
+    assert everywhere > below > nowhere
+    assert nowhere == loss_of(guidance=1.0, later_guidance=1.0) < 1e-9
+
+
 def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path / "a").run()
     resumed = trainer_of(teacher, tmp_path / "b", resume=tmp_path / "a")
@@ -147,6 +167,7 @@ def test_the_first_block_weighs_more(teacher: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"guided_below": 1.5},
         {"steady": 1.5},
         {"steady": math.nan},
         {"alone": -0.1},
