@@ -8,6 +8,9 @@ difference of the two clean estimates is the direction in which the generator sh
 rollout as its past; teacher and fake score see it in some rows and only the first frame in others, so that slow drift
 is corrected too. A rollout is continued from draw to draw up to a minute of video.
 
+The first steps of openings learn by regression instead, since what is likeliest is an opening whose camera stands
+still: see `training.leading`.
+
 It writes the files of train_dit, and fake-1.safetensors ... so that a run can resume. `--resume` also takes the
 package's own weights, `--bank-rows --head-start 100` then measures what training with banks would add.
 """
@@ -27,14 +30,17 @@ from recap.backbones.wan.schedule import warp
 from recap.backbones.wan.spec import EMBEDDED, WanSpec
 from recap.errors import refuse
 from training.clips import World, open_world
+from training.leading import Leader
 from training.optimisers import Clock, RunningMean
 from training.options import choose_device, read_options
 from training.records import Record, load_weights, save_weights
 from training.rollouts import (
     Draws,
+    HalvedWan,
     Rollout,
     check_drawing,
     draw_captions,
+    halve,
     judged_layouts,
     rollout_layouts,
     share_weights,
@@ -66,10 +72,12 @@ class Options:
     head_start: int = 20  # iterations in which only the fake score learns
     guidance: float = 2.5  # of the teacher in the opening: how far beyond its estimate without a prompt
     later_guidance: float = 1.75  # after it, where the past tells most: more than needed doubles actors
-    guided_below: float = (
-        1.0  # noise level from which on there is no guidance: composition and camera stay varied
-    )
+    guided_below: float = 0.85  # noise level from which on there is no guidance, which would slow motion
     opening_weight: float = 2.0  # of the opening's error: what it doubles or leaves out, later blocks keep
+    led: int = 2  # of an opening's steps, how many follow the teacher
+    openings: int = 8  # new ones in every update for each row of a rollout, to learn these steps
+    euler_steps: int = 8  # of the teacher from noise to the end; a multiple of the generator's own number
+    led_weight: float = 1.0  # of their error
     steady: float = 0.5  # of the rollouts, how many keep the caption of their opening for good
     alone: float = 0.5  # of the rows with sink and prior, how many are judged by the opening alone
     mean_decay: float = 0.99
@@ -80,6 +88,7 @@ class Options:
     reserve_s: float = 12.0
     sample_blocks: int = 27
     bank_rows: bool = False  # banks in half of the rollouts, for comparison: as in train_dit
+    half: bool = False  # rollouts and openings in bf16; on a CPU all other passes, too
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -89,8 +98,19 @@ class Options:
             raise refuse("--alone", self.alone, "must be 0 to 1", "0.5 is usual")
         if not 0 <= self.guided_below <= 1:
             raise refuse("--guided-below", self.guided_below, "must be 0 to 1", "1 guides all noise levels")
-        if not 0 < self.opening_weight < math.inf:
-            raise refuse("--opening-weight", self.opening_weight, "must be above 0", "2 is usual")
+        steps = len(EMBEDDED.steps)
+        if not 1 <= self.led < steps:
+            raise refuse(
+                "--led", self.led, f"must be 1 to {steps - 1}, so that a step is judged", "2 is usual"
+            )
+        if self.openings < 1:
+            raise refuse("--openings", self.openings, "must be at least 1", "8 is usual")
+        if self.euler_steps < steps or self.euler_steps % steps:
+            limit = f"must be a multiple of {steps}, so that its noise levels include the generator's"
+            raise refuse("--euler-steps", self.euler_steps, limit, "8 is usual")
+        for field, usual in (("opening_weight", 2), ("led_weight", 1)):
+            if not 0 < (value := getattr(self, field)) < math.inf:
+                raise refuse(f"--{field.replace('_', '-')}", value, "must be above 0", f"{usual} is usual")
 
 
 class Trainer:
@@ -110,7 +130,9 @@ class Trainer:
             # The weights of the package have no fake score: it then learns from the teacher's, in the head start.
             if any(options.resume.glob("fake*.safetensors")):
                 self.fake.dit.load_state_dict(load_weights(options.resume / "fake.safetensors"))
-        self.runner = share_weights(self.generator.dit)
+        copy_of = halve if options.half else share_weights
+        self.runner = copy_of(self.generator.dit)
+        self.leader = Leader(copy_of(self.teacher.dit), options.led, options.euler_steps)
         self.mean = RunningMean(self.generator, options.mean_decay)
         self.optimisers = [
             torch.optim.AdamW(model.dit.parameters(), rate, betas=(0.0, 0.99), weight_decay=0.0)
@@ -132,7 +154,8 @@ class Trainer:
                 compile_blocks(model.dit)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda")
+        enabled = self.device == "cuda" or self.options.half
+        return torch.autocast(self.device, torch.bfloat16, enabled=enabled)
 
     def run(self) -> None:
         """Distil until the time is used up."""
@@ -160,7 +183,7 @@ class Trainer:
 
     def step(self, index: int, drawn: Rollout) -> Tensor:
         """Update the generator once and the fake score some times; return their losses and a gradient norm."""
-        estimate = self._estimate(drawn)
+        estimate, led_error = self._generate(drawn)
         with torch.no_grad():
             sigma = self._level(0.02 + 0.96 * torch.rand(estimate.shape[:2], device=self.device))
             noisy = add_noise(estimate, torch.randn_like(estimate), sigma)
@@ -173,9 +196,12 @@ class Trainer:
         target = (estimate - (fake - real) / off).detach()
         weights = drawn.counts * self.weights
         loss = 0.5 * _mean((estimate - target).square(), weights)
-        norm = self._descend(0, self.generator, loss, apply=index >= self.options.head_start)
+        whole = loss + self.options.led_weight * led_error.mean()
+        norm = self._descend(0, self.generator, whole, apply=index >= self.options.head_start)
         if index >= self.options.head_start:
             self.mean.update()
+            if isinstance(self.runner, HalvedWan):
+                self.runner.follow(self.generator.dit)
         clean = estimate.detach()
         for _ in range(self.options.fake_steps):
             sigma = draw_sigma(*clean.shape[:2], shift=self.spec.shift, device=self.device)
@@ -183,16 +209,32 @@ class Trainer:
             flow = self._flow(self.fake, add_noise(clean, noise, sigma), sigma, drawn, self.judged)
             fake_loss = _mean((flow - (noise - clean)).square(), weights)
             self._descend(1, self.fake, fake_loss, apply=True)
-        return torch.stack([loss.detach(), fake_loss.detach(), norm])
+        return torch.stack([loss.detach(), fake_loss.detach(), norm, *led_error.detach()])
 
-    def _estimate(self, drawn: Rollout) -> Tensor:
-        """Return the generator's clean estimate from the input of a random step per block, with gradients."""
-        steps = drawn.inputs.shape[2]
-        choice = torch.randint(steps, drawn.inputs.shape[:2], device=self.device)
+    def _generate(self, drawn: Rollout) -> tuple[Tensor, Tensor]:
+        """Return the generator's clean estimate from the input of a random step per block, with gradients.
+
+        Next to it the errors of the first steps of new openings, which no block is estimated from: `led` of them.
+        """
+        led, each, (rows, blocks, steps) = self.options.led, self.options.openings, drawn.inputs.shape[:3]
+        choice = torch.randint(steps, (rows, blocks), device=self.device)
+        choice[:, 0] = torch.randint(led, steps, (rows,), device=self.device)
         index = choice[:, :, None, None, None, None, None].expand(-1, -1, 1, *drawn.inputs.shape[3:])
         noisy = drawn.inputs.gather(2, index)[:, :, 0]
         sigma = self.sigmas[choice]
-        return noisy - _wide(sigma) * self._flow(self.generator, noisy, sigma, drawn, self.layouts)
+        # Rollouts are continued for long, so their openings are few; here every update has new ones.
+        text = drawn.text[torch.arange(rows).unsqueeze(1), torch.randint(blocks, (rows, each))]
+        opened = self.leader.begin(self.runner, text.flatten(0, 1))
+        # Those of a row, each with its steps.
+        extra, ends = (x.unflatten(0, (rows, each)).flatten(1, 2) for x in (opened.inputs, opened.ends))
+        levels = opened.sigma.repeat(each).expand(rows, -1)
+        batch = self._batch(noisy, sigma, drawn)._replace(
+            extra=extra, extra_sigma=levels, extra_text=text.repeat_interleave(led, dim=1)
+        )
+        flow = self._predict(self.generator, batch, self.layouts)
+        estimate = noisy - _wide(sigma) * flow[:, :blocks]
+        off = extra - _wide(levels) * flow[:, blocks:] - ends
+        return estimate, off.square().mean(dim=(2, 3, 4, 5)).unflatten(1, (each, led)).mean(dim=(0, 1))
 
     def _clean(self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout) -> Tensor:
         # With gradients, although they are not used: otherwise every layer would be compiled a second time.
@@ -203,7 +245,10 @@ class Trainer:
     def _flow(
         self, model: TextAndFlow, noisy: Tensor, sigma: Tensor, drawn: Rollout, layouts: tuple[Layout, ...]
     ) -> Tensor:
-        batch = ClipBatch(
+        return self._predict(model, self._batch(noisy, sigma, drawn), layouts)
+
+    def _batch(self, noisy: Tensor, sigma: Tensor, drawn: Rollout) -> ClipBatch:
+        return ClipBatch(
             clean=drawn.clean,
             noisy=noisy,
             sigma=sigma,
@@ -213,6 +258,8 @@ class Trainer:
             extra_text=drawn.text[:, :0],
             score=drawn.score.flatten(1),
         )
+
+    def _predict(self, model: TextAndFlow, batch: ClipBatch, layouts: tuple[Layout, ...]) -> Tensor:
         with self.autocast():
             return predict_flow(model.dit, batch, layouts, self.turns).float()
 
@@ -242,13 +289,14 @@ class Trainer:
         self.record.write()
 
     def _note(self, steps: int, rate: float, losses: list[Tensor], drawn: Rollout, drawing_s: float) -> None:
-        generator, fake, norm = torch.stack(losses).mean(dim=0).tolist()
+        generator, fake, norm, *led = torch.stack(losses).mean(dim=0).tolist()
         stds = [float(f"{part.std().item():.3g}") for part in drawn.clean.unbind(1)]
         self.record.add(
             "distil",
             steps=steps,
             generator=generator,
             fake=fake,
+            led=led,
             norm=norm,
             rate=rate,
             std_by_block=stds,

@@ -26,7 +26,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(teacher: Path, out: Path, **changes) -> Trainer:
-    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24}
+    sizes = {"batch": 6, "blocks": 3, "longest": 5, "uses": 2, "num_captions": 24, "openings": 2}
     settings = {**sizes, "head_start": 0, "sample_blocks": 0, "compile": False}
     options = replace(Options(0.02, teacher, Path("none"), out, reserve_s=0.0), **{**settings, **changes})
     return Trainer(options, small_world, "cpu", SMALL)
@@ -82,6 +82,58 @@ def test_guidance_acts_below_a_noise_level(teacher: Path, tmp_path: Path) -> Non
     everywhere, below, nowhere = (loss_of(guided_below=level) for level in (1.0, 0.8, 0.0))
     assert everywhere > below > nowhere
     assert nowhere == loss_of(guidance=1.0, later_guidance=1.0) < 1e-9
+
+
+def test_led_steps_come_to_end_where_the_teacher_does(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where prompts and noise are the same, the error of led steps falls; the teacher stays as it is."""
+    trainer = trainer_of(teacher, tmp_path, generator_rate=2e-3, warmup_s=0.0, minutes=60.0)
+    with torch.no_grad():
+        for parameter in trainer.generator.dit.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    before = [parameter.detach().clone() for parameter in trainer.teacher.parameters()]
+    drawn = trainer.draws.next()[0]
+    drawn = drawn._replace(text=drawn.text[:, :1].expand_as(drawn.text))
+    trainer.clock.apply(trainer.optimisers)
+    text = drawn.text[:, 0].repeat_interleave(trainer.options.openings, dim=0)
+    opened = trainer.leader.begin(trainer.runner, text)
+    monkeypatch.setattr(trainer.leader, "begin", lambda model, text: opened)
+    led = torch.stack([trainer.step(index, drawn)[3:] for index in range(8)])
+    assert led.shape == (8, 2) and (led[-1] < 0.7 * led[0]).all()
+    assert all(map(torch.equal, before, trainer.teacher.parameters()))
+
+
+def test_openings_are_judged_by_their_last_steps_alone(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, levels = trainer_of(teacher, tmp_path), []
+    predict = trainer._predict
+    monkeypatch.setattr(
+        trainer,
+        "_predict",
+        lambda model, batch, layouts: (levels.append(batch), predict(model, batch, layouts))[1],
+    )
+    for drawn in trainer.draws.next() * 6:
+        trainer._generate(drawn)
+    first = torch.cat([batch.sigma[:, 0] for batch in levels])
+    assert set(first.tolist()) == set(trainer.sigmas[2:].tolist())
+    assert set(torch.cat([batch.sigma[:, 1] for batch in levels]).tolist()) == set(trainer.sigmas.tolist())
+    assert all(batch.extra_sigma.tolist() == [trainer.sigmas[:2].tolist() * 2] * 6 for batch in levels)
+
+
+def test_halved_passes_do_the_same_in_bf16(teacher: Path, tmp_path: Path) -> None:
+    whole, half = trainer_of(teacher, tmp_path), trainer_of(teacher, tmp_path, half=True, warmup_s=0.0)
+    text = whole.draws.next()[0].text[:, 0]
+    inputs = whole.leader.open(whole.runner, text)
+    torch.testing.assert_close(
+        half.leader.lead(inputs, text), whole.leader.lead(inputs, text), atol=0.1, rtol=0.1
+    )
+    half.clock.apply(half.optimisers)
+    for index, drawn in enumerate(half.draws.next()):
+        assert half.step(index, drawn).isfinite().all()
+    for ours, theirs in zip(half.runner.parameters(), half.generator.dit.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16()), "the next rollout is of the model as it is now"
 
 
 def test_a_run_writes_what_the_next_one_resumes_from(teacher: Path, tmp_path: Path) -> None:
@@ -167,6 +219,12 @@ def test_the_first_block_weighs_more(teacher: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"led": 0},
+        {"led": 4},
+        {"led_weight": math.nan},
+        {"openings": 0},
+        {"euler_steps": 6},
+        {"euler_steps": 0},
         {"guided_below": 1.5},
         {"steady": 1.5},
         {"steady": math.nan},
