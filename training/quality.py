@@ -109,7 +109,8 @@ def motion(bench: Bench) -> Answer:
 
     Rendered clips are encoded and decoded as well. Their camera is known, so it also says how well it is measured.
     With a teacher its videos are measured, too: what it has and the model lacks was lost in distillation. So are
-    videos that the teacher opens and the model continues, from each of its steps on: they tell by which.
+    videos that the teacher opens and the model continues, from each of its steps on, and those in which the teacher
+    begins every block: they tell by which.
     """
     seconds = bench.options.seconds or 20.0
     cases = make_cases(bench.count(20), bench.options.repeats, bench.options.seed)
@@ -128,6 +129,7 @@ def motion(bench: Bench) -> Answer:
     if bench.models.many is not None:
         samplers["teacher"] = bench.models.many
         samplers |= open_from_each(bench.models.many, bench.models.four)
+        samplers |= open_from_each(bench.models.many, bench.models.four, always=True)
         samplers["opened by the teacher"] = open_with(
             bench.models.many, bench.spec.num_steps, bench.models.four
         )

@@ -67,14 +67,15 @@ class EulerBackbone(WanBackbone):
 
 
 class OpenedBackbone(WanBackbone):
-    """A distilled model whose videos open with another model's first block.
+    """A distilled model whose first block, or with `always` every block, another model begins.
 
     It is noised again to the step of number `first`, and finished from there; after the last step it stays as it is.
-    What the model's own openings lack and these have was lost in the steps before.
+    What the model's own videos lack and these have was lost in the steps before.
     """
 
     opener: WanBackbone
     first: int
+    always: bool
 
     def condition(self, prompts: tuple[str, ...]) -> TextConditioning:
         """Encode one prompt per row."""
@@ -84,7 +85,7 @@ class OpenedBackbone(WanBackbone):
     @torch.no_grad()
     def denoise(self, noise: Noise, conditioning: TextConditioning, context: Context) -> Tensor:
         """Generate one block, B F C rows columns."""
-        if context.past.opening is not None:
+        if context.past.opening is not None and not self.always:
             return super().denoise(noise, conditioning, context)
         clean = self.opener.denoise(noise, self.opener.condition(self._prompts), context)
         for sigma in self._sigmas[self.first :]:
@@ -92,17 +93,22 @@ class OpenedBackbone(WanBackbone):
         return clean
 
 
-def open_with(opener: WanBackbone, first: int, later: WanBackbone) -> OpenedBackbone:
-    """Make a backbone whose first block is the opener's up to a step, and all else the later one's."""
+def open_with(opener: WanBackbone, first: int, later: WanBackbone, *, always: bool = False) -> OpenedBackbone:
+    """Make a backbone whose first block, or with `always` every block, is the opener's up to one of its own steps."""
     opened = OpenedBackbone(later.model, later._encode, later.open_decoder)
-    opened.opener, opened.first = opener, first
+    opened.opener, opened.first, opened.always = opener, first, always
     return opened
 
 
-def open_from_each(opener: WanBackbone, later: WanBackbone) -> dict[str, WanBackbone]:
+def open_from_each(
+    opener: WanBackbone, later: WanBackbone, *, always: bool = False
+) -> dict[str, WanBackbone]:
     """Make backbones whose first block is the opener's up to each of the later one's steps but the first."""
+    begun = "every block begun" if always else "opened"
     return {
-        f"opened by the teacher, from step {first + 1} on by the model": open_with(opener, first, later)
+        f"{begun} by the teacher, from step {first + 1} on by the model": open_with(
+            opener, first, later, always=always
+        )
         for first in range(1, later.spec.num_steps)
     }
 

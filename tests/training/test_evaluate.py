@@ -193,7 +193,10 @@ def test_reappearance_counts_slots_and_clears_at_three_cuts(bench, tmp_path):
 
 def test_motion_tells_the_teachers_videos_from_the_models(bench, tmp_path):
     result = measure("motion", bench, tmp_path)["result"]
-    opened = ("opened by the teacher", "opened by the teacher, from step 2 on by the model")
+    begun = (
+        f"{begun} by the teacher, from step 2 on by the model" for begun in ("opened", "every block begun")
+    )
+    opened = ("opened by the teacher", *begun)
     assert {name: len(rows) for name, rows in result["rollouts"].items()} == dict.fromkeys(
         ("generated", "teacher", *opened, "rendered", "rendered, known camera"), 2
     )
@@ -215,6 +218,9 @@ def test_a_video_opens_with_another_models_block_and_goes_on_as_ones_own(models)
     whole, noised = (generate(open_with(models.many, first, models.four)) for first in (2, 1))
     assert torch.equal(whole[0], many[0]) and not torch.equal(whole[1], many[1])
     assert not torch.equal(noised[0], many[0]) and not torch.equal(noised[0], four[0])
+    always = generate(open_with(models.many, 1, models.four, always=True))
+    assert torch.equal(always[0], noised[0]) and not torch.equal(always[1], noised[1])
+    assert all(map(torch.equal, generate(open_with(models.many, 2, models.four, always=True)), many))
 
 
 def test_a_real_judge_that_finds_nobody_gives_no_colours(models, world, bench, tmp_path):
