@@ -140,6 +140,7 @@ def load_models(
     *,
     teacher: Path | None = None,
     guidance: float = 1.0,
+    teacher_steps: int = MANY_STEPS,
 ) -> Models:
     """Load the models of a folder, in whole files or parts; the autoencoder stays in fp32."""
     autoencoder = load_autoencoder(folder / "autoencoder.safetensors", device)
@@ -147,7 +148,7 @@ def load_models(
     if teacher is None:
         return Models(four, None, autoencoder)
     model, text = _load_transformer(teacher, device, dtype)
-    return Models(four, join_many(model, text, autoencoder, guidance), autoencoder)
+    return Models(four, join_many(model, text, autoencoder, guidance, teacher_steps), autoencoder)
 
 
 def _load_transformer(folder: Path, device: str, dtype: torch.dtype) -> tuple[CausalWan, WordTable]:
@@ -162,11 +163,15 @@ def join_parts(kind: type[B], model: CausalWan, text: WordTable, autoencoder: Au
 
 
 def join_many(
-    model: CausalWan, text: WordTable, autoencoder: Autoencoder, guidance: float = 1.0
+    model: CausalWan,
+    text: WordTable,
+    autoencoder: Autoencoder,
+    guidance: float = 1.0,
+    steps: int = MANY_STEPS,
 ) -> EulerBackbone:
     """Make a backbone that samples the model with many Euler steps."""
     many = join_parts(EulerBackbone, model, text, autoencoder)
-    many._sigmas = euler_sigmas(MANY_STEPS, model.spec.shift)
+    many._sigmas = euler_sigmas(steps, model.spec.shift)
     if guidance != 1:
         many.guidance = guidance
         many.no_text = text(torch.tensor([null_token_ids()], device=text.words.weight.device))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from recap.admission.flow import FlowNoveltyConfig
+from recap.backbones.wan.spec import NUM_TRAIN_STEPS
 from recap.contracts import FlowEstimator
 from recap.errors import refuse
 from recap.eval.judges.probe import load_probe
@@ -35,6 +36,7 @@ from training.effects import lookup, reappearance, retention
 from training.measures import as_json, markdown
 from training.openings import opening
 from training.quality import autoencoder, motion, speed, stability
+from training.sampling import MANY_STEPS
 from training.world import World
 
 PARTS: dict[str, Callable[[Bench], Answer]] = {
@@ -64,7 +66,8 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="+", choices=sorted(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--weights", type=Path, required=True, help="folder of dit, autoencoder and text")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--teacher", type=Path, help="folder of the flow model for sixteen steps")
+    parser.add_argument("--teacher", type=Path, help="folder of the flow model for many steps")
+    parser.add_argument("--teacher-steps", type=int, default=MANY_STEPS, help="steps of the teacher")
     parser.add_argument("--guidance", type=float, default=1.0, help="guidance of the teacher")
     parser.add_argument("--probe", type=Path)
     parser.add_argument("--flow", choices=list(FLOWS), default="auto", help="flow of the bank")
@@ -105,7 +108,12 @@ def main(words: Sequence[str] | None = None) -> None:
     # Full precision: a measurement should not depend on a GPU's kernels for rounded factors.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     dtype, teacher = getattr(torch, arguments.dtype), arguments.teacher
-    models = load_models(arguments.weights, device, dtype, teacher=teacher, guidance=arguments.guidance)
+    steps = arguments.teacher_steps
+    if not 1 <= steps <= NUM_TRAIN_STEPS:
+        raise refuse("--teacher-steps", steps, f"must be 1 to {NUM_TRAIN_STEPS}", f"{MANY_STEPS} is usual")
+    models = load_models(
+        arguments.weights, device, dtype, teacher=teacher, guidance=arguments.guidance, teacher_steps=steps
+    )
     about = {"weights": arguments.weights.name, "probe": arguments.probe and arguments.probe.name}
     about["load_s"] = time.monotonic() - begin
     if device.startswith("cuda"):

@@ -169,7 +169,7 @@ def _look(bench: Bench, prompts: list[Prompt]) -> dict[str, Looked]:
     seconds = bench.spec.frames_per_block * bench.spec.pictures_per_frame / bench.spec.pictures_per_second
     samplers: dict[str, WanBackbone] = {"4 steps": bench.models.four}
     if bench.models.many is not None:
-        samplers["16 steps"] = bench.models.many
+        samplers[f"{len(bench.models.many._sigmas)} steps"] = bench.models.many
         samplers |= open_from_each(bench.models.many, bench.models.four)
     longest = 0.0
     for rows in bench.batches(len(prompts)):

@@ -24,7 +24,16 @@ from recap.flow import ClassicalFlow
 from recap.memory.sink import SinkConfig
 from recap.plan import Shot, make_plan
 from recap.rollout import Resume, rollout
-from training.bench import Bench, Models, Options, join_many, join_parts, make_cases, make_prompts
+from training.bench import (
+    Bench,
+    Models,
+    Options,
+    join_many,
+    join_parts,
+    load_models,
+    make_cases,
+    make_prompts,
+)
 from training.evaluate import PARTS, choose_flow, main, measure, read_arguments
 from training.measures import (
     RowsDecoder,
@@ -242,6 +251,14 @@ def test_the_command_measures_the_shipped_weights(tmp_path):
     main(["speed", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--device", "cpu", "--seconds", "2.25"])
     result = json.loads((tmp_path / "speed.json").read_text())["result"]
     assert result["block_s_median"] > 0 and result["peak_memory_mib"] > 100
+
+
+def test_a_teacher_takes_as_many_steps_as_are_asked_for(tmp_path):
+    # Its weights do not matter here.
+    assert len(load_models(WEIGHTS, teacher=WEIGHTS, teacher_steps=8).many._sigmas) == 8
+    for wrong in ("0", "1001"):
+        with pytest.raises(ValueError, match="--teacher-steps"):
+            main(["motion", "--weights", str(WEIGHTS), "--out", str(tmp_path), "--teacher-steps", wrong])
 
 
 def test_a_part_without_its_judge_is_refused(tmp_path):
